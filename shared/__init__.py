@@ -1,4 +1,4 @@
-"""What coordinator and device agent share: wire format, tensors, patch policy, tasks, settings, MQTT."""
+"""Code that coordinator and device agent share: wire protocol, tensors, patch policy, tasks, settings, MQTT."""
 
 if __name__ != "fedpatch.shared":
     raise ImportError(

@@ -1,20 +1,20 @@
-"""Every error that fedpatch raises on purpose.
+"""Errors that fedpatch raises on purpose, and their exit codes.
 
-    FedpatchError                 exit code 1: it ran, but it failed
+    FedpatchError                 exit code 1: the command ran and failed
     ├── UsageError                exit code 2: an option, a name or a configuration file is wrong
-    │   └── ConfigError           ... several of them at once, each with its place
+    │   └── ConfigError           all problems of a configuration, each with its place
     ├── BrokerError               exit code 3: the MQTT broker cannot be used
-    ├── DataError                 a data set is absent, damaged or too small for what is asked of it
-    ├── StateError                a file that fedpatch wrote itself is damaged or of another version
-    ├── SchemaMismatch            tensors have other names, shapes or dtypes than agreed
-    │   └── UnexpectedTensors     ... names that nobody agreed on (in shared.tensors.arrays)
-    ├── ExportRefused             a model must not be handed to applications: no ONNX, or one that computes something else
+    ├── DataError                 a data set is absent, damaged or too small
+    ├── StateError                a file that fedpatch wrote is damaged or of another version
+    ├── SchemaMismatch            tensors have other names, shapes or dtypes than the schema
+    │   └── UnexpectedTensors     there are tensors that the schema does not have (in shared.tensors.schema)
+    ├── ExportRefused             a model cannot be exported as ONNX, or its export computes other values
     ├── UpdateRefused             a device's update must not enter the aggregate
-    ├── FactUnavailable           a source of facts about the device has no answer (in device_agent.sensors.timeouts)
-    ├── IllegalTransition         ours: the program drove a state machine against its table
-    └── WireError                 theirs: bytes from the network are not a fedpatch message
+    ├── FactUnavailable           a sensor cannot read its value (in device_agent.sensors.timeouts)
+    ├── IllegalTransition         a fault of this program: an event that the transition table does not have
+    └── WireError                 a fault of the peer: bytes from the network are not a valid message
 
-A command prints the message (never a traceback) and leaves with `exit_code`. An error names the thing and the mend.
+A command prints the message, never a traceback, and exits with `exit_code`. A message names the thing and the remedy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 EXIT_LESS = 4
-"""A command did less than was asked, and printed what: no error, and not what a script may take for success."""
+"""Exit code of a command that did only a part of its work, and printed which: neither an error nor a success."""
 
 
 class FedpatchError(Exception):
-    """Base of all errors that fedpatch raises; any other exception that escapes is a bug.
+    """Base class of all errors that fedpatch raises. Any other exception that escapes is a bug.
 
     `exit_code` is the exit code of a command that ends with this error.
 
@@ -41,7 +41,7 @@ class FedpatchError(Exception):
 
 
 class UsageError(FedpatchError):
-    """An option, a name or a configuration is wrong. A task's `load_data` raises it for a data spec that cannot be read.
+    """An option, a name or a configuration is wrong. A task's `load_data` raises it for a data spec that it cannot parse.
 
     Example:
         >>> from fedpatch import UsageError
@@ -71,7 +71,7 @@ class ConfigError(UsageError):
 
 
 class BrokerError(FedpatchError):
-    """The broker is unreachable, refuses the connection, or cannot carry the messages.
+    """The broker is unreachable, refuses the connection, or does not accept messages of the needed size.
 
     Example:
         >>> from fedpatch import BrokerError
@@ -103,7 +103,7 @@ class StateError(FedpatchError):
 
 
 class SchemaMismatch(FedpatchError):
-    """Names, shapes or dtypes of tensors are not those that coordinator and device agreed on.
+    """Names, shapes or dtypes of tensors are not those of the schema.
 
     Example:
         >>> from fedpatch import SchemaMismatch
@@ -113,7 +113,7 @@ class SchemaMismatch(FedpatchError):
 
 
 class ExportRefused(FedpatchError):
-    """A model cannot be exported as ONNX, or the export computes something else than the model.
+    """A model cannot be exported as ONNX, or the export computes other values than the model.
 
     Example:
         >>> from fedpatch import ExportRefused
@@ -126,7 +126,7 @@ class UpdateRefused(FedpatchError):
     """An update is well formed but not acceptable.
 
     Args:
-        reason: One of a closed set of words (`fedpatch.shared.wire.reason_codes.RefuseReason`), for counters and the device.
+        reason: A member of `fedpatch.shared.wire.reason_codes.RefuseReason`, which is counted and sent to the device.
         message: Text for people.
 
     Example:
@@ -141,15 +141,24 @@ class UpdateRefused(FedpatchError):
 
 
 class IllegalTransition(FedpatchError):
-    """An event that the transition table does not have; the machine is as it was before."""
+    """The program gave a state machine an event that its transition table does not have. The state is unchanged."""
 
 
 class WireError(FedpatchError):
-    """What came from the network is not ours, damaged, or beyond a limit."""
+    """Bytes from the network are foreign, damaged or beyond a limit."""
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> UsageError:
-    """Error for a name that does not exist, with the nearest one that does."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    """Return the error for a name that does not exist; its message suggests the nearest known name.
+
+    Args:
+        kind: Noun for the message, such as `task`.
+        name: The unknown name.
+        known: All known names.
+
+    Returns:
+        The error, for the caller to raise.
+    """
+    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return UsageError(f"unknown {kind} {name!r}{hint} (known: {', '.join(sorted(known))})")

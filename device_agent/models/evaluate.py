@@ -19,10 +19,13 @@ log = logging.getLogger("fedpatch.models")
 
 
 def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path) -> tuple[float, int]:
-    """`task.metric` of the model's outputs for the device's test data, and how many examples those are.
+    """Measure `task.metric` of a model's outputs on the device's test data, and return it with the number of examples.
 
-    A metric that takes arrays gets them; for any other, torch is imported. Raises UsageError and DataError as the task's
-    `load_data` does, and DataError where its code fails; UsageError too where the task's `prepare` is not the model's.
+    A metric that takes arrays gets arrays; for any other, torch is imported.
+
+    Raises:
+        UsageError: As the task's `load_data` raises; or the task's `prepare` is not the model's.
+        DataError: As the task's `load_data` raises; or its code fails.
     """
     require_same_prepare(task, model.metadata.prepare)
     try:

@@ -17,12 +17,15 @@ KINDS = (".npy", ".csv", *IMAGES)
 
 
 def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
-    """The examples in a file, of shape (n, *shape), as `dtype`.
+    """Read the examples in a file, of shape (n, *shape), as `dtype`.
 
     `.npy` holds one example or n of them; `.csv` one in each row, its numbers in the order of the flattened example. A first
     row without any number is skipped, an empty cell is NaN. An image is one example: of shape (3, height, width) or
-    (1, height, width), or flat where its pixels make a square, in [0, 1]. Raises UsageError for another kind of file,
-    DataError where it does not fit the model.
+    (1, height, width), or flat where its pixels make a square, in [0, 1].
+
+    Raises:
+        UsageError: The kind of file is unknown.
+        DataError: The file does not fit the model.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:

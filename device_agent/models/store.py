@@ -40,16 +40,16 @@ MARK = ".attempt"
 
 
 class ExportAttempts:
-    """The attempts at models below `directory`; the mark of one lies beside the models of its task, `.attempt`.
+    """Counts attempts at a model that ended their process; the mark lies beside the models of its task, in `.attempt`.
 
-    It is not flushed to the disk: a power cut is no fault of an attempt. What the disk refuses is a StateError.
+    It is not flushed to the disk: a power cut is no fault of an attempt. StateError where the disk refuses.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def begin(self, task: str, most_deaths: int) -> bool:
-        """Whether one may be made: not after `most_deaths` that ended their process."""
+        """Begin an attempt; False after `most_deaths` attempts that ended their process."""
         mark = self._directory / task / MARK
         with refusals_of(mark):
             text = mark.read_text() if mark.exists() else ""
@@ -59,13 +59,13 @@ class ExportAttempts:
         return deaths < most_deaths
 
     def end(self, task: str) -> None:
-        """The process lives, whatever came of it."""
+        """End an attempt: the process lives, whatever the result."""
         mark = self._directory / task / MARK
         with refusals_of(mark):
             mark.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """The agent begins anew: what ended its training process before may be mended by now."""
+        """Forget former attempts: the agent has been started anew, and the cause may be gone."""
         with refusals_of(self._directory):
             for mark in self._directory.glob(f"*/{MARK}"):
                 mark.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """That the present model stayed after round `round` of `run`, and why."""
+    """Note that the current model stayed after round `round` of `run`, with the reason."""
 
     run: str
     round: int
@@ -107,9 +107,9 @@ class StoredModel:
 
 
 class ModelStore:
-    """The personal models below `directory`, by task; `keep` of each stay, the present one among them.
+    """The personal models below `directory`, by task; `keep` of each task stay, the current one among them.
 
-    What the disk refuses is a StateError; whatever happens, and wherever a process is killed, the present model is whole.
+    The current model is whole at every moment, wherever a process is killed. StateError where the disk refuses.
     """
 
     def __init__(self, directory: Path, keep: int = 1) -> None:
@@ -126,7 +126,7 @@ class ModelStore:
             _make_directory(self._root(task))
 
     def stage(self, model: bytes, metadata: ModelMetadata) -> None:
-        """Put a model where `publish` finds it, durably, in place of one that is staged."""
+        """Write a model durably to the place where `publish` finds it, and replace a model that is staged."""
         root = self._root(metadata.task)
         self.prepare(metadata.task)
         with refusals_of(root):
@@ -147,14 +147,14 @@ class ModelStore:
             sync_directory(root)
 
     def discard_staged(self, task: str) -> None:
-        """What is staged will not be published."""
+        """Delete the staged model: it will not be published."""
         root = self._root(task)
         with refusals_of(root):
             if (root / _STAGED).exists():
                 _remove(root, root / _STAGED)
 
     def note_kept(self, task: str, kept: StoredModel) -> None:
-        """Write down, for people, why the present model stays; a disk that refuses costs the note alone."""
+        """Note, for people, why the current model stays. A disk that refuses costs the note alone."""
         root = self._root(task)
         try:
             if root.is_dir():
@@ -165,7 +165,7 @@ class ModelStore:
     # ---- in the agent's process
 
     def knows(self, task: str, run: str, round: int) -> bool:
-        """Whether a model of this round is staged or published, or was refused in favour of the present one."""
+        """Whether a model of this round is staged or published, or was refused in favour of the current one."""
         root = self._root(task)
         newest = next(iter(self.versions(task)), None)
         try:
@@ -176,9 +176,10 @@ class ModelStore:
         return (run, round) in found
 
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
-        """Make the model of a round the present one; None where that round gave none. Once more does nothing more.
+        """Make the staged model of a round the current one; None where the round has none. A repetition changes nothing.
 
-        Raises UsageError where somebody is rolling back at this very moment.
+        Raises:
+            UsageError: A rollback is under way.
         """
         root = self._root(task)
         if not root.is_dir():
@@ -206,9 +207,10 @@ class ModelStore:
         return ModelVersion(target, True, _read(target))
 
     def roll_back(self, task: str, to_round: int | None = None) -> ModelVersion:
-        """Make the model before the present one, or the newest of round `to_round`, the present one.
+        """Make the model before the current one, or the newest of round `to_round`, the current one.
 
-        UsageError, with the rounds that there are, where there is no such model.
+        Raises:
+            UsageError: There is no such model; the text names the rounds that there are.
         """
         root = self._root(task)
         if not root.is_dir():
@@ -229,14 +231,14 @@ class ModelStore:
     # ---- for whoever reads
 
     def tasks(self, *, noted: bool = False) -> list[str]:
-        """Of which there are models; with `noted` also those of which it was written down why there is none."""
+        """Tasks with models; with `noted` also tasks with a note of why there is none."""
         signs = (CURRENT, _KEPT) if noted else (CURRENT,)
         with refusals_of(self._directory):
             found = self._directory.iterdir() if self._directory.is_dir() else ()
             return sorted(path.name for path in found if any(os.path.lexists(path / sign) for sign in signs))
 
     def current(self, task: str) -> Path | None:
-        """Directory of the present model, by the name that it keeps; None where there is none."""
+        """Directory of the current model, by its own name; None where there is none."""
         link = self._root(task) / CURRENT
         try:
             return link.with_name(os.readlink(link))
@@ -246,7 +248,7 @@ class ModelStore:
             raise StateError(f"{link}: {error.strerror}; ask as a user who may read the agent's state") from error
 
     def versions(self, task: str) -> list[ModelVersion]:
-        """All there are, the newest first; one that is damaged is among them."""
+        """All published models, the newest first, damaged ones among them."""
         root, current = self._root(task), self.current(task)
         versions = []
         for path in _versions(root):
@@ -260,7 +262,7 @@ class ModelStore:
         return versions
 
     def problems(self) -> Iterator[tuple[str, bool]]:
-        """What is wrong with models whose files are not what was written, and whether that is the present one; reads all."""
+        """Find models whose files are damaged, and whether each is the current one; reads all files."""
         yield from ((problem, False) for problem in self._staged_problems())
         for task in self.tasks():
             for version in self.versions(task):
@@ -283,7 +285,7 @@ class ModelStore:
                 yield problem
 
     def kept(self, task: str) -> StoredModel | None:
-        """Why the last round's model did not become the present one; None where it did."""
+        """Why the last round's model did not become the current one; None where it did."""
         try:
             return msgspec.json.decode((self._root(task) / _KEPT).read_bytes(), type=StoredModel)
         except (OSError, msgspec.DecodeError):

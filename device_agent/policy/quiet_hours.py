@@ -1,9 +1,7 @@
-"""Hours in which a device is left alone, by its local clock: `22:00-07:00`, `mon-fri 08:00-18:00`.
+"""Quiet hours of a device by its local clock, `22:00-07:00` or `mon-fri 08:00-18:00`, and the zone of that clock.
 
 A span belongs to the day on which it begins. In a night in which the clocks change, it lasts up to an hour longer, never
-shorter: its beginning is the earlier and its end the later of the moments that the local clock could mean by them.
-
-The device's local time, with the rules by which its clocks change.
+shorter: its beginning is the earlier and its end the later of the two times that the local clock could mean.
 """
 
 from __future__ import annotations

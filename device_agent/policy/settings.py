@@ -1,4 +1,4 @@
-"""What the owner of a device can demand before it works: settings of `fedpatch-agent run`, explained in docs/preferences.md."""
+"""Settings of the owner's preferences for `fedpatch-agent run`, explained in docs/preferences.md."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ log = logging.getLogger("fedpatch.training")
 
 
 class ReloadingDataset:
-    """The data of one device, by its data spec; `root` is the folder for data files, `holder` names the device in errors.
+    """The prepared, cast and checked data of one device (shared.task_checks.data_checks).
 
-    They are prepared, cast and checked (shared.task_checks.data_checks).
-    `raw_shape` is the shape of an input before the task's `prepare`.
+    `raw_shape` is the shape of an input before the task's `prepare`. `root` is the folder for data files, `holder` names the
+    device in errors.
     """
 
     def __init__(self, task: Task, spec: str, root: Path, holder: str = "this device") -> None:
@@ -34,15 +34,15 @@ class ReloadingDataset:
         self._version: str | int | None = None
 
     def load(self, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
-        """All data there are now. Raises what the task raises where that is an error of ours, else DataError.
+        """Load all data of this moment. FedpatchErrors of the task pass; any other exception becomes a DataError.
 
-        `try_out` gets them before the validation part is split off, with the rows as the task numbers them.
+        `try_out` gets the data before the validation part is split off, with the rows as the task numbers them.
         """
         with self.failing_in_words():
             return self._load(self._asked_version(), try_out)
 
     def load_changed(self) -> DeviceData | None:
-        """All data there are now, None where they are those of the last `load`; errors as there.
+        """Load all data of this moment; None where they are those of the last `load`. Errors as there.
 
         After an error they still count as changed, and the next call reads them again.
         """

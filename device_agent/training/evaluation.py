@@ -15,7 +15,7 @@ EVALUATION_BATCH = 512
 
 
 class Cancelled(Exception):
-    """Whoever wanted the number does not want it any more."""
+    """The evaluation was cancelled."""
 
 
 def user_accuracy(
@@ -26,12 +26,14 @@ def user_accuracy(
     batch_size: int = EVALUATION_BATCH,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> float:
-    """`task.metric` of the model's outputs for the test inputs `x` (examples first) and targets `y`.
+    """Measure `task.metric` of the model's outputs for the test inputs `x` (examples first) and targets `y`.
 
-    Inputs pass through the model `batch_size` at a time, so memory does not grow with the test set; the metric sees
-    all outputs at once. Normalisation uses running statistics; afterwards every module is in the mode it was in.
-    `cancelled` is asked before each batch. Raises Cancelled where it says so, and DataError where the metric is not what
-    the task says of it: for an accuracy, a fraction from 0 to 1.
+    Inputs pass through the model `batch_size` at a time, so memory does not grow with the test set; the metric sees all outputs
+    at once. Normalisation uses running statistics; afterwards every module is in the mode it was in.
+
+    Raises:
+        Cancelled: `cancelled`, which is called before each batch, returned True.
+        DataError: The metric breaks its declaration: an accuracy is a fraction from 0 to 1.
     """
     with evaluating(model), torch.inference_mode():
         outputs = []

@@ -26,10 +26,12 @@ log = logging.getLogger("fedpatch.training")
 
 
 def read_global_model(command: TrainCommand, public: Schema, store: ModelCache | None) -> dict[str, Array]:
-    """Public tensors of the model that the command names; from then on `store` holds it, if the command says so.
+    """Read the public tensors of the model that the command names, and hold it in `store` if the command says so.
 
-    Raises SchemaMismatch for a model of another shape, WireError for one that is damaged, or where the steps from the
-    held version do not lead to it (then all of it is to be downloaded), StateError where the disk refuses.
+    Raises:
+        SchemaMismatch: The model has another shape.
+        WireError: The model is damaged, or the deltas from the held version do not lead to it: download all of it.
+        StateError: The disk refuses.
     """
     if command.model.schema != public.digest:
         raise SchemaMismatch(
@@ -73,7 +75,7 @@ def _unpacked(path: str, manifest: Manifest, public: Schema, base: Tensors | Non
 def read_blob(
     path: str, manifest: Manifest, public: Schema, base: Tensors | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Meta and tensors of the blob in a file. WireError where it is another, StateError where the disk refuses."""
+    """Read metadata and tensors of the blob in a file. WireError where it is another, StateError where the disk refuses."""
     with refusals_of(Path(path)):
         blob = Path(path).read_bytes()
     found = hashlib.sha256(blob).hexdigest()
@@ -85,7 +87,7 @@ def read_blob(
 
 
 def _hold(store: ModelCache, version: str, tensors: Tensors, public: Schema) -> None:
-    """What cannot be held costs bytes in the next round, and this one nothing."""
+    """Hold the model. A failure costs bytes in the next round and nothing in this one."""
     packed = pack(tensors, public, {}, HELD_ENCODING)
     try:
         store.write(Held(version, public.digest, packed.encoding, packed.raw_bytes), packed.blob)

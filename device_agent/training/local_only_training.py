@@ -44,7 +44,7 @@ class Alone:
 
 
 class IndependentModel:
-    """The model that one device trains alone, kept in `directory`, which is made when it is first needed."""
+    """The model that one device trains alone, in `directory`, which is made when it is first needed."""
 
     def __init__(self, trainer: LocalTrainer, directory: Path, device_id: str) -> None:
         self._trainer = trainer
@@ -53,16 +53,16 @@ class IndependentModel:
         self._store: PatchStore | None = None
 
     def train(self, command: TrainCommand, result: LocalResult, cancelled: Callable[[], bool]) -> Alone | None:
-        """Train it on, and measure it; the trainer's model is that of the round again afterwards.
+        """Train the model on and measure it; afterwards the trainer holds the model of the round again.
 
         Args:
-            command: The round: its run, its plan, and when it ends.
-            result: What the round's own training gave; this takes as many steps.
-            cancelled: Asked before each batch; as for `LocalTrainer.run`.
+            command: The round: its run, its plan, and its end.
+            result: Result of the round's own training, which takes as many steps.
+            cancelled: Called before each batch; as for `LocalTrainer.run`.
 
         Returns:
-            None where the device does not count in user accuracy, where the disk lacks room for the state, where it was
-            cancelled or took too long, and on an error, which is logged and costs the round nothing.
+            None where the device does not count in user accuracy, the disk lacks room for the state, the training was cancelled
+            or took too long, and after an error, which is logged and costs the round nothing.
         """
         if not self._trainer.counts_in_ua:
             return None
@@ -90,7 +90,7 @@ class IndependentModel:
         return None
 
     def save(self, alone: Alone) -> None:
-        """Keep the state for the next measure; where the disk refuses, that goes on from an older one, and the log says so."""
+        """Save the state for the next measurement. Where the disk refuses, an older state stays, with a warning."""
         try:
             self._opened().save(alone.record)
         except StateError as error:

@@ -32,9 +32,9 @@ CLIENT_OPTIMIZERS = ("sgd", "adam")
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What training gave. `tensors` is the whole model, private parts too, and the moments that the plan names.
+    """Result of a training. `tensors` is the whole model, private parts too, and the moments that the plan names.
 
-    `train_loss` is the mean over the steps, `train_s` the time the steps took. The user accuracies are None where the
+    `train_loss` is the mean over the steps, `train_s` the seconds that the steps took. The user accuracies are None where the
     device does not count (`DeviceData.counts_in_ua`).
     """
 
@@ -67,7 +67,7 @@ class LocalTrainer:
         }
 
     def take(self, data: DeviceData) -> None:
-        """From now on, train and measure on `data`, which are taken as they are: nothing more is split off."""
+        """Train and measure on `data` from now on; nothing more is split off."""
         self.num_examples: int = len(data.train_x)
         self._train = _tensor(data.train_x), _tensor(data.train_y)
         self.test_data = _tensor(data.test_x), _tensor(data.test_y)
@@ -79,7 +79,7 @@ class LocalTrainer:
 
     @property
     def input_statistics(self) -> InputStatistics:
-        """Of the training inputs there are now; they are private to the device, as the inputs are."""
+        """Statistics of the current training inputs; they are private to the device, as the inputs are."""
         if self._input_statistics is None:
             self._input_statistics = statistics_of(self._train[0].numpy())
         return self._input_statistics
@@ -133,7 +133,7 @@ class LocalTrainer:
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
 
     def load(self, tensors: Tensors) -> None:
-        """Put the values in `tensors`, of which moments are left out, into the model. SchemaMismatch for another model's."""
+        """Put the values in `tensors`, except moments, into the model. SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
 
     def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:

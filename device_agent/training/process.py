@@ -55,7 +55,7 @@ log = logging.getLogger("fedpatch.training")
 
 
 class TrainingControl:
-    """What the agent may want of a training that is under way."""
+    """Commands of the agent to a training that is under way: pause, continue, cancel."""
 
     def __init__(self) -> None:
         self._cancelled = False
@@ -63,7 +63,7 @@ class TrainingControl:
         self._may_go.set()
 
     def take(self, command: PauseTraining | ContinueTraining | CancelTraining) -> None:
-        """On the inbox's thread."""
+        """Take a command; called on the thread that reads commands."""
         self._cancelled |= isinstance(command, CancelTraining)
         if isinstance(command, PauseTraining) and not self._cancelled:
             self._may_go.clear()
@@ -71,17 +71,17 @@ class TrainingControl:
             self._may_go.set()
 
     def cancelled(self) -> bool:
-        """Asked before each batch of training and measuring: lasts as long as a pause does."""
+        """Whether the training is cancelled; called before each batch, and blocks during a pause."""
         self._may_go.wait()
         return self._cancelled
 
     def stopped(self) -> bool:
-        """Whether there is a pause or a cancel. Not waited for: an update that is ready is not held back by a pause."""
+        """Whether the training is paused or cancelled, without waiting: a pause does not hold a finished update back."""
         return self._cancelled or not self._may_go.is_set()
 
 
 class CommandReader:
-    """Commands, read by a thread of its own, so that a cancel or the agent's end is seen while torch is at work."""
+    """Reads commands on a thread of its own, so that a cancel or the agent's end is noticed while torch works."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -91,7 +91,7 @@ class CommandReader:
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
     def next(self) -> tuple[WorkerSetup | TrainCommand | MakeModel, TrainingControl]:
-        """Wait for a command, and get hold of what is wanted of it later."""
+        """Wait for a command, and return it with the control of its training."""
         return self._commands.get()
 
     def _read(self) -> None:
@@ -112,7 +112,7 @@ class CommandReader:
 
 
 class AnswerWriter:
-    """Answers to the agent. Once nobody reads them, the process ends."""
+    """Answers to the agent. The process ends once the agent's end of the pipe is closed."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -126,7 +126,7 @@ class AnswerWriter:
 
 
 def main() -> int:
-    """Serve one agent; the exit code is 0, or that of the error that made the setup fail."""
+    """Serve one agent. Returns exit code 0, or that of the error that made the setup fail."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends us
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     inbox_stream, outbox_stream = _take_standard_streams()
@@ -160,7 +160,7 @@ def main() -> int:
 
 
 def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
-    """Find the task, import torch, load the data, build the model."""
+    """Find the task, import torch, load the data and build the model."""
     from fedpatch.shared.tasks.task import find_task
 
     task = find_task(setup.task_ref)  # first, since a wrong name need not wait for torch
@@ -210,7 +210,7 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
 def answer(
     local_update: LocalUpdate, ready: Ready, command: TrainCommand, control: TrainingControl, outbox: AnswerWriter
 ) -> Answer:
-    """Do one round, telling of its progress and of more or fewer examples than in `ready`; return how it ended."""
+    """Do one round, send its progress and a changed number of examples, and return how it ended."""
     told_at = -PROGRESS_EVERY_S
 
     def on_step(done: int, total: int) -> None:
@@ -234,7 +234,7 @@ def answer(
 
 
 def fail_reason(error: Exception) -> FailReason:
-    """What the coordinator is told about an error."""
+    """Code of an error for the coordinator."""
     if isinstance(error, WireError):
         return FailReason.DOWNLOAD
     if isinstance(error, StateError):
@@ -245,7 +245,7 @@ def fail_reason(error: Exception) -> FailReason:
 
 
 def error_text(error: Exception) -> str:
-    """One line for people."""
+    """One line about an error, for people."""
     text = str(error) if isinstance(error, FedpatchError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:MAX_DETAIL]
 

@@ -1,4 +1,4 @@
-"""How the training process keeps out of the way of whatever else the device is for."""
+"""Resource limits of the training process, so that other programs of the device come first."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OOM_FILE = Path("/proc/self/oom_score_adj")
 
 
 def apply_limits(setup: WorkerSetup) -> None:
-    """Applies the limits of `setup` to this process, for good; what the system does not grant is left as it is.
+    """Apply the limits of `setup` to this process, for good; limits that the system refuses are left as they are.
 
-    `max_memory_mib` limits the data that the process may have (RLIMIT_DATA), not its addresses: torch maps files that
-    are many times larger than what it uses of them.
+    `max_memory_mib` limits the data of the process (RLIMIT_DATA), not its addresses: torch maps files that are many times
+    larger than the part that it uses.
     """
     with contextlib.suppress(OSError):
         os.nice(setup.nice)
@@ -34,11 +34,11 @@ def apply_limits(setup: WorkerSetup) -> None:
 
 
 def give_memory_back() -> None:
-    """Has the C library return what it holds of freed memory, which it otherwise keeps for what may be needed next."""
+    """Return freed memory, which the C library otherwise keeps for later, to the system."""
     with contextlib.suppress(OSError, AttributeError):  # not every C library is glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def limit_in_words(setup: WorkerSetup) -> str:
-    """For the end of a sentence about a process that failed; nothing where its memory has no limit."""
+    """End of a sentence about a process that failed, with its memory limit; "" where there is none."""
     return f"; training may hold {setup.max_memory_mib} MiB (max_memory_mib)" if setup.max_memory_mib else ""

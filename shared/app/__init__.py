@@ -1,4 +1,4 @@
-"""What every program of fedpatch needs: command line, logging, signals, files, locks, clocks.
+"""Building blocks of every fedpatch program: command line, logging, signals, files, locks, clock.
 
-Nothing here knows about federated learning.
+No module here knows about federated learning.
 """

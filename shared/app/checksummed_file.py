@@ -1,4 +1,4 @@
-"""Files that say by themselves whether they are whole: a line that tells the format, the SHA-256 of what follows, and that."""
+"""Files with a checksum: a line that names the format, the SHA-256 of the content, and the content."""
 
 from __future__ import annotations
 
@@ -15,20 +15,33 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def seal(line: bytes, content: bytes) -> bytes:
-    """The bytes of such a file; `line` ends with a newline."""
+    """Return the bytes of a file with this format `line`, which ends with a newline, and `content`."""
     return line + hashlib.sha256(content).digest() + content
 
 
 def content_start(line: bytes) -> int:
-    """Where the content begins: whoever reads no further than a part of it cannot know whether it is whole."""
+    """Return the offset of the content, for a caller that reads only a part of it and does not check the SHA-256."""
     return len(line) + _DIGEST_BYTES
 
 
-def unseal(path: Path, line: bytes, data: bytes, what: str) -> memoryview:
-    """The content of what was read from `path`; StateError where that is damaged, or not `what` its line should say."""
+def unseal(path: Path, line: bytes, data: bytes, kind: str) -> memoryview:
+    """Check a file's bytes and return its content.
+
+    Args:
+        path: The file, for messages.
+        line: The format line that it must begin with.
+        data: All bytes of the file.
+        kind: Noun for the file with its article, for messages: `a patch`.
+
+    Returns:
+        The content, without a copy.
+
+    Raises:
+        StateError: The file is damaged or has another format line.
+    """
     start = content_start(line)
     if not data.startswith(line):
-        raise StateError(f"{path}: is not {what}, or one of another version of fedpatch")
+        raise StateError(f"{path}: is not {kind}, or one of another version of fedpatch")
     content = memoryview(data)[start:]
     if hashlib.sha256(content).digest() != data[len(line) : start]:
         raise StateError(f"{path}: is damaged (its SHA-256 does not fit)")
@@ -36,13 +49,25 @@ def unseal(path: Path, line: bytes, data: bytes, what: str) -> memoryview:
 
 
 def read_header(path: Path, content: memoryview | bytes, fields: Mapping[str, type]) -> tuple[dict[str, Any], int]:
-    """The msgpack map at the start of a content, and how many bytes it takes; StateError unless it is of just these fields."""
+    """Read the msgpack map at the start of a file's content.
+
+    Args:
+        path: The file, for messages.
+        content: Content of the file.
+        fields: Names and types of the map's values.
+
+    Returns:
+        The map, and the number of bytes that it takes.
+
+    Raises:
+        StateError: The content does not begin with a map of exactly these fields.
+    """
     unpacker = msgpack.Unpacker(max_buffer_size=len(content))
     unpacker.feed(content)
     try:
         header = unpacker.unpack()
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise StateError(f"{path}: does not say what it holds ({error})") from error
+        raise StateError(f"{path}: has no readable header ({error})") from error
     if not isinstance(header, dict) or {name: type(value) for name, value in header.items()} != fields:
-        raise StateError(f"{path}: does not say what it holds")
+        raise StateError(f"{path}: has no readable header")
     return header, unpacker.tell()

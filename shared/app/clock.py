@@ -1,4 +1,4 @@
-"""Whether the machine's clock was set by a time server."""
+"""State of the machine's clock: whether a time server has set it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ TIMEDATECTL_TIMEOUT_S = 3.0
 
 
 def is_synchronised() -> bool | None:
-    """As the kernel was told by systemd-timesyncd, chrony or ntpd; None where there is nobody to ask."""
+    """Whether systemd-timesyncd, chrony or ntpd keeps the clock synchronised; None if timedatectl cannot tell."""
     program = shutil.which("timedatectl")
     if program is None:
         return None
     command = [program, "show", "-p", "NTPSynchronized", "--value"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEDATECTL_TIMEOUT_S, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEDATECTL_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"yes": True, "no": False}.get(told.stdout.strip())
+    return {"yes": True, "no": False}.get(result.stdout.strip())

@@ -1,9 +1,8 @@
-"""What the command lines of both sides have in common.
+"""Base of the command lines: commands, groups of commands, exit codes, and logging options.
 
-An error is a sentence and an exit code; every command has an example in its `--help` and `--debug` for logs; `--version`
-is on the whole. stdout is for results; messages and logs go to stderr.
-
-Groups of commands: help with headings, no empty paths, and commands that are imported when they are called.
+An error is printed as a sentence and sets the exit code. Every command has an example in its `--help`, and the options
+`--debug`, `--log-format` and `--version`. Results go to stdout, messages and logs to stderr. A group has headings in its
+help, refuses empty paths, and can import a command's module only when the command is called.
 """
 
 from __future__ import annotations
@@ -24,78 +23,78 @@ from fedpatch.shared import __version__
 from fedpatch.shared.app.logging import LineFormatter, LogFormat, journal_priority, stderr_is_journal
 from fedpatch.shared.errors import ConfigError, FedpatchError
 
-_PATHS = ("PATH", "FILE", "DIR")  # how a path is called in help, FILE... where there may be several
+_PATHS = ("PATH", "FILE", "DIR")  # metavars of paths in help; FILE... where there may be several
 
 
 class _StrictPaths:
-    """What typer takes no care of, in help and among what is typed."""
+    """Mixin for commands: it refuses empty paths, and corrects the help of flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, but ConfigError for an empty path: pathlib takes it for the current folder."""
+        """Parse as typer does. Raises ConfigError for an empty path, which pathlib takes for the current folder."""
         typed = list(args)
         rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # of the class that this is mixed into
-        if not ctx.resilient_parsing:  # for completion, which tells no errors
+        if not ctx.resilient_parsing:  # completion of a shell, which shows no errors
             self._refuse_empty_paths(ctx, typed)
         return rest
 
     def _refuse_empty_paths(self, ctx: Any, typed: list[str]) -> None:
-        # The values in ctx.params are paths already, or not yet, as typer's version has it. Empty variables are not set.
+        # Parsed once more: whether ctx.params holds converted paths depends on typer's version.
         given: dict[str, Any] = self.make_parser(ctx).parse_args(typed)[0]  # type: ignore[attr-defined]
         problems = []
-        for one in self.get_params(ctx):
-            value = given.get(one.name)
+        for param in self.get_params(ctx):
+            value = given.get(param.name)
             values = value if isinstance(value, list | tuple) else [value]
-            if (one.metavar or "").removesuffix("...") in _PATHS and "" in values:
-                option = one.param_type_name == "option"
-                named = max(one.opts, key=len) if option else one.metavar.removesuffix("...")
-                problems.append(f"{named}: is empty; expected a path")
+            if (param.metavar or "").removesuffix("...") in _PATHS and "" in values:
+                option = param.param_type_name == "option"
+                name = max(param.opts, key=len) if option else param.metavar.removesuffix("...")
+                problems.append(f"{name}: is empty; expected a path")
         if problems:
             raise ConfigError(problems)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Those of the command, and --help; without a type where there is no value, which typer shows as `--json <bool>`."""
+        """Return the parameters of the command and --help. Flags have no metavar, which typer would show as `--json <bool>`."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
-        for one in params:
-            if getattr(one, "is_flag", False):
-                one.metavar = ""
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
         return params
 
 
 class Command(_StrictPaths, TyperCommand):
-    """A command of ours."""
+    """A command."""
 
 
 class Group(_StrictPaths, TyperGroup):
-    """A command of ours that has commands."""
+    """A command that has subcommands."""
 
 
 class PanelGroup(Group):
-    """A group whose help has a heading for each purpose. `group_with` makes a class of its own for each command line."""
+    """A group whose help has headings. `group_with` makes a subclass for each command line."""
 
     headings: ClassVar[Mapping[str, str]] = {}
     lazy: ClassVar[dict[str, str]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all commands: those without a heading first, then the others in the order of their headings."""
-        found = [*super().list_commands(ctx), *self.lazy]
-        order = [name for name in self.headings if name in found]
-        return [*(name for name in found if name not in self.headings), *order]
+        """Return the names of all commands: first those without a heading, then the others in the order of headings."""
+        names = [*super().list_commands(ctx), *self.lazy]
+        ordered = [name for name in self.headings if name in names]
+        return [*(name for name in names if name not in self.headings), *ordered]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, or None; the module of a lazy command is imported here."""
-        found: Any = super().get_command(ctx, cmd_name)
-        if found is None and cmd_name in self.lazy:
+        """Return the command of this name, or None. It imports the module of a lazy command."""
+        subcommand: Any = super().get_command(ctx, cmd_name)
+        if subcommand is None and cmd_name in self.lazy:
             module, _, attribute = self.lazy[cmd_name].partition(":")
             app: typer.Typer = getattr(import_module(module), attribute)
             app.info.name = cmd_name
-            found = typer.main.get_command(app)
-        if found is not None and cmd_name in self.headings:
-            found.rich_help_panel = self.headings[cmd_name]
-        return found
+            subcommand = typer.main.get_command(app)
+        if subcommand is not None and cmd_name in self.headings:
+            subcommand.rich_help_panel = self.headings[cmd_name]
+        return subcommand
 
 
 def group_with(panels: Mapping[str, Sequence[str]]) -> type[PanelGroup]:
-    """A class of groups.
+    """Make a class of groups with these headings.
 
     Args:
         panels: Headings of the help, each with the names of its commands in their order.
@@ -127,7 +126,16 @@ log = logging.getLogger("fedpatch.command")
 
 
 def make_app(name: str, about: str, *, panels: Mapping[str, Sequence[str]] | None = None) -> typer.Typer:
-    """A command line whose commands are added by `command`. `panels` are the headings of its help, with their commands."""
+    """Make a command line, to which `command` adds commands.
+
+    Args:
+        name: Name of the program.
+        about: First paragraph of its help.
+        panels: Headings of its help, each with the names of its commands in their order.
+
+    Returns:
+        The command line, to be run by `run_app`.
+    """
     cls = group_with(panels or {})
     app = typer.Typer(name=name, help=about, cls=cls, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(no_options)
@@ -149,9 +157,16 @@ def add_lazy_command(app: typer.Typer, name: str, place: str) -> None:
 def command(
     app: typer.Typer, name: str, *, example: str, log_level: int = logging.WARNING
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the function is the command `name` of `app`, its docstring the help, `example` the end of it.
+    """Make a decorator that adds a function to a command line. The function's docstring is the command's help.
 
-    It gets the options `--debug`, without which logs from `log_level` on are shown, and `--log-format`.
+    Args:
+        app: Made by `make_app`.
+        name: Name of the command.
+        example: A call of the command, for the end of its help.
+        log_level: Lowest level of logs that is shown without `--debug`.
+
+    Returns:
+        The decorator.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -162,48 +177,48 @@ def command(
 
 
 def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) -> Callable[..., None]:
-    """`function` as typer takes it, with the options `--debug`, `--log-format` and `--version`."""
+    """Return `function` for typer, with the additional options `--debug`, `--log-format` and `--version`."""
 
     @functools.wraps(function)
     def run(*, debug: bool, log_format: LogFormat, version: bool, **given: Any) -> None:
-        del version  # told before this is called
+        del version  # its callback has handled it
         set_up_logging(logging.DEBUG if debug else log_level, log_format)
         function(**given)
 
     own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
     added = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))
     for name, annotation, default in added:
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
-    run.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__dict__["__signature__"] = inspect.Signature(parameters)  # typer reads the signature
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
 def no_options(version: _Version = False) -> None:
-    """What a command that only holds others is given: `app.callback()(no_options)`."""
+    """Callback of a command that only has subcommands: `app.callback()(no_options)`."""
 
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
-    """Runs what the process was called with, and ends the process."""
+    """Run the command line `app` with the process's arguments, and exit. Errors become messages and exit codes."""
     try:
         app(prog_name=name)
     except FedpatchError as error:
         log.debug("%s", type(error).__name__, exc_info=error)
-        _complain(name, str(error))
+        _print_error(name, str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         log.debug("%s", type(error).__name__, exc_info=error)
         where = f"{error.filename}: " if error.filename else ""
-        _complain(name, f"{where}{error.strerror or error}")
+        _print_error(name, f"{where}{error.strerror or error}")
         sys.exit(FedpatchError.exit_code)
     sys.exit(0)
 
 
 def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:
-    """Shows what fedpatch's own loggers say, from `level` on; the libraries' are left alone."""
+    """Log records of fedpatch's loggers from `level` on to stderr. Loggers of libraries stay as they are."""
     logger = logging.getLogger("fedpatch")
     handler = _StderrHandler()
     handler.setFormatter(LineFormatter(log_format, journal=stderr_is_journal()))
@@ -213,7 +228,7 @@ def set_up_logging(level: int, log_format: LogFormat = LogFormat.TEXT) -> None:
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is at that moment: a live display replaces it, so that lines appear above it."""
+    """Handler that writes to the current `sys.stderr`, which a live display replaces to print lines above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -221,13 +236,13 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def say(*lines: str) -> None:
-    """What a person should know who runs a command, on stderr: stdout is for results."""
+    """Print messages for the user on stderr; stdout is for results."""
     for line in lines:
         typer.echo(line, err=True)
 
 
-def _complain(name: str, text: str) -> None:
-    """One line per problem, each with the program's name, so that they are found again in a log."""
+def _print_error(name: str, text: str) -> None:
+    """Print one line per problem, each with the program's name, so that a log can be searched for them."""
     priority = journal_priority(logging.ERROR) if stderr_is_journal() else ""
     for line in text.splitlines():
         typer.echo(f"{priority}{name}: {line}", err=True)

@@ -1,8 +1,7 @@
-"""Files that survive a power cut: a path holds the old bytes or the new ones, never a mixture and never less.
+"""Files that survive a power cut: after one, a path holds the old bytes or the new ones, never a mixture.
 
-A device loses power whenever somebody pulls the plug. So the new bytes go to a file of their own in the same
-directory, are flushed to the disk, take the place of the old file in one rename, and the directory is flushed too,
-since it is what holds the name.
+New bytes are written to a temporary file in the same directory and flushed to the disk. One rename then replaces the old
+file, and the directory is flushed too, because it holds the name.
 """
 
 from __future__ import annotations
@@ -22,25 +21,31 @@ from fedpatch.shared.errors import StateError, UsageError
 
 UNFINISHED = ".tmp"
 WRITABLE_BY_OTHERS = 0o022  # bits of a mode by which group or others may write
-OPEN_TO_OTHERS = 0o077  # bits of a mode that nobody but the owner should have of what is secret or private
+OPEN_TO_OTHERS = 0o077  # bits of a mode that a secret or private file must not have
 _FULL_BYTES = 64 * 1024
-_MENDS = {
+_REMEDIES = {
     errno.ENOSPC: "free some space on this disk",
     errno.EDQUOT: "free some space on this disk, or have your quota raised",
-    errno.EROFS: "this disk is read-only, as one becomes that is damaged: see the system's log, then mount it read-write",
+    errno.EROFS: "this disk is read-only, perhaps because it is damaged: see the system's log, then mount it read-write",
 }
 
 
 def import_root() -> Path:
-    """The folder from which Python imports fedpatch: `src` of a checkout, or site-packages."""
+    """Return the folder from which Python imports fedpatch: `src` of a checkout, or site-packages."""
     return Path(__file__).absolute().parents[3]
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Puts `data` at `path`, durably, with the permissions `mode`; the directory must exist.
+    """Replace the content of a file, or make it, in one step.
 
-    Once this returns, the bytes outlast a power cut, unless `durable` is False: then nobody waits for the disk, and a power cut
-    may leave anything there. Raises OSError, naming `path`, where the disk refuses; then `path` is as it was.
+    Args:
+        path: The file; its directory must exist.
+        data: The new content.
+        mode: Permissions of the file.
+        durable: Whether to wait until the bytes would survive a power cut. Without it a power cut may leave any content.
+
+    Raises:
+        OSError: The disk refused; the error names `path`, whose content is unchanged.
     """
     with open_atomic(path, mode=mode, durable=durable) as file:
         file.write(data)
@@ -48,7 +53,19 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
 @contextlib.contextmanager
 def open_atomic(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
-    """As `write_atomic`, for what is written bit by bit: it is at `path` when the block ends, unless by an error."""
+    """Do as `write_atomic` for content that is written in parts: it replaces the file when the block ends without error.
+
+    Args:
+        path: The file; its directory must exist.
+        mode: Permissions of the file.
+        durable: As for `write_atomic`.
+
+    Yields:
+        A binary file to write to.
+
+    Raises:
+        OSError: As `write_atomic`.
+    """
     unfinished: str | None = None
     try:
         fd, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
@@ -71,22 +88,22 @@ def open_atomic(path: Path, *, mode: int = 0o600, durable: bool = True) -> Itera
 
 
 def write_after(path: Path, data: bytes) -> None:
-    """As `write_atomic`, for durable bytes in the place of others, which are kept at `previous_of(path)`."""
-    # Whole and durable before anything is renamed: a disk that is full costs no version.
+    """Replace an existing file durably, as `write_atomic`, and keep the old one at `previous_of(path)`."""
+    # The new file is durable before any rename, so that a full disk costs no version.
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     write_atomic(unfinished, data)
     os.replace(path, previous_of(path))
-    # A disk may keep the second rename and lose the first: then the version before would be gone.
+    # A power cut could keep the second rename and lose the first one: then the previous version would be gone.
     sync_directory(path.parent)
     os.replace(unfinished, path)
     sync_directory(path.parent)
 
 
 def append_durably(path: Path, line: bytes) -> None:
-    """Add `line`, which ends with a newline, to the file at `path` (0600; made if absent).
+    """Append `line`, which ends with a newline, to the file `path` (mode 0600; made if absent), durably.
 
-    Once this returns, the line outlasts a power cut. A line that an earlier call left half written is ended first, so that it
-    does not damage this one. Raises OSError where the disk refuses; part of the line may then be there.
+    An incomplete line of an earlier call is ended first, so that it does not damage this one. Raises OSError if the disk
+    refuses; then a part of the line may be in the file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -105,13 +122,13 @@ def append_durably(path: Path, line: bytes) -> None:
 
 
 def previous_of(path: Path) -> Path:
-    """Where `write_after` keeps the version before; a kill between its two renames leaves no other."""
+    """Return the path at which `write_after` keeps the old version; after a kill between its renames it is the only one."""
     return path.with_name(path.name + ".previous")
 
 
 @contextlib.contextmanager
 def refusals_of(place: Path) -> Iterator[None]:
-    """What the disk refuses within becomes a StateError that names the file, or `place`, and the mend."""
+    """Turn an OSError in the block into a StateError that names the file, or else `place`, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -120,52 +137,58 @@ def refusals_of(place: Path) -> Iterator[None]:
 
 
 def remedy_for(error: OSError, otherwise: str) -> str:
-    """What to do about a disk that refuses, where its error says what is wrong with it."""
-    return _MENDS.get(error.errno or 0, otherwise)
+    """Return the remedy for an error of a disk, or `otherwise` if the error does not tell the cause."""
+    return _REMEDIES.get(error.errno or 0, otherwise)
 
 
 def remedy_at(directory: Path, otherwise: str) -> str:
-    """The same where no error says it, as of SQLite: the disk of `directory` is looked at."""
+    """Return the remedy for the disk of `directory`, for callers without an OSError, such as SQLite's."""
     try:
         disk = os.statvfs(directory)
     except OSError as error:
         return remedy_for(error, otherwise)
     if disk.f_flag & os.ST_RDONLY:
-        return _MENDS[errno.EROFS]
-    return _MENDS[errno.ENOSPC] if disk.f_bavail * disk.f_frsize < _FULL_BYTES else otherwise
+        return _REMEDIES[errno.EROFS]
+    return _REMEDIES[errno.ENOSPC] if disk.f_bavail * disk.f_frsize < _FULL_BYTES else otherwise
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written, replaced, or its owner and rights become others; () where there is none."""
+    """Return a value that differs whenever content, owner or mode of a file have changed; () if there is no file."""
     try:
-        found = path.stat()
+        stat_result = path.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode, found.st_uid
+    return (
+        stat_result.st_ino,
+        stat_result.st_mtime_ns,
+        stat_result.st_ctime_ns,
+        stat_result.st_size,
+        stat_result.st_mode,
+        stat_result.st_uid,
+    )
 
 
 def check_state_directory(directory: Path) -> None:
-    """Check that nobody but this process's user can replace files in a state directory.
+    """Check that only this process's user can replace files in a state directory.
 
     Args:
         directory: An existing directory; a link to one is followed.
 
     Raises:
-        UsageError: It belongs to another user, or its group or others may write to it. They could put links or files of their
-            own where state is written and trusted.
-        OSError: It cannot be looked at.
+        UsageError: It belongs to another user, or its group or others may write to it. They could replace trusted state.
+        OSError: Its metadata cannot be read.
     """
-    found = directory.stat()
-    if found.st_uid != os.geteuid():
-        owner = _user_name(found.st_uid)
+    stat_result = directory.stat()
+    if stat_result.st_uid != os.geteuid():
+        owner = _user_name(stat_result.st_uid)
         raise UsageError(
             f"state directory {directory} belongs to user {owner}, who could replace its files; run as {owner}, or name "
             "another directory with --state-dir"
         )
-    if found.st_mode & WRITABLE_BY_OTHERS:
+    if stat_result.st_mode & WRITABLE_BY_OTHERS:
         raise UsageError(
-            f"state directory {directory} may be written by other users (mode {stat.S_IMODE(found.st_mode):o}), who could "
-            f"replace its files; look at its files, then `chmod go-w {shlex.quote(str(directory))}`"
+            f"state directory {directory} may be written by other users (mode {stat.S_IMODE(stat_result.st_mode):o}), who "
+            f"could replace its files; look at its files, then `chmod go-w {shlex.quote(str(directory))}`"
         )
 
 
@@ -177,10 +200,9 @@ def _user_name(uid: int) -> str:
 
 
 def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Make `path` with these permissions (less the umask's), and absent directories above it, durably.
+    """Make a directory with permissions `mode` (less the umask) and its absent parents, durably; no effect if it exists.
 
-    A power cut may take a directory whose own name was not flushed, with every file that was. Nothing happens where `path` is
-    there. Raises OSError.
+    A power cut may remove a directory whose own name was not flushed, with all its flushed files. Raises OSError.
     """
     if not path.is_dir():
         if not path.parent.exists():
@@ -190,7 +212,7 @@ def make_directory(path: Path, mode: int = 0o700) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes renames and deletions inside `directory` outlast a power cut."""
+    """Flush `directory`, so that renames and deletions in it survive a power cut."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -199,9 +221,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Deletes what `write_atomic` left half written in `directory` when its process was killed.
+    """Delete temporary files that `write_atomic` left in `directory` when its process was killed.
 
-    For the one owner of the directory to call, before it writes there.
+    Only the process that owns the directory may call it, before it writes there.
     """
     for leftover in directory.glob(f".*{UNFINISHED}"):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Numbers as people read them, in a few characters."""
+"""Short text forms of numbers for people: sizes, durations, ages, times, accuracies, counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AGES = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0))
 
 
 def size(count: float) -> str:
-    """Bytes with a decimal prefix: `54 kB`, `1.2 MB`."""
+    """Format a number of bytes with a decimal prefix: `54 kB`, `1.2 MB`."""
     for unit, factor in _SIZES:
         if count >= factor * 0.9995:
             value = count / factor
@@ -19,7 +19,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something took: `1.9 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Format a duration: `1.9 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago something was, roughly: `now`, `12 s ago`, `5 min ago`, `3 d ago`."""
+    """Format an age roughly: `now`, `12 s ago`, `5 min ago`, `3 d ago`."""
     for unit, factor in _AGES:
         if seconds >= factor:
             return f"{seconds // factor:.0f} {unit} ago"
@@ -39,16 +39,16 @@ def age(seconds: float) -> str:
 
 
 def minute(unix_s: float) -> str:
-    """A moment, in seconds since 1970: `2026-02-03 04:05 UTC`."""
+    """Format a unix time to the minute: `2026-02-03 04:05 UTC`."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def accuracy(fraction: float | None) -> str:
-    """A user accuracy, `-` where nobody measured one."""
+    """Format a user accuracy: `0.912`, or `-` if none was measured."""
     return "-" if fraction is None else f"{fraction:.3f}"
 
 
 def counted(reasons: Mapping[str, int]) -> str:
-    """How often each of some words came: `unwilling 2, unknown_task 1`, the most frequent first."""
+    """Format the count of each reason, the most frequent first: `unwilling 2, unknown_task 1`."""
     ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason or 'no reason'} {count}" for reason, count in ranked)

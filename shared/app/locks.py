@@ -1,4 +1,4 @@
-"""A lock on a file that one process holds; the kernel frees it when the process ends, however it ends."""
+"""File locks between processes. The kernel releases a lock when its process ends, also by a crash."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Self
 
 from fedpatch.shared.errors import UsageError
 
-# Whoever only asks whether the lock is free holds it for an instant.
+# `is_held` in another process holds the lock for an instant, so a failure is retried.
 _PAUSES_S = (0.05, 0.2)
 
 
 class _LockFile:
-    """The file of a lock, open until `release`: made (mode 0600) where absent, and never deleted.
+    """The file of a lock, open until `release`. It is made (mode 0600) if absent, and never deleted.
 
-    Raises UsageError where `path` is a symbolic link, which is not followed, and OSError where the file cannot be made.
+    Raises UsageError if `path` is a symbolic link, which is not followed, and OSError if the file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,21 +26,24 @@ class _LockFile:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise UsageError(f"{path} is a symbolic link, which no lock is; delete it if it is not yours") from None
+                raise UsageError(
+                    f"{path} is a symbolic link, but a lock must be a file; delete it if it is not yours"
+                ) from None
             raise
 
     def release(self) -> None:
-        """For the next one; once is enough, more do nothing."""
+        """Release the lock. Further calls have no effect."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class FileLock(_LockFile):
-    """Held from its construction to `release`, or to the end of a `with` block.
+    """An exclusive lock, held from its construction to `release` or to the end of a `with` block.
 
-    `path` is made (mode 0600) where absent and stays. Raises UsageError(held) when another process has it, and OSError
-    where the file cannot be made.
+    Args:
+        path: The lock file, made (mode 0600) if absent and never deleted.
+        held: Message of the UsageError that is raised if another process holds the lock.
     """
 
     def __init__(self, path: Path, held: str) -> None:
@@ -69,9 +72,9 @@ class FileLock(_LockFile):
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock. A shared lock is tried, so that two who ask do not see each other.
+    """Whether a process holds the lock. Raises OSError if the file is absent or unreadable.
 
-    Raises OSError where the file is absent or cannot be read.
+    It tries a shared lock, so that two callers do not take each other for a holder.
     """
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -84,13 +87,13 @@ def is_held(path: Path) -> bool:
 
 
 class SharedLock(_LockFile):
-    """A lock that many processes share, or that one has alone; held from `take` to `release`.
+    """A lock that either one process holds alone or many processes share, from `take` to `release`.
 
-    `path` is made (mode 0600) where absent and stays. Raises OSError where it cannot be made.
+    The file is made (mode 0600) if absent, and never deleted. Raises OSError if it cannot be made.
     """
 
     def take(self) -> bool:
-        """Take it alone where nobody has it (True); or else share it, once nobody has it alone (False)."""
+        """Take the lock. Returns True if it is held alone now, False if shared; waits while another process holds it alone."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -99,5 +102,5 @@ class SharedLock(_LockFile):
         return True
 
     def share(self) -> None:
-        """Let others share what was had alone."""
+        """Change from holding the lock alone to sharing it."""
         fcntl.flock(self._fd, fcntl.LOCK_SH)

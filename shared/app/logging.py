@@ -1,8 +1,8 @@
-"""What a line of a log looks like: one event, one line, whatever its text holds.
+"""Format of log lines: one event is one line, whatever characters its text has.
 
-For people, `TIME LEVEL LOGGER: MESSAGE`. As logfmt, `time=... level=... logger=... message="..." run=... round=...`, in
-which the values of `fields` follow as pairs of their own. Where stderr goes to the systemd journal, which has the time
-already, a line begins with its priority instead, as in `<4>fedpatch.agent: ...` (sd-daemon(3)).
+The text format is `TIME LEVEL LOGGER: MESSAGE`. The logfmt format is `time=... level=... logger=... message="..." run=...
+round=...`, where the values of `fields` follow as pairs. Where stderr goes to the systemd journal, which records the time
+itself, a line begins with its priority instead, as in `<4>fedpatch.agent: ...` (sd-daemon(3)).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 _STDERR = 2
-# What could end a line, tell a terminal to do something, or not be written; C1 controls and Unicode's line ends too.
+# Characters that end a line, control a terminal or cannot be encoded, including C1 controls and Unicode's line ends.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
 _CONTROLS = re.compile(f"[{_CONTROL}]")
 _BARE = re.compile(rf"[^\s\"=\\{_CONTROL}]+")
@@ -31,12 +31,12 @@ class LogFormat(StrEnum):
 
 
 def fields(**values: object) -> dict[str, Any]:
-    """For a log call's `extra`: what the event is about, for programs. The message says it too, for people."""
+    """Return the `extra` of a log call: the event's values for programs. The message has them too, for people."""
     return {"fields": values}
 
 
 def stderr_is_journal(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether standard error is the very stream that systemd connected to the journal, and was not redirected since."""
+    """Whether stderr is still the stream that systemd connected to the journal."""
     try:
         stat = os.fstat(_STDERR)
     except OSError:
@@ -45,13 +45,13 @@ def stderr_is_journal(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def journal_priority(level: int) -> str:
-    """The beginning of a line of that level of `logging`, for the journal."""
+    """Return the priority prefix of a line in the journal, for a level of `logging`."""
     steps = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
     return f"<{next((priority for least, priority in steps if level >= least), 7)}>"
 
 
 class LineFormatter(logging.Formatter):
-    """Formats records; `journal` tells where they go. A traceback, for people, has lines of its own."""
+    """Formatter of log records, for the journal or not. In the text format a traceback has lines of its own."""
 
     def __init__(self, log_format: LogFormat, *, journal: bool) -> None:
         super().__init__()
@@ -59,15 +59,15 @@ class LineFormatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
+        """Format a record, as logging.Formatter."""
         trace = self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
         lines = [self._pairs(record, trace)] if self._logfmt else [self._text(record), *trace.splitlines()]
         priority = journal_priority(record.levelno) if self._journal else ""
         return "\n".join(priority + _escaped(line) for line in lines)
 
     def _text(self, record: logging.LogRecord) -> str:
-        said = f"{record.name}: {record.getMessage()}"
-        return said if self._journal else f"{self.formatTime(record)} {record.levelname} {said}"
+        text = f"{record.name}: {record.getMessage()}"
+        return text if self._journal else f"{self.formatTime(record)} {record.levelname} {text}"
 
     def _pairs(self, record: logging.LogRecord, trace: str) -> str:
         pairs: dict[str, object] = {} if self._journal else {"time": _utc(record.created)}
@@ -89,7 +89,7 @@ def _value(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As JSON has it, so that what is quoted stays so."""
+    """Escape control characters as JSON does, so that quoted values stay valid."""
     return _CONTROLS.sub(
-        lambda found: json.dumps(found[0])[1:-1] if found[0] < "\x7f" else f"\\u{ord(found[0]):04x}", text
+        lambda match: json.dumps(match[0])[1:-1] if match[0] < "\x7f" else f"\\u{ord(match[0]):04x}", text
     )

@@ -1,7 +1,4 @@
-"""What installed packages offer: entry points, and modules that not every installation has.
-
-Libraries that tell their makers how they are used, unless they are told not to.
-"""
+"""Optional parts of an installation: entry points of packages, optional modules, and onnxruntime's telemetry switch."""
 
 from __future__ import annotations
 
@@ -14,15 +11,28 @@ from fedpatch.shared.errors import FedpatchError, UsageError
 
 
 def load_entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
-    """Those of a group by name, then by value: the same one found twice (an editable install) is no conflict."""
-    found: dict[str, dict[str, EntryPoint]] = {}
+    """Return the entry points of a group by name and value. A duplicate, as of an editable install, is no conflict."""
+    points: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=group):
-        found.setdefault(point.name, {})[point.value] = point
-    return found
+        points.setdefault(point.name, {})[point.value] = point
+    return points
 
 
 def import_optional(name: str, why: str, remedy: str, fault: type[FedpatchError] = UsageError) -> Any:
-    """A module by its name; where it cannot be imported, a `fault` that tells why it is needed, what is amiss and the mend."""
+    """Import an optional module.
+
+    Args:
+        name: Name of the module.
+        why: Sentence that says why it is needed.
+        remedy: How to install it.
+        fault: Class of the error that is raised if the import fails.
+
+    Returns:
+        The module.
+
+    Raises:
+        FedpatchError: A `fault`, with reason and remedy in its message.
+    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -30,9 +40,9 @@ def import_optional(name: str, why: str, remedy: str, fault: type[FedpatchError]
 
 
 def disable_ort_telemetry() -> None:
-    """For this process and those that it starts; to be called before such a library is imported, which settles it.
+    """Turn off onnxruntime's telemetry in this process and its children. Call it before the import of onnxruntime.
 
-    onnxruntime, since 1.29: its import gives the machine an id, in a file below the user's cache directory, and its makers get
-    to know of each process, model and session (its docs/Privacy.md).
+    Since version 1.29 the import of onnxruntime writes an id of the machine to a file in the user's cache directory, and
+    Microsoft receives events of each process, model and session (docs/Privacy.md of onnxruntime).
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -1,8 +1,8 @@
-"""What SIGINT and SIGTERM do to a command.
+"""Handling of SIGINT and SIGTERM.
 
-A handler in Python is run by the main thread, between two of its instructions. So it must take no lock (the main thread
-may hold it), and it does not wake a main thread that was about to wait for a lock or a queue. What waits for long without
-looking up in between takes `signals_told`.
+The main thread runs a Python signal handler between two of its instructions. So a handler must not take a lock, which the
+main thread may hold, and it does not wake a main thread that is about to wait for a lock or a queue. A program whose main
+thread waits for long uses `signals_told`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 
-EXIT_INTERRUPTED = 130  # as shells tell a process that SIGINT ended
+EXIT_INTERRUPTED = 130  # a shell's exit code for a process that SIGINT ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NO_SIGNAL = 0
 
 
 def exit_code_of(number: int) -> int:
-    """With which a process ends that was to work until a signal: 0 for SIGTERM, 130 for SIGINT."""
+    """Return the exit code of a process that works until a signal: 0 for SIGTERM, 130 for SIGINT."""
     return EXIT_INTERRUPTED if number == signal.SIGINT else 0
 
 
 @contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler`, and afterwards do what they did before."""
+    """Let SIGINT and SIGTERM call `handler` in the block, and restore the former handlers after it."""
     before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
@@ -37,76 +37,76 @@ def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[N
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, so that what was started is ended on the way out."""
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt in the block, so that `finally` clauses end child processes."""
     return signals_to(signal.default_int_handler)
 
 
 def ignore_signals() -> None:
-    """Neither SIGINT nor SIGTERM does anything until `interruptible` is left: for a result that is there, but not told."""
+    """Ignore SIGINT and SIGTERM until the `interruptible` block ends, so that a finished result is still printed."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
-def stoppable(told: str) -> Iterator[Callable[[], bool]]:
-    """Yields whether SIGINT or SIGTERM has come, for work that stops where it can be taken up again.
+def stoppable(notice: str) -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether SIGINT or SIGTERM has arrived, for work that stops where it can be resumed.
 
-    The first only writes `told` on stderr; the second raises KeyboardInterrupt.
+    The first signal prints `notice` on stderr. The second one raises KeyboardInterrupt.
     """
-    come: list[int] = []
+    arrived: list[int] = []
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        if come:
+    def record(number: int, _frame: FrameType | None) -> None:
+        if arrived:
             raise KeyboardInterrupt
-        come.append(number)
-        with suppress(OSError):  # nobody reads any more
-            os.write(2, f"{told}\n".encode())  # sys.stderr may be in the middle of a write that this interrupts
+        arrived.append(number)
+        with suppress(OSError):  # stderr may be closed
+            os.write(2, f"{notice}\n".encode())  # not sys.stderr, whose own write this may have interrupted
 
-    with signals_to(note):
-        yield lambda: bool(come)
+    with signals_to(record):
+        yield lambda: bool(arrived)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A signal whose handler may raise something is heeded afterwards."""
-    main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers, or is interrupted
+    """Delay a signal whose handler may raise to the end of the block. A second signal is handled at once."""
+    main = threading.current_thread() is threading.main_thread()  # only the main thread may set handlers
     handlers = {number: signal.getsignal(number) for number in _SIGNALS if main}
-    before = {number: one for number, one in handlers.items() if callable(one) and one is not _told_elsewhere}
-    come: list[int] = []
+    before = {number: old for number, old in handlers.items() if callable(old) and old is not _told_elsewhere}
+    arrived: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if come:  # who insists, because the import hangs say, is heeded now
+    def record(number: int, frame: FrameType | None) -> None:
+        if arrived:  # the user insists, perhaps because an import hangs
             before[signal.Signals(number)](number, frame)
-        come.append(number)
+        arrived.append(number)
 
     for number in before:
-        signal.signal(number, note)
+        signal.signal(number, record)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if come:
-        signal.raise_signal(come[0])
+    if arrived:
+        signal.raise_signal(arrived[0])
 
 
 @contextmanager
 def signals_told(tell: Callable[[int], object]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `tell` with their number, in a thread of its own, whatever the main thread is doing.
+    """Let SIGINT and SIGTERM call `tell` with their number in a thread of its own, whatever the main thread is doing.
 
-    Only the main thread may enter. A process forked meanwhile, without exec, would tell its signals here too.
+    Only the main thread may enter the block. A process forked in it, without exec, would report its signals here too.
     """
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)  # as set_wakeup_fd wants it
+    os.set_blocking(writing, False)  # set_wakeup_fd requires it
 
-    def hear() -> None:
+    def forward() -> None:
         while (number := os.read(reading, 1)[0]) != _NO_SIGNAL:
             if number in _SIGNALS:
                 tell(number)
 
-    hearing = threading.Thread(target=hear, name="signals", daemon=True)
-    hearing.start()
-    # The interpreter writes there the number of each signal that has a handler in Python, before that is run.
+    forwarder = threading.Thread(target=forward, name="signals", daemon=True)
+    forwarder.start()
+    # The interpreter writes the number of each signal that has a Python handler to this pipe, before the handler runs.
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         with signals_to(_told_elsewhere):
@@ -114,10 +114,10 @@ def signals_told(tell: Callable[[int], object]) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         os.write(writing, bytes((_NO_SIGNAL,)))
-        hearing.join()
+        forwarder.join()
         os.close(reading)
         os.close(writing)
 
 
 def _told_elsewhere(_number: int, _frame: FrameType | None) -> None:
-    """The handler while `signals_told`: there must be one, and it has nothing to do."""
+    """Do nothing: the handler within `signals_told`, for without a Python handler the pipe receives no signal."""

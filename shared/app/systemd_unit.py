@@ -1,4 +1,4 @@
-"""The systemd units of this installation, of agent and coordinator: templates in their packages with the gaps filled in."""
+"""systemd units of agent and coordinator, filled in for this installation from templates in their packages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedpatch.shared.app.files import import_root
 from fedpatch.shared.errors import UsageError
 
 _STATE_ROOT = Path("/var/lib")
-# ProtectHome= makes these empty.
+# ProtectHome= hides these.
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
-# What systemd, or its parsing of a command line, would take for something else than a character of a path.
+# Paths without characters that have a meaning to systemd or to its parser of command lines.
 _PLAIN_PATH = re.compile(r"/[\w./+,:=~-]*")
 _FIRST_WITH_BACKOFF = 254
 
 
 @dataclass(frozen=True)
 class UnitService:
-    """Which unit: `package` holds its template, `module` and `program` are its command, `name` is the service's."""
+    """A service: `package` holds its template, `module` and `program` are its command, `name` is its name."""
 
     package: str
     module: str
@@ -42,9 +42,16 @@ COORDINATOR = UnitService(
 
 @dataclass(frozen=True)
 class Unit:
-    """What the unit depends on. `program` is the command line's beginning; `needed` the directories that it is read from.
+    """Values of a unit file. All paths are absolute.
 
-    `systemd` is the version that the unit is for. All paths are absolute.
+    Attributes:
+        service: The service.
+        user: System user that it runs as.
+        config: Configuration file.
+        state_dir: State directory.
+        program: Beginning of the command line.
+        needed: Directories from which the program is read.
+        systemd: Version of systemd that the unit is for.
     """
 
     service: UnitService
@@ -56,7 +63,7 @@ class Unit:
     systemd: int
 
     def text(self) -> str:
-        """The unit file. UsageError for names that it cannot hold."""
+        """Return the unit file. Raises UsageError for a user or path that a unit file cannot hold."""
         self._check()
         filled = {
             "EXEC": " ".join(self.program),
@@ -74,14 +81,14 @@ class Unit:
     def _check(self) -> None:
         if not _USER.fullmatch(self.user):
             raise UsageError(
-                f"--user {self.user!r}: is no name for a system user; use a-z, 0-9, _ and -, beginning with a letter"
+                f"--user {self.user!r}: is not a system user's name; use a-z, 0-9, _ and -, beginning with a letter"
             )
         for path in (self.config, self.state_dir, *self.needed, *map(Path, self.program[:1])):
             if not _PLAIN_PATH.fullmatch(str(path)) or ".." in path.parts:
                 raise UsageError(f"{str(path)!r}: a unit cannot hold this path; use letters, digits and ./+,:=~_- only")
 
     def _directories(self) -> list[str]:
-        """Made by systemd where they are absent, and the user's own."""
+        """Return the lines of directories that systemd makes for the user, or lets the service write to."""
         cache = f"CacheDirectory={self.service.name}"
         if self.state_dir.is_relative_to(_STATE_ROOT) and self.state_dir != _STATE_ROOT:
             name = self.state_dir.relative_to(_STATE_ROOT)
@@ -94,20 +101,20 @@ class Unit:
         return ["RestartSteps=6", "RestartMaxDelaySec=15min"]
 
     def _home(self) -> list[str]:
-        """Homes are hidden, but for what the agent itself is made of."""
+        """Return the lines that hide all homes, except directories that the program itself needs."""
         within = sorted({path for path in (*self.needed, self.config, self.state_dir) if _in_a_home(path)})
         if not within:
             return ["ProtectHome=yes"]
         bound = [f"{'BindPaths' if path == self.state_dir else 'BindReadOnlyPaths'}={path}" for path in within]
         return [
-            "# fedpatch is installed in a home: of all homes, no more than this is seen.",
+            "# fedpatch is installed in a home: of all homes, only these paths are visible.",
             "ProtectHome=tmpfs",
             *bound,
         ]
 
 
 def this_installation(service: UnitService) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """`program` and `needed` of the Python that runs this."""
+    """Return `program` and `needed` (see `Unit`) of the running Python."""
     script = Path(sys.executable).with_name(service.program)
     program = (str(script),) if script.exists() else (sys.executable, "-P", "-m", service.module)
     needed = {Path(sys.prefix), Path(sys.base_prefix), import_root(), Path(__file__).resolve().parents[2]}
@@ -115,7 +122,20 @@ def this_installation(service: UnitService) -> tuple[tuple[str, ...], tuple[Path
 
 
 def unit_of_this_installation(service: UnitService, *, user: str, config: Path, state_dir: Path) -> str:
-    """The unit file for this machine's systemd. UsageError for names that it cannot hold."""
+    """Return the unit file for this installation and this machine's systemd.
+
+    Args:
+        service: AGENT or COORDINATOR.
+        user: System user that the service runs as.
+        config: Configuration file.
+        state_dir: State directory.
+
+    Returns:
+        Text of the unit file.
+
+    Raises:
+        UsageError: The unit file cannot hold the user or a path.
+    """
     program, needed = this_installation(service)
     return Unit(
         service=service,
@@ -129,16 +149,16 @@ def unit_of_this_installation(service: UnitService, *, user: str, config: Path, 
 
 
 def systemd_version() -> int:
-    """Of this machine, 0 where there is none."""
+    """Return the version of this machine's systemd; 0 if there is none."""
     program = shutil.which("systemctl")
     if program is None:
         return 0
     try:
-        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=True).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = re.match(r"systemd (\d+)", told)
-    return int(found[1]) if found else 0
+    match = re.match(r"systemd (\d+)", output)
+    return int(match[1]) if match else 0
 
 
 def _in_a_home(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Output to a terminal: whether a stream can show a live display, and plain lines where it cannot."""
+"""Output to a terminal: a live display where the terminal can draw one, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from rich.console import Console
 
 
 def plain_console(stream: TextIO) -> Console:
-    """A console that prints what it is given, and takes nothing in it for markup."""
+    """Return a console that prints text unchanged, without markup."""
     return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
 def can_draw(console: Console) -> bool:
-    """Whether it is a terminal that moves its cursor and has more than ASCII."""
+    """Whether the console is a terminal that can move its cursor and show more than ASCII."""
     return console.file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
 
 
 class Display(Protocol):
-    """What has a beginning and an end."""
+    """A display that is shown within a `with` block."""
 
     def __enter__(self) -> Self:
-        """Begins to show."""
+        """Start the display."""
 
     def __exit__(self, *_: object) -> None:
-        """Leaves the terminal as it was, with the last state on it."""
+        """Restore the terminal, with the last state on it."""
 
     def say(self, line: str) -> None:
-        """Prints a line."""
+        """Print a line."""
 
 
 class PlainLines:
-    """A display that only says lines on `stream`."""
+    """A display that only prints lines on `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -45,7 +45,7 @@ class PlainLines:
         self._stream.flush()
 
     def say(self, line: str) -> None:
-        """Prints a line."""
-        with suppress(OSError):  # nobody reads any more, which is no reason to stop what is shown
+        """Print a line."""
+        with suppress(OSError):  # a closed stream must not stop the work that is displayed
             self._stream.write(f"{line}\n")
             self._stream.flush()

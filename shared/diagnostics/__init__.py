@@ -1,4 +1,4 @@
-"""Checks for `doctor`: host, broker, access rights, certificates.
+"""Checks of `doctor`: host, broker, access rights, certificates.
 
-Checks of a task and its data are in `task_checks`.
+Checks of a task and its data are in `shared.task_checks`.
 """

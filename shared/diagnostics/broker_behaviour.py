@@ -1,9 +1,9 @@
-"""What both sides' `doctor` asks of a broker, by doing it: log in, send and get back, keep messages and sessions.
+"""Checks of a broker by `doctor`: login, round trip, retained messages, sessions, packet size.
 
-Nothing here disturbs a fleet at work. The doctor's connections have names of their own. What it publishes on topics that
-others listen to is empty, which both sides ignore, and never retained there; all else goes to chunk topics that nobody
-wants. Brokers grant a forbidden subscription and stay silent, so what can be proven is proven by a delivery, and what the
-access rules keep one side from seeing alone is said not to have been seen.
+The checks do not disturb a running fleet. The doctor's connections have client ids of their own. A message on a topic with
+subscribers is empty, which both sides ignore, and not retained; all others go to chunk topics without subscribers. A broker
+grants a forbidden subscription and then sends nothing, so a check counts only what was delivered. It reports as not proven
+what the access rules hide from one side.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ _RULES = "the access rules let nobody read his own chunks"
 
 @dataclass
 class Asked:
-    """What is known of a broker afterwards. `foreign` is what the side may write though it is the other's to write.
+    """Results of the checks.
 
-    `presence` holds what it kept of what the side listens to.
+    Attributes:
+        reached: How the broker was reached.
+        foreign: Topics of the other side that this side may write to.
+        presence: Retained messages on the topics of presence.
     """
 
     reached: Reached
@@ -49,7 +52,17 @@ class Asked:
 
 
 def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, checkup: Checkup) -> Asked | None:
-    """All checks of a broker, for chunks of `chunk_bytes`; None where it cannot be reached, or does not let us in."""
+    """Make all checks of a broker.
+
+    Args:
+        settings: Settings of the connection.
+        side: Coordinator or device, whose access rules apply.
+        chunk_bytes: Data bytes of the chunks that the fleet uses.
+        checkup: Takes the findings.
+
+    Returns:
+        The results, or None if the broker cannot be reached or refuses the login.
+    """
     broker = parse_broker_url(settings.broker)
     checkup.say(f"asking the broker at {broker}")
     reached = reach(broker, settings.tls_files, checkup)
@@ -81,7 +94,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
 
 
 def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> bool:
-    """Whether a second connection of ours ends the first, though it asked for another id."""
+    """Whether a second connection ends the first one, although it has another client id."""
     with Probe(settings, side.probe_id("t")):
         pass
     return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended
@@ -106,7 +119,7 @@ def _login_remedy(settings: BrokerSettings, side: AclParty, text: str) -> str:
 
 
 class _Broker:
-    """One broker that has let us in."""
+    """The checks of a broker that has accepted the login."""
 
     def __init__(
         self, settings: BrokerSettings, side: AclParty, checkup: Checkup, probe: Probe, reached: Reached
@@ -140,7 +153,7 @@ class _Broker:
         return [one for one in probe.received[known:] if one.payload]
 
     def _check_round_trip(self) -> None:
-        """Question and answer between two connections, as coordinator and device talk; else the broker's own answer."""
+        """Measure a message and its answer between two connections; without echoes, the broker's acknowledgement."""
         try:
             took_ms = sorted(self._echo_times_ms() if self._echoes else self._answer_times_ms())
         except TimeoutError:
@@ -209,7 +222,7 @@ class _Broker:
             self._probe.publish(topic, b"", retain=True)
 
     def _check_session(self) -> None:
-        """A subscriber that goes away, and comes back under its name."""
+        """Check that the broker keeps session and messages of a client that disconnects and reconnects."""
         topic, name = self._side.echo_topic("away"), self._side.probe_id("s")
         with Probe(self._settings, name, keeps_session=True) as one:
             one.subscribe(topic)

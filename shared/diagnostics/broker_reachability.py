@@ -1,4 +1,4 @@
-"""How far one gets towards a broker before MQTT begins: its name, its port, its certificate."""
+"""Checks of a broker before MQTT begins: its host name, its port, its certificate."""
 
 from __future__ import annotations
 
@@ -26,21 +26,30 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Reached:
-    """A broker whose port is open; `nearby` when its address is a private one, `loopback` when it is this machine's."""
+    """A broker with an open port; `nearby` if its address is private, `loopback` if it is this machine's."""
 
     nearby: bool
     loopback: bool
 
 
 def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | None:
-    """Checks `broker_name`, `broker_port` and, but for plain text on this machine, `broker_tls`; None where it ends there."""
+    """Check `broker_name`, `broker_port` and, except for plain text on this machine, `broker_tls`.
+
+    Args:
+        broker: The broker's address.
+        files: TLS files of the connection.
+        checkup: Takes the findings.
+
+    Returns:
+        None if a check failed, so that MQTT cannot begin.
+    """
     addresses = _resolve(broker, checkup)
     sock = _connect(broker, addresses, checkup) if addresses else None
     if sock is None:
         return None
     ip = ipaddress.ip_address(str(sock.getpeername()[0]).partition("%")[0])
-    if told := exposure(broker):
-        checkup.warn("broker_tls", told, "give the broker TLS (broker_config/README.md) and write mqtts://")
+    if warning := exposure(broker):
+        checkup.warn("broker_tls", warning, "give the broker TLS (broker_config/README.md) and write mqtts://")
     with sock:
         if broker.tls and not _check_tls(broker, files, sock, checkup):
             return None
@@ -48,34 +57,35 @@ def reach(broker: BrokerUrl, files: TlsFiles, checkup: Checkup) -> Reached | Non
 
 
 def _resolve(broker: BrokerUrl, checkup: Checkup) -> list[Any]:
-    """Addresses of the broker. Asked in a thread: the system's resolver waits as long as it likes."""
-    found: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+    """Return the broker's addresses. A thread asks the system's resolver, which has no time limit."""
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def resolve() -> None:
         try:
-            found.put(socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM))
+            answers.put(socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
-            found.put(error)
+            answers.put(error)
 
-    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    threading.Thread(target=resolve, name="resolve", daemon=True).start()
     remedy = f"check the broker URL; `getent hosts {broker.host}` must print an address, or give the address itself"
     try:
-        answer = found.get(timeout=STEP_TIMEOUT_S)
+        answer = answers.get(timeout=STEP_TIMEOUT_S)
     except queue.Empty:
-        checkup.fail("broker_name", f"nobody tells the address of {broker.host!r} in {STEP_TIMEOUT_S:g} s", remedy)
+        text = f"the name {broker.host!r} was not resolved within {STEP_TIMEOUT_S:g} s"
+        checkup.fail("broker_name", text, remedy)
         return []
     if isinstance(answer, Exception):
-        words = getattr(answer, "strerror", None) or str(answer)
-        checkup.fail("broker_name", f"the name {broker.host!r} cannot be resolved: {words}", remedy)
+        reason = getattr(answer, "strerror", None) or str(answer)
+        checkup.fail("broker_name", f"the name {broker.host!r} cannot be resolved: {reason}", remedy)
         return []
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in answer))
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in answer))
     if broker.host not in addresses:
         checkup.good("broker_name", f"{broker.host} is {', '.join(addresses)}")
     return answer
 
 
 def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socket.socket | None:
-    """A connection to the first address that takes one."""
+    """Return a connection to the first address that accepts one."""
     give_up_at = time.monotonic() + STEP_TIMEOUT_S
     fault: OSError = TimeoutError()
     for family, kind, number, _name, address in addresses:
@@ -105,7 +115,7 @@ def _connect(broker: BrokerUrl, addresses: list[Any], checkup: Checkup) -> socke
 
 def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup: Checkup) -> bool:
     try:
-        # Our own certificate is looked at apart, and must not hide what there is to say of the broker's.
+        # Without the own certificate, which has a check of its own and must not hide a fault of the broker's.
         context = tls_context(broker, TlsFiles(files.ca_file))
     except UsageError as error:
         checkup.fail(
@@ -118,25 +128,25 @@ def _check_tls(broker: BrokerUrl, files: TlsFiles, sock: socket.socket, checkup:
         with context.wrap_socket(sock, server_hostname=broker.host) as secured:
             certificate, version = secured.getpeercert() or {}, secured.version()
     except ssl.SSLCertVerificationError as error:
-        found = distrusted(broker, files, error)
-        checkup.fail("broker_tls", found.problem, found.remedy)
+        distrust = distrusted(broker, files, error)
+        checkup.fail("broker_tls", distrust.problem, distrust.remedy)
         return False
     except (ssl.SSLError, OSError) as error:
-        words = getattr(error, "reason", None) or error.strerror or str(error)
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
         remedy = "use the port of the broker's TLS listener (8883 by custom), or mqtt:// for one without TLS"
         remedy = broker.scheme_hint or remedy
-        checkup.fail("broker_tls", f"no TLS with {broker}: {words}", remedy)
+        checkup.fail("broker_tls", f"no TLS with {broker}: {reason}", remedy)
         return False
-    _judge_certificate(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)
+    _check_expiry(str(certificate.get("notAfter", "")), f"{version} with {broker}", checkup)
     return True
 
 
-def _judge_certificate(not_after: str, what: str, checkup: Checkup) -> None:
+def _check_expiry(not_after: str, connection: str, checkup: Checkup) -> None:
     if not not_after:
-        checkup.good("broker_tls", f"{what}, trusted")
+        checkup.good("broker_tls", f"{connection}, trusted")
         return
     left_days = int((ssl.cert_time_to_seconds(not_after) - time.time()) // _DAY_S)
-    text = f"{what}; its certificate is good for {left_days} more days"
+    text = f"{connection}; its certificate is good for {left_days} more days"
     if left_days < CERTIFICATE_DAYS:
         checkup.warn("broker_tls", text, "renew the broker's certificate before devices refuse it")
     else:

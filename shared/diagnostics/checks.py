@@ -1,4 +1,4 @@
-"""The findings of a doctor: one per check, each warning and failure with its remedy; printed as lines or as JSON."""
+"""Findings of `doctor`: one per check, with a remedy for each warning and failure, printed as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ _NAME_COLUMNS = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: `detail` is a sentence that names the thing, `remedy` says what the user can do about it.
+    """The result of one check. A warning or failure must have a remedy, and no other verdict may; else ValueError.
 
-    ValueError for a warning or a failure without a remedy, and for a good verdict with one.
+    Attributes:
+        name: Name of the check.
+        verdict: Its result.
+        detail: Sentence that names the thing.
+        remedy: Advice for the user.
+
+    Example:
+        >>> Finding("disk", "warn", "1 GB free", "free some space").verdict
+        'warn'
     """
 
     name: str
@@ -36,7 +44,7 @@ class Finding:
 
 
 class Checkup:
-    """Collects findings; `show` gets each as it is made, `say` what is being looked at meanwhile."""
+    """Collection of findings. `show` is called with each finding, `say` with the name of a check that takes long."""
 
     def __init__(self, show: Callable[[Finding], None], say: Callable[[str], None]) -> None:
         self.findings: list[Finding] = []
@@ -46,32 +54,44 @@ class Checkup:
     @property
     def ok(self) -> bool:
         """Whether nothing failed; warnings are allowed."""
-        return all(one.verdict != "fail" for one in self.findings)
+        return all(finding.verdict != "fail" for finding in self.findings)
 
     def add(self, finding: Finding) -> None:
-        """Take a finding in, and show it."""
+        """Add a finding, and show it."""
         self.findings.append(finding)
         self._show(finding)
 
     def good(self, name: str, detail: str) -> None:
-        """It is as it should be."""
+        """Add the finding that a check passed."""
         self.add(Finding(name, "ok", detail))
 
     def warn(self, name: str, detail: str, remedy: str) -> None:
-        """It works, though not as well as it could, or perhaps not for long."""
+        """Add the finding that a thing works, but badly or not for long.
+
+        Args:
+            name: Name of the check.
+            detail: Sentence that names the thing.
+            remedy: Advice for the user.
+        """
         self.add(Finding(name, "warn", detail, remedy))
 
     def fail(self, name: str, detail: str, remedy: str) -> None:
-        """It does not work."""
+        """Add the finding that a thing does not work.
+
+        Args:
+            name: Name of the check.
+            detail: Sentence that names the thing.
+            remedy: Advice for the user.
+        """
         self.add(Finding(name, "fail", detail, remedy))
 
     def skip(self, name: str, why: str) -> None:
-        """It could not be looked at, or must not be now."""
+        """Add the finding that a check was not possible."""
         self.add(Finding(name, "skip", why))
 
 
 def error_text(error: FedpatchError | OSError) -> str:
-    """An error as one line."""
+    """Return an error's message as one line."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
@@ -79,35 +99,35 @@ def error_text(error: FedpatchError | OSError) -> str:
 
 
 def conduct(check: Callable[[Checkup], None], *, as_json: bool) -> int:
-    """Runs the checks that `check` makes and prints them; returns the exit code: 1 when one failed.
+    """Run the checks of `check`, print the findings, and return the exit code: 1 if one failed.
 
-    On stdout a line per finding as it comes, and one for its remedy; with `as_json` one document at the end. What is being
-    looked at goes to stderr.
+    stdout gets a line for each finding and one for its remedy or, with `as_json`, one document at the end. Progress goes to
+    stderr.
     """
     checkup = Checkup(show=(lambda _finding: None) if as_json else _print, say=lambda text: typer.echo(text, err=True))
     check(checkup)
     if as_json:
         # Scripts read the remedy under the key "mend".
-        found = [
-            {"name": one.name, "verdict": one.verdict, "detail": one.detail, "mend": one.remedy}
-            for one in checkup.findings
+        findings = [
+            {"name": finding.name, "verdict": finding.verdict, "detail": finding.detail, "mend": finding.remedy}
+            for finding in checkup.findings
         ]
-        typer.echo(json.dumps({"ok": checkup.ok, "findings": found}, allow_nan=False))
+        typer.echo(json.dumps({"ok": checkup.ok, "findings": findings}, allow_nan=False))
     else:
         typer.echo(_summary(checkup.findings))
     return 0 if checkup.ok else FedpatchError.exit_code
 
 
-def _print(one: Finding) -> None:
-    plain = False if os.environ.get("NO_COLOR") else None
-    verdict = typer.style(f"{one.verdict:<4}", fg=_COLOURS[one.verdict])
-    typer.echo(f"{verdict}  {one.name:<{_NAME_COLUMNS}}  {one.detail}", color=plain)
-    if one.remedy:
-        typer.echo(f"{'':4}  {'':{_NAME_COLUMNS}}  remedy: {one.remedy}")
+def _print(finding: Finding) -> None:
+    color = False if os.environ.get("NO_COLOR") else None
+    verdict = typer.style(f"{finding.verdict:<4}", fg=_COLOURS[finding.verdict])
+    typer.echo(f"{verdict}  {finding.name:<{_NAME_COLUMNS}}  {finding.detail}", color=color)
+    if finding.remedy:
+        typer.echo(f"{'':4}  {'':{_NAME_COLUMNS}}  remedy: {finding.remedy}")
 
 
 def _summary(findings: list[Finding]) -> str:
-    count = {verdict: sum(one.verdict == verdict for one in findings) for verdict in _COLOURS}
+    count = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in _COLOURS}
     failed = "1 check failed" if count["fail"] == 1 else f"{count['fail']} checks failed"
     warned = "1 warning" if count["warn"] == 1 else f"{count['warn']} warnings"
     return f"{failed}, {warned}, {count['ok']} good, {count['skip']} not made"

@@ -1,4 +1,4 @@
-"""What both sides' `doctor` looks at on the machine: versions, clock, state directory, memory."""
+"""Checks of the host by `doctor`: versions, clock, state directory, memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PROBE_BYTES = 64 * 1024
 _SPARE_INODES = 100
 _MEMINFO = Path("/proc/meminfo")
 
-# The group may pass through to what is below and open to it, the personal models.
+# Not the group's execute bit: a group may get access to the personal models below.
 _OPEN = 0o067
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a state directory must have room for: `least_bytes`, else it cannot work; `amply_bytes`, else perhaps not."""
+    """Disk space that `what` needs: below `least_bytes` the check fails, below `amply_bytes` it warns."""
 
     least_bytes: int
     amply_bytes: int
@@ -40,13 +40,19 @@ class Space:
 
 
 def check_versions(extra: str, checkup: Checkup, machine: str = platform.machine()) -> None:
-    """What is installed; `extra` is the part of fedpatch that brings torch."""
-    found = {name: _version(name) for name in ("torch", "paho-mqtt", "numpy")}
+    """Check `versions`: the installed packages.
+
+    Args:
+        extra: Extra of fedpatch that installs torch.
+        checkup: Takes the finding.
+        machine: Architecture of the processor.
+    """
+    versions = {name: _version(name) for name in ("torch", "paho-mqtt", "numpy")}
     text = f"fedpatch {shared.__version__}, Python {platform.python_version()}"
-    text += "".join(f", {name} {version}" for name, version in found.items() if version)
-    if not found["torch"]:
+    text += "".join(f", {name} {version}" for name, version in versions.items() if version)
+    if not versions["torch"]:
         checkup.fail("versions", f"{text}; torch is not installed", f"pip install 'fedpatch[{extra}]'")
-    elif machine == "aarch64" and _is_beyond(found["torch"], _LAST_TORCH_ON_AARCH64):
+    elif machine == "aarch64" and _is_beyond(versions["torch"], _LAST_TORCH_ON_AARCH64):
         remedy = f"pip install 'fedpatch[{extra}]', which takes a torch before 2.10"
         checkup.warn("versions", f"{text}; this torch dies with SIGILL on a Raspberry Pi 3 or 4", remedy)
     else:
@@ -66,7 +72,13 @@ def _is_beyond(version: str, limit: tuple[int, int]) -> bool:
 
 
 def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> None:
-    """Never a failure: fedpatch counts in durations. Certificates, though, are good from one date to another."""
+    """Check `clock`. A wrong clock is only a warning, because fedpatch counts in durations; but certificates have dates.
+
+    Args:
+        checkup: Takes the finding.
+        tls: Whether the broker connection uses TLS.
+        now: Unix time; None: the current time.
+    """
     now = time.time() if now is None else now
     installed = Path(shared.__file__).stat().st_mtime
     shown = minute(now)
@@ -84,7 +96,14 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
 
 
 def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private: bool) -> None:
-    """Checks `state_dir` and `disk` by writing there; nothing stays. `private` where others must not read."""
+    """Check `state_dir` and `disk` by writing to the directory; no file stays.
+
+    Args:
+        directory: State directory; it may be absent.
+        space: Disk space that is needed.
+        checkup: Takes the findings.
+        private: Whether other users must not read the directory.
+    """
     directory = directory.absolute()
     try:
         with _made(directory) as fresh:
@@ -96,10 +115,10 @@ def check_state_dir(directory: Path, space: Space, checkup: Checkup, *, private:
                 checkup.good("state_dir", f"{directory} can be made")
             _check_space(directory, space, checkup)
     except OSError as error:
-        checkup.fail("state_dir", f"nothing can be written in {directory}: {error.strerror}", _writing_mend(error))
+        checkup.fail("state_dir", f"nothing can be written in {directory}: {error.strerror}", _write_remedy(error))
 
 
-def _writing_mend(error: OSError) -> str:
+def _write_remedy(error: OSError) -> str:
     if error.errno == errno.EROFS:
         return (
             "mount the file system for writing (a worn SD card turns read-only: dmesg), or choose another --state-dir"
@@ -113,15 +132,15 @@ def _writing_mend(error: OSError) -> str:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[bool]:
-    """The directory exists within; yields whether it did not before, and then takes away what was made."""
-    absent = [one for one in (directory, *directory.parents) if not one.exists()]
+    """Make the directory for the block, and remove it afterwards if it was absent. Yields whether it was absent."""
+    absent = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         yield bool(absent)
     finally:
-        for one in absent:
-            with suppress(OSError):  # not empty: somebody has begun to use it
-                one.rmdir()
+        for folder in absent:
+            with suppress(OSError):  # not empty: another process has begun to use it
+                folder.rmdir()
 
 
 def _check_owner(directory: Path, checkup: Checkup, private: bool) -> None:
@@ -148,7 +167,7 @@ def _check_space(directory: Path, space: Space, checkup: Checkup) -> None:
         )
     elif disk.f_files and disk.f_favail < _SPARE_INODES:
         text = f"only {disk.f_favail} more files can be made (inodes)"
-        checkup.fail("disk", text, "delete files that nobody needs (df -i), or choose another --state-dir")
+        checkup.fail("disk", text, "delete unneeded files (df -i), or choose another --state-dir")
     elif free < space.amply_bytes:
         remedy = "free some space, or lower --max-model-mib, so that a model which is too large is refused at once"
         checkup.warn("disk", f"{text}, which may take up to {size(space.amply_bytes)}", remedy)
@@ -157,7 +176,14 @@ def _check_space(directory: Path, space: Space, checkup: Checkup) -> None:
 
 
 def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path = _MEMINFO) -> None:
-    """Whether as much is available as was measured to be needed."""
+    """Check `memory`: whether enough is available.
+
+    Args:
+        needed_bytes: Memory that is needed.
+        what: Noun for the program that needs it.
+        checkup: Takes the finding.
+        meminfo: File of the kernel that has `MemAvailable`.
+    """
     available = _bytes_of(meminfo, "MemAvailable")
     if available is None:
         checkup.skip("memory", f"{meminfo} does not tell what is available")
@@ -171,7 +197,7 @@ def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path
 
 
 def resident_memory(pid: int) -> int | None:
-    """The most that a process has held at once so far, in bytes."""
+    """Return the peak memory of a process in bytes."""
     return _bytes_of(Path(f"/proc/{pid}/status"), "VmHWM")
 
 
@@ -180,5 +206,5 @@ def _bytes_of(path: Path, name: str) -> int | None:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    found = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), None)
-    return int(found) * 1024 if found and found.isdigit() else None
+    kib = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), None)
+    return int(kib) * 1024 if kib and kib.isdigit() else None

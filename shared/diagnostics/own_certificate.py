@@ -1,4 +1,4 @@
-"""Whether our own certificate is for who we are, and how it and its key lie there: what starts and the doctors ask."""
+"""Checks of the own certificate: its owner, its dates, and the permissions of its key."""
 
 from __future__ import annotations
 
@@ -19,16 +19,29 @@ _DAY_S = 86_400
 
 
 def check_holder(files: TlsFiles, fleet: str, part: str, name: str = "") -> None:
-    """UsageError where our certificate is one that fedpatch made for another fleet, part or (where given) name."""
+    """Raise UsageError if fedpatch made the own certificate for another fleet, part or name.
+
+    Args:
+        files: TLS files of the connection.
+        fleet: Name of the fleet.
+        part: "coordinator" or "device".
+        name: Expected name; empty: any.
+    """
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is not None and (problem := _for_somebody_else(own, fleet, part, name)):
         raise UsageError(f"{files.cert_file} {problem}; enrol with a bundle of this fleet, or correct the settings")
 
 
 def check_own_certificate(settings: BrokerSettings, part: str, name: str, checkup: Checkup) -> None:
-    """The check `certificate`: key and certificate fit, for whom they are, who may read the key, how long they are good.
+    """Check `certificate`: key and certificate belong together, their owner, permissions of the key, and the dates.
 
-    Nothing is told where there is none: a broker that asks for one says so itself.
+    There is no finding without a certificate, for a broker that requires one says so itself.
+
+    Args:
+        settings: Settings of the connection.
+        part: "coordinator" or "device".
+        name: Expected name; empty: any.
+        checkup: Takes the finding.
     """
     files, broker = settings.tls_files, parse_broker_url(settings.broker)
     if files.cert_file is None or not broker.tls:
@@ -50,7 +63,7 @@ def check_own_certificate(settings: BrokerSettings, part: str, name: str, checku
     elif problem := _for_somebody_else(own, settings.fleet, part, name):
         checkup.fail(NAME, f"{files.cert_file} {problem}", "enrol with a bundle of this fleet, or correct the settings")
     else:
-        _judge_dates(own, part, checkup)
+        _check_dates(own, part, checkup)
 
 
 def _for_somebody_else(own: Certificate, fleet: str, part: str, name: str) -> str:
@@ -66,7 +79,7 @@ def _for_somebody_else(own: Certificate, fleet: str, part: str, name: str) -> st
     return ""
 
 
-def _judge_dates(own: Certificate, part: str, checkup: Checkup) -> None:
+def _check_dates(own: Certificate, part: str, checkup: Checkup) -> None:
     now = time.time()
     renew = "fedpatch ca coordinator" if part == "coordinator" else f"fedpatch device rotate {own.subject}, then enrol"
     left_days = int((own.not_after - now) // _DAY_S)
@@ -76,8 +89,8 @@ def _judge_dates(own: Certificate, part: str, checkup: Checkup) -> None:
             NAME, f"{text}; it has expired on {minute(own.not_after)}", f"{renew}; where it is not old, set the clock"
         )
     elif own.standing(now) == "not yet valid":
-        words = f"{text}; it is not valid before {minute(own.not_before)}, and the clock says {minute(now)}"
-        checkup.fail(NAME, words, "set the clock (timedatectl)")
+        text = f"{text}; it is not valid before {minute(own.not_before)}, and the clock says {minute(now)}"
+        checkup.fail(NAME, text, "set the clock (timedatectl)")
     elif left_days < WARN_DAYS:
         checkup.warn(NAME, f"{text}; it is good for {left_days} more days", renew)
     else:

@@ -1,4 +1,4 @@
-"""A connection of the doctor's own, on which each step is waited for: taken, refused, delivered, lost."""
+"""`Probe`, a broker connection of `doctor` that waits for the result of each step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Taken = Literal["taken", "refused", "lost"]
 
 @dataclass(frozen=True)
 class _Answered:
-    """The broker answered a PUBLISH or a SUBSCRIBE; `what` is the topic or the filter."""
+    """The broker answered a PUBLISH or SUBSCRIBE; `what` is the topic or filter."""
 
     what: str
     refused: bool
 
 
 class _ProbeLink(MqttLink):
-    """A link that tells how the broker answers, instead of logging it."""
+    """A link that reports the broker's answers as events instead of logging them."""
 
     def __init__(self, url: str, *, events: queue.SimpleQueue[LinkEvent | _Answered], **options: Any) -> None:
         super().__init__(url, events=events.put, **options)
@@ -41,14 +41,19 @@ class _ProbeLink(MqttLink):
             self._answers.put(_Answered(message.topic, reason.value >= _FAILURE))
 
     def _on_subscribe(self, filters: tuple[str, ...], reasons: Any) -> None:
-        for one, reason in zip(filters, reasons, strict=False):
-            self._answers.put(_Answered(one, reason.value >= _FAILURE))
+        for topic_filter, reason in zip(filters, reasons, strict=False):
+            self._answers.put(_Answered(topic_filter, reason.value >= _FAILURE))
 
 
 class Probe:
-    """Connected within its `with`; BrokerError where that fails. Its name at the broker is never an agent's.
+    """Connection for the duration of a `with` block, which raises BrokerError if it cannot connect.
 
-    What a kept session holds comes at once, and is received only on `topics`, which are subscribed from the beginning.
+    Args:
+        settings: Settings of the connection.
+        client_id: MQTT client id, never that of an agent.
+        keeps_session: Whether the broker shall keep the session.
+        topics: Filters that are subscribed from the beginning. Messages of a kept session arrive at once, and are received
+            only on these.
     """
 
     def __init__(
@@ -82,42 +87,70 @@ class Probe:
         self._link.stop(0.0 if self.fault else ANSWER_TIMEOUT_S)
 
     def send(self, topic: str, payload: bytes = b"", *, retain: bool = False) -> None:
-        """Publish without waiting. BrokerError above the packet limit that the broker stated."""
+        """Publish without waiting.
+
+        Args:
+            topic: Topic without wildcards.
+            payload: Bytes of the message.
+            retain: Whether the broker shall retain the message.
+
+        Raises:
+            BrokerError: The message exceeds the broker's packet limit.
+        """
         self._link.publish(topic, payload, retain=retain)
 
     def publish(
         self, topic: str, payload: bytes = b"", *, retain: bool = False, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Taken:
-        """Publish and wait for the broker's answer; `lost` when it closes the connection, or does not answer in time."""
+        """Publish and wait for the broker's answer.
+
+        Args:
+            topic: Topic without wildcards.
+            payload: Bytes of the message.
+            retain: Whether the broker shall retain the message.
+            timeout_s: Time to wait.
+
+        Returns:
+            `lost` if the broker closes the connection or does not answer in time.
+        """
         self.send(topic, payload, retain=retain)
         return self._answer(topic, timeout_s)
 
     def subscribe(self, *filters: str) -> list[str]:
-        """Subscribe and wait; returns the filters that the broker refused."""
+        """Subscribe, wait for the answers, and return the filters that the broker refused."""
         self._link.subscribe(*filters)
-        return [one for one in filters if self._answer(one) == "refused"]
+        return [topic_filter for topic_filter in filters if self._answer(topic_filter) == "refused"]
 
     def gets(self, topic: str, payload: bytes | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> Received | None:
-        """The message on `topic` (with `payload`, where given) that has come or comes in time."""
+        """Return a message that was received or arrives in time.
+
+        Args:
+            topic: Topic of the message.
+            payload: Its payload; None: any.
+            timeout_s: Time to wait.
+
+        Returns:
+            The message, or None.
+        """
 
         def fits(event: object) -> bool:
             return isinstance(event, Received) and event.topic == topic and payload in (None, event.payload)
 
-        known = next((one for one in self.received if fits(one)), None)
-        found = known or self._wait(fits, timeout_s)
-        return found if isinstance(found, Received) else None
+        known = next((message for message in self.received if fits(message)), None)
+        event = known or self._wait(fits, timeout_s)
+        return event if isinstance(event, Received) else None
 
     def listen(self, seconds: float) -> None:
-        """Take in what comes, until nothing has come for so long."""
+        """Receive messages until none has arrived for `seconds`."""
         while self._next(seconds) is not None:
             pass
 
     def _answer(self, what: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Taken:
-        found = self._wait(lambda event: isinstance(event, _Answered) and event.what == what, timeout_s)
-        if not isinstance(found, _Answered):
+        answer = self._wait(lambda event: isinstance(event, _Answered) and event.what == what, timeout_s)
+        if not isinstance(answer, _Answered):
             self.fault = self.fault or f"no answer within {timeout_s:g} s"
             return "lost"
-        return "refused" if found.refused else "taken"
+        return "refused" if answer.refused else "taken"
 
     def _wait(self, fits: Any, timeout_s: float) -> LinkEvent | _Answered | None:
         give_up_at = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""The connection to the broker: session, TLS, reconnecting, outgoing messages.
+"""The connection to the MQTT broker: session, TLS, reconnecting, outgoing messages.
 
-The one room that knows paho-mqtt.
+Only this room imports paho-mqtt, and in it only `client`.
 """

@@ -1,6 +1,7 @@
-"""What both sides are told about the broker: where it is, as whom to connect, and for which fleet.
+"""Settings of the broker connection, and the password file.
 
-The password for a broker, where it lies in a file: on no command line, and in no environment that others could see.
+A password never comes from the command line, where other users could see it. It comes from the environment or from a file
+that only its owner can read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CONNECTION = "Connection"
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerSettings(Settings):
-    """Base of the settings of everything that connects to a broker of its user's."""
+    """Base class of the settings of each program that connects to the user's broker."""
 
     broker: str = setting(
         "mqtt://127.0.0.1:1883",
@@ -65,11 +66,11 @@ class BrokerSettings(Settings):
 
     @property
     def tls_files(self) -> TlsFiles:
-        """Whom to trust, and who we are."""
+        """The files of CA certificates, own certificate and key."""
         return TlsFiles(self.ca_file, self.cert_file, self.key_file)
 
     def check(self) -> list[tuple[str, ...]]:
-        """The URL must be one, a password needs a user name (MQTT 3.1.1, section 3.1.2.9), and a CA needs TLS."""
+        """Return the problems of the settings, such as a password without user name (MQTT 3.1.1, section 3.1.2.9)."""
         problems = super().check()
         try:
             url = parse_broker_url(self.broker)
@@ -86,7 +87,7 @@ class BrokerSettings(Settings):
         if self.key_file is not None and self.cert_file is None:
             problems.append(("key_file", "set without a certificate; set cert_file too", "cert_file"))
         if url.exposed and not self.insecure and self.ca_file is None and self.cert_file is None:
-            text = f"mqtt://{url} is another machine, and without TLS everybody on the way can read and change what travels"
+            text = f"mqtt://{url} is another machine; without TLS everybody on the network path can read and change messages"
             problems.append(
                 ("broker", f"{text}; write mqtts://, or allow it with --insecure (insecure = true)", "insecure")
             )
@@ -94,23 +95,22 @@ class BrokerSettings(Settings):
 
 
 def exposure(url: BrokerUrl) -> str:
-    """What is to be said at each start of a connection that `insecure` allowed; empty where there is nothing to say."""
+    """Return the warning to log at each start of a connection that `insecure` allowed; empty where none is due."""
     if not url.exposed:
         return ""
-    return f"insecure: no TLS to {url}; everybody on the way can read and change what travels, passwords too"
+    return f"insecure: no TLS to {url}; everybody on the network path can read and change messages and passwords"
 
 
 MAX_BYTES = 4096
 
-# Whoever can read a password can be whoever it belongs to.
-# systemd lets its service in by an ACL, whose mask shows as the rights of a group that nobody is in.
+# systemd gives its service access to a credential by an ACL, whose mask appears as rights of an empty group.
 _SHOWN_BY_SYSTEMD = 0o040
 
 
 def password_of(settings: BrokerSettings) -> str | None:
-    """The password that the settings hold or name a file for; None where they do neither.
+    """Return the password from the settings or from the file that they name; None where they have neither.
 
-    UsageError, with the mend and never with what is in it, for a file that cannot be used or that others may read.
+    Raises UsageError for a file that is unusable or that others may read. The message never has the file's content.
     """
     if settings.password_file is None:
         return settings.password
@@ -118,7 +118,7 @@ def password_of(settings: BrokerSettings) -> str | None:
 
 
 def read_password(path: Path) -> str:
-    """What is in `path`, one line of UTF-8, without the end of the line."""
+    """Return the password in the file `path`: one line of UTF-8, without its end. Raises UsageError as `password_of`."""
     remedy = "put the password there on one line: install -m 0600 /dev/stdin " + str(path)
     try:
         with path.open("rb") as file:
@@ -126,7 +126,7 @@ def read_password(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"password_file {path}: {error.strerror or error}; {remedy}") from None
-    if mode & _allowed_to_nobody(path):
+    if mode & _forbidden_mode(path):
         raise UsageError(
             f"password_file {path} is open to other users (mode {mode:04o}); chmod 600 {path}, and choose another password"
         )
@@ -139,7 +139,7 @@ def read_password(path: Path) -> str:
     return text
 
 
-def _allowed_to_nobody(path: Path) -> int:
-    given = os.environ.get("CREDENTIALS_DIRECTORY")
-    of_systemd = given is not None and path.absolute().parent == Path(given)
+def _forbidden_mode(path: Path) -> int:
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    of_systemd = directory is not None and path.absolute().parent == Path(directory)
     return OPEN_TO_OTHERS & ~_SHOWN_BY_SYSTEMD if of_systemd else OPEN_TO_OTHERS

@@ -1,7 +1,6 @@
-"""Reads what a certificate says (X.509: RFC 5280; DER: X.690), so that a device can tell it without further packages.
+"""Parser of certificates (X.509: RFC 5280; DER: X.690), so that a device needs no further package to describe one.
 
-Nothing is verified here: that is the work of the TLS library. Only what people are told is read: for whom, by whom, from
-when until when.
+It verifies nothing, which is the work of the TLS library. It reads the fields that messages show: subject, issuer, dates.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _OURS = re.compile(r"fedpatch://([^/]+)/([^/]+)/([^/]+)")
 
 @dataclass(frozen=True)
 class CertificateOwner:
-    """Whom a certificate that fedpatch made is for."""
+    """Owner of a certificate that fedpatch made: fleet, part (coordinator, device, broker) and name."""
 
     fleet: str
     part: str
@@ -37,7 +36,18 @@ class CertificateOwner:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one says. Times are unix seconds; `holder` is None where fedpatch did not make it; names are its CN, else all."""
+    """Fields of a certificate.
+
+    Attributes:
+        subject: Common name, or else the whole name.
+        issuer: The same of the CA.
+        serial: Serial number.
+        not_before: Start of validity, unix seconds.
+        not_after: End of validity, unix seconds.
+        is_ca: Whether it is a CA's.
+        holder: Its owner; None if fedpatch did not make the certificate.
+        sha256: SHA-256 of the DER form, hexadecimal.
+    """
 
     subject: str
     issuer: str
@@ -49,34 +59,34 @@ class Certificate:
     sha256: str
 
     def standing(self, now: float) -> str:
-        """Whether it is good at a time: "good", "expired" or "not yet valid"."""
+        """Return the validity at the time `now` (unix seconds): "good", "expired" or "not yet valid"."""
         if now < self.not_before:
             return "not yet valid"
         return "expired" if now > self.not_after else "good"
 
 
 def read_pem(data: bytes) -> list[Certificate]:
-    """All certificates of a PEM file, in its order; ValueError where it holds none, or one that is damaged."""
+    """Return all certificates of a PEM file, in its order. Raises ValueError if there is none, or one is damaged."""
     if len(data) > MAX_PEM_BYTES:
         raise ValueError(f"more than {MAX_PEM_BYTES} bytes")
-    found: list[Certificate] = []
+    certificates: list[Certificate] = []
     for block in _BLOCK.finditer(data):
-        if len(found) == MAX_CERTIFICATES:
+        if len(certificates) == MAX_CERTIFICATES:
             raise ValueError(f"more than {MAX_CERTIFICATES} certificates")
         try:
             der = base64.b64decode(b"".join(block[1].split()), validate=True)
         except binascii.Error as error:
             raise ValueError(f"damaged: {error}") from None
-        found.append(read_der(der))
-    if not found:
+        certificates.append(read_der(der))
+    if not certificates:
         raise ValueError("no certificate in it")
-    return found
+    return certificates
 
 
 def read_der(der: bytes) -> Certificate:
-    """One certificate; ValueError where it is damaged."""
-    body = _children(_one(_one(der, _SEQUENCE), _SEQUENCE, first=True))
-    fields = [one for one in body if one[0] != _VERSION]
+    """Return the certificate in DER form. Raises ValueError if it is damaged."""
+    body = _children(_only_child(_only_child(der, _SEQUENCE), _SEQUENCE, first=True))
+    fields = [field for field in body if field[0] != _VERSION]
     if len(fields) < 6 or [tag for tag, _ in fields[:6]] != [_INTEGER, *[_SEQUENCE] * 5]:
         raise ValueError("damaged: not the fields of a certificate")
     serial, _algorithm, issuer, validity, subject, _key = (value for _, value in fields[:6])
@@ -99,18 +109,20 @@ def read_der(der: bytes) -> Certificate:
 def _extensions(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if not data:
         return
-    for tag, one in _children(_one(data, _SEQUENCE)):
-        parts = _children(one)
+    for tag, extension in _children(_only_child(data, _SEQUENCE)):
+        parts = _children(extension)
         if tag == _SEQUENCE and len(parts) > 1 and parts[0][0] == _OID and parts[-1][0] == _OCTETS:
             yield parts[0][1], parts[-1][1]
 
 
 def _is_ca(data: bytes) -> bool:
-    return bool(data) and any(tag == _BOOLEAN and value != b"\0" for tag, value in _children(_one(data, _SEQUENCE)))
+    return bool(data) and any(
+        tag == _BOOLEAN and value != b"\0" for tag, value in _children(_only_child(data, _SEQUENCE))
+    )
 
 
 def _holder(data: bytes) -> CertificateOwner | None:
-    for tag, value in _children(_one(data, _SEQUENCE)) if data else ():
+    for tag, value in _children(_only_child(data, _SEQUENCE)) if data else ():
         if tag == _URI and (ours := _OURS.fullmatch(value.decode("ascii", "replace"))):
             return CertificateOwner(*ours.groups())
     return None
@@ -137,17 +149,17 @@ def _moment(tag: int, value: bytes) -> float:
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
-def _one(data: bytes, tag: int, *, first: bool = False) -> bytes:
-    """What the only element of `data` holds, or its `first`, which must have that tag."""
-    found = _children(data)
-    if not found or found[0][0] != tag or (len(found) > 1 and not first):
+def _only_child(data: bytes, tag: int, *, first: bool = False) -> bytes:
+    """Return the content of the only element of `data`, or of its `first`; the element must have this tag."""
+    children = _children(data)
+    if not children or children[0][0] != tag or (len(children) > 1 and not first):
         raise ValueError("damaged: not the parts of a certificate")
-    return found[0][1]
+    return children[0][1]
 
 
 def _children(data: bytes) -> list[tuple[int, bytes]]:
-    """The elements that follow each other in `data`: tag and contents. Tags of one byte, definite lengths, as in DER."""
-    found: list[tuple[int, bytes]] = []
+    """Return the consecutive elements of `data`: tag and content. Tags have one byte, lengths are definite, as in DER."""
+    children: list[tuple[int, bytes]] = []
     at = 0
     while at < len(data):
         if at + 2 > len(data):
@@ -162,6 +174,6 @@ def _children(data: bytes) -> list[tuple[int, bytes]]:
             at += size
         if at + length > len(data):
             raise ValueError("damaged: it ends too early")
-        found.append((tag, data[at : at + length]))
+        children.append((tag, data[at : at + length]))
         at += length
-    return found
+    return children

@@ -1,14 +1,14 @@
-"""The link to the broker: what both sides need of MQTT, and the one file that speaks to paho.
+"""The MQTT link of coordinator and agent, and the one module that imports paho.
 
-`MqttLink` owns one thread. That thread alone touches paho; callers only leave messages on the desk and get events back,
-in order. Rules that follow from how brokers and paho behave:
+`MqttLink` owns one thread, and only this thread calls paho. Callers put messages into the session's outbox and receive
+events, in order. These rules follow from the behaviour of brokers and paho:
 
-- A paho client lives as long as one connection. What is unacknowledged and what is subscribed is kept on the desk, so
-  nothing is lost, or sent for ever, when a connection breaks.
-- The loop is ours, not paho's `loop_start`: that thread ends for good at an exception it does not expect, does not tell
-  why a connection failed, brings all devices of a fleet back in step, and fails beyond file descriptor 1024.
-- Callbacks record or enqueue, and nothing else.
-- A PUBACK frees a place in the outbox and means nothing more: brokers drop messages that they have acknowledged.
+- A paho client lives as long as one connection. The session keeps unacknowledged messages and subscriptions, so a broken
+  connection neither loses a message nor sends one without end.
+- The link has its own loop instead of paho's `loop_start`. That thread ends at any unexpected exception, does not report why
+  a connection failed, lets all devices of a fleet reconnect at the same time, and fails beyond file descriptor 1024.
+- A paho callback only records or enqueues.
+- A PUBACK frees a place in the outbox and proves nothing else: brokers drop messages that they have acknowledged.
 """
 
 from __future__ import annotations
@@ -52,11 +52,20 @@ log = logging.getLogger("fedpatch.link")
 
 
 class MqttLink:
-    """A link over MQTT 5 or 3.1.1.
+    """A link over MQTT 5 or 3.1.1, which reconnects by itself.
 
-    `events` is called from the link's thread, in order, and must only put the event somewhere (`queue.put`). `will` is
-    (topic, payload), retained. Without `clean_start` the broker keeps the session for an hour after a disconnect. At
-    most `max_queued` messages wait or are unacknowledged. The user name may stand in the URL; the password never does.
+    Args:
+        url: Broker URL, which may have the user name and never has the password.
+        client_id: MQTT client id.
+        events: Called from the link's thread with each event, in order. It must only enqueue the event (`queue.put`).
+        will: Topic and payload of the last will, which is retained.
+        username: User name at the broker; None: that of the URL, if any.
+        password: Password at the broker.
+        tls: Files of the CA, the own certificate and its key.
+        keepalive_s: MQTT keepalive.
+        reconnect_delay_s: Shortest and longest pause before an attempt to reconnect.
+        clean_start: Whether the broker forgets the session; else it keeps the session for an hour after a disconnect.
+        max_queued: Most messages that wait to be sent or acknowledged.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per independent choice of the caller
@@ -86,44 +95,54 @@ class MqttLink:
         self._thread = threading.Thread(target=self._attempts.run, name=f"link {client_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect in a thread of its own; returns at once."""
+        """Start the link's thread, which connects. Returns at once."""
         self._thread.start()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Queue a message, connected or not; False when the outbox is full or the link has been stopped.
+        """Queue a message, whether connected or not.
 
-        A message above the packet limit that the broker stated raises BrokerError, for the broker would close the
-        connection at it; one queued before the limit is known is dropped with a warning. QoS 0 is sent once at most.
+        Args:
+            topic: Topic without wildcards.
+            payload: Bytes of the message.
+            qos: 0 (sent at most once) or 1.
+            retain: Whether the broker shall retain the message.
+
+        Returns:
+            False if the outbox is full or the link has been stopped.
+
+        Raises:
+            BrokerError: The message exceeds the broker's packet limit; the broker would close the connection. A message that
+                was queued before the limit is known is dropped with a warning instead.
         """
         queued = self._session.put(QueuedMessage(topic, payload, qos, retain))
         self._loop.wake()
         return queued
 
     def subscribe(self, *filters: str) -> None:
-        """Subscribe with QoS 1, again at each reconnect; to repeat it makes the broker send retained messages again."""
+        """Subscribe with QoS 1, now and at each reconnect. A repeated call makes the broker send retained messages again."""
         self._session.subscribe(filters)
         self._loop.wake()
 
     def unsubscribe(self, *filters: str) -> None:
-        """Give `filters` up; nothing more is received on them, even if it is on its way."""
+        """Remove the subscriptions `filters`. No message on them is received from now on, even one that is on its way."""
         self._session.unsubscribe(filters)
         self._loop.wake()
 
     def use_long_backoff(self, patient: bool) -> None:
-        """Whether to wait for as long as is allowed before each further attempt to connect; callable from any thread."""
+        """Set whether each attempt to reconnect waits for the longest pause. Callable from any thread."""
         self._attempts.patient = patient
 
     def wait_connected(self, timeout_s: float) -> Connected:
-        """Block until connected; BrokerError with the last reason after `timeout_s`, or once waiting is no use."""
+        """Block until connected. Raises BrokerError with the last fault after `timeout_s`, or at once for a lasting fault."""
         return self._session.wait_connected(timeout_s)
 
     @property
     def idle(self) -> bool:
-        """Nothing that was published waits to be acknowledged by the broker."""
+        """Whether the broker has acknowledged every published message."""
         return self._session.idle()
 
     def stop(self, drain_s: float = 2.0) -> None:
-        """Take no more messages, send the queued ones for up to `drain_s`, leave without a last will, join."""
+        """Accept no more messages, send queued ones for up to `drain_s`, disconnect without a last will, join the thread."""
         self._session.stop(drain_s)
         self._loop.wake()
         if self._thread.ident is not None:
@@ -150,12 +169,12 @@ class MqttLink:
         except Exception:
             log.exception("unexpected failure of the connection to %s", self.broker)
         finally:
-            left = client.socket() if client is not None else None
-            if left is not None:
-                left.close()
+            open_socket = client.socket() if client is not None else None
+            if open_socket is not None:
+                open_socket.close()
         for message in self._session.disconnected():
             log.warning(
-                "gave up %s: the connection to %s breaks whenever it is sent; if the broker takes no messages of that "
+                "gave up %s: the connection to %s breaks whenever it is sent; if the broker accepts no messages of that "
                 "size, %s",
                 message,
                 self.broker,
@@ -163,7 +182,7 @@ class MqttLink:
             )
 
     def _turn(self, client: mqtt.Client, attempt: ConnectionAttempt) -> bool:
-        """What to do before waiting for the socket; False to give the connection up."""
+        """Do the link's work before each wait for the socket. Returns False to end the connection."""
         now = time.monotonic()
         if attempt.goodbye_until is not None:
             return now < attempt.goodbye_until
@@ -180,10 +199,10 @@ class MqttLink:
         return True
 
     def _feed(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
-        """Hand paho what callers want, never more than one packet ahead of the socket: a ping must get through."""
+        """Give paho the subscriptions and messages, at most one packet ahead of the socket: a ping must get through."""
         while wish := self._session.next_wish():
             if wish.wanted:
-                _, mid = client.subscribe([(one, 1) for one in wish.filters])
+                _, mid = client.subscribe([(topic_filter, 1) for topic_filter in wish.filters])
                 attempt.subscribing[mid or 0] = wish.filters
             else:
                 client.unsubscribe(list(wish.filters))
@@ -191,13 +210,13 @@ class MqttLink:
             if complaint := self._session.complaint(message):
                 log.warning("dropped a message: %s", complaint)
                 continue
-            # A broker that retains nothing would close the connection at a message that wants it.
+            # A broker without retained messages would close the connection at one with the retain flag.
             info = client.publish(message.topic, message.payload, message.qos, message.retain and self._retains)
             if message.qos > 0:
                 self._session.sent(info.mid, message)
 
     def _leave_when_sent(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
-        """Say goodbye once all is sent or it takes too long."""
+        """Disconnect once all messages are sent or `drain_s` is over."""
         now = time.monotonic()
         if attempt.drain_until is None:
             attempt.drain_until = now + self._session.drain_s
@@ -205,7 +224,7 @@ class MqttLink:
             self._say_goodbye(client, attempt)
 
     def _say_goodbye(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
-        """Leave without a last will; a broker that does not take even that is left a second later."""
+        """Send DISCONNECT, so that the broker publishes no last will, and wait at most GOODBYE_TIMEOUT_S."""
         attempt.goodbye_until = time.monotonic() + GOODBYE_TIMEOUT_S
         client.disconnect()
 
@@ -247,7 +266,7 @@ class MqttLink:
     ) -> None:
         if reason.is_failure:
             fault = connection_errors.refused(self.broker, self._username, reason, with_password=bool(self._password))
-            # Once: a broker that refuses a will that is not retained too is tried again like any other.
+            # Only once: a broker that also refuses a will without the retain flag is retried with pauses.
             attempt.fail(fault if self._retains else replace(fault, retains_nothing=False))
             self._retains = self._retains and not fault.retains_nothing
             return
@@ -268,7 +287,7 @@ class MqttLink:
             topic = message.topic
         except UnicodeDecodeError:
             return
-        # A kept session may deliver what an earlier process subscribed to, and some brokers what nobody did.
+        # A kept session may deliver messages of an earlier process's subscriptions, and some brokers unsubscribed ones.
         if self._session.want(topic):
             self._emit(Received(topic, bytes(message.payload), bool(message.retain)))
 
@@ -278,9 +297,9 @@ class MqttLink:
             log.warning("%s refused %s: %s", self.broker, message, str(reason).lower())
 
     def _on_subscribe(self, filters: tuple[str, ...], reasons: list[ReasonCode]) -> None:
-        for one, reason in zip(filters, reasons, strict=False):
+        for topic_filter, reason in zip(filters, reasons, strict=False):
             if reason.is_failure:
-                log.warning("%s refused the subscription to %s: %s", self.broker, one, str(reason).lower())
+                log.warning("%s refused the subscription to %s: %s", self.broker, topic_filter, str(reason).lower())
 
     def _emit(self, event: LinkEvent) -> None:
         try:
@@ -291,7 +310,7 @@ class MqttLink:
 
 def _opened(attempt: ConnectionAttempt, sock: Any) -> None:
     attempt.socket = sock
-    # A small QoS 1 message and its answer take 88 ms where both sides let Nagle wait, and 0.4 ms where neither does.
+    # A small QoS 1 message and its answer take 88 ms with Nagle's algorithm on both sides, and 0.4 ms without it.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

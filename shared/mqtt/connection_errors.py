@@ -1,4 +1,4 @@
-"""Why a connection to the broker failed, in sentences for people: what happened, and what to look at."""
+"""Faults of a connection to the broker, as sentences for people: what happened, and the remedy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ _KEEPALIVE_TIMEOUT, _TAKEN_OVER, _PACKET_TOO_LARGE, _RETAINS_NOTHING = 0x8D, 0x8
 
 @dataclass(frozen=True)
 class ConnectionFault:
-    """A failed or ended connection; `lasting` where trying again will not mend it.
+    """Why a connection failed or ended.
 
-    `good_from` is the unix time from which it would work: a clock that is behind is waited for.
+    Attributes:
+        reason: Sentence for people.
+        lasting: Whether a retry cannot help.
+        wrong_version: Whether the broker refused the MQTT version.
+        unanswered: Whether the broker did not answer CONNECT.
+        retains_nothing: Whether the broker refused a retained last will.
+        good_from: Unix time from which the connection would work, where this machine's clock is behind.
+        renewal: Whether the link ended the connection itself, to use a renewed certificate.
     """
 
     reason: str
@@ -34,15 +41,15 @@ class ConnectionFault:
 
 
 class Reason(Protocol):
-    """An MQTT 5 reason code; answers of 3.1.1 brokers are translated to these."""
+    """An MQTT 5 reason code; paho translates the return codes of 3.1.1 to these."""
 
     @property
     def value(self) -> int:
-        """The code, 128 and above for failures."""
+        """The code; 128 and above are failures."""
 
 
 def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
-    """No connection could be made at all."""
+    """Return the fault for an `error` while connecting."""
     hint = f" {broker.scheme_hint}" if broker.scheme_hint else ""
     if isinstance(error, ConnectionRefusedError):
         return ConnectionFault(f"connection refused by {broker}; is a broker running there?{hint}")
@@ -61,7 +68,17 @@ def unreachable(broker: BrokerUrl, error: Exception) -> ConnectionFault:
 
 
 def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_password: bool) -> ConnectionFault:
-    """The broker answered, and the answer was no; `with_password` says whether we gave one."""
+    """Return the fault for a CONNACK that refuses the connection.
+
+    Args:
+        broker: The broker's address.
+        username: User name that was given, if any.
+        reason: Reason code of the CONNACK.
+        with_password: Whether a password was given.
+
+    Returns:
+        The fault.
+    """
     code = reason.value
     if code == _UNSUPPORTED_VERSION:
         return ConnectionFault(f"{broker} speaks neither MQTT 5 nor 3.1.1", wrong_version=True)
@@ -77,14 +94,24 @@ def refused(broker: BrokerUrl, username: str | None, reason: Reason, *, with_pas
     if code == _BAD_CLIENT_ID:
         return ConnectionFault(f"{broker} refused our client id; check the name of this device", lasting=True)
     if code == _BANNED:
-        return ConnectionFault(f"{broker} has banned us; ask whoever runs it", lasting=True)
+        return ConnectionFault(f"{broker} has banned this client; ask the broker's operator", lasting=True)
     if code == _RETAINS_NOTHING:
         return ConnectionFault(f"{broker} retains no messages, not even a last will", retains_nothing=True)
     return ConnectionFault(f"{broker} refused the connection: {str(reason).lower()}")
 
 
 def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> ConnectionFault:
-    """A connection is gone: `by_broker` when the broker said why, `accepted` when it had accepted us before."""
+    """Return the fault for a connection that ended.
+
+    Args:
+        broker: The broker's address.
+        reason: Reason code of the broker's DISCONNECT, or paho's own.
+        by_broker: Whether the broker sent a DISCONNECT.
+        accepted: Whether the broker had accepted the connection.
+
+    Returns:
+        The fault.
+    """
     code = reason.value
     if not by_broker:
         if not accepted:
@@ -99,13 +126,13 @@ def lost(broker: BrokerUrl, reason: Reason, by_broker: bool, accepted: bool) -> 
 
 
 def silent(broker: BrokerUrl) -> ConnectionFault:
-    """Something listens there, but does not answer a CONNECT; some 3.1.1 brokers fall silent at one of MQTT 5."""
+    """Return the fault for a CONNECT without an answer; some 3.1.1 brokers do not answer one of MQTT 5."""
     hint = f" {broker.scheme_hint}" if broker.scheme_hint else ""
     return ConnectionFault(f"{broker} does not answer; is it an MQTT broker?{hint}", unanswered=True)
 
 
 def _unanswered(broker: BrokerUrl) -> ConnectionFault:
-    """It hung up on us: no MQTT broker, one that is old, or one that expects TLS."""
+    """Return the fault for a closed connection: no MQTT broker, an old one, or one that expects TLS."""
     hint = (
         "? " + broker.scheme_hint if broker.tls else ", and is this its port without TLS? For the other, write mqtts://"
     )
@@ -115,10 +142,10 @@ def _unanswered(broker: BrokerUrl) -> ConnectionFault:
 
 
 def renewed(broker: BrokerUrl) -> ConnectionFault:
-    """We end the connection ourselves, to make one with the new files."""
+    """Return the fault for a connection that the link ends in order to use a renewed certificate."""
     return ConnectionFault(f"our certificate was renewed, so the connection to {broker} is made anew", renewal=True)
 
 
 def lost_silently(broker: BrokerUrl) -> ConnectionFault:
-    """The connection is gone and nobody said why."""
+    """Return the fault for a connection that ended without a stated reason."""
     return ConnectionFault(f"the connection to {broker} was lost")

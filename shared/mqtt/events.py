@@ -1,4 +1,4 @@
-"""What a link tells its owner, and what its owner may ask of it; the same over MQTT and in memory."""
+"""Events of a link, and `Link`, the interface of a link; it is the same over MQTT and in memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ ProtocolVersion = Literal["5", "3.1.1"]
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker took us; subscriptions are made again. `max_packet_bytes` is None where the broker states no limit.
+    """The broker accepted the connection. The link renews all subscriptions.
 
-    `broker_certificate_ends` is in unix seconds, None without TLS.
+    Attributes:
+        protocol: MQTT version.
+        max_packet_bytes: The broker's packet limit; None if it states none.
+        retain_available: Whether the broker supports retained messages.
+        session_present: Whether the broker had kept the session.
+        broker_certificate_ends: Unix time at which the broker's certificate expires; None without TLS.
     """
 
     protocol: ProtocolVersion
@@ -24,14 +29,14 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A connection ended or could not be made; `reason` is a sentence for people. The link goes on trying."""
+    """A connection ended or an attempt failed; `reason` is a sentence for people. The link goes on reconnecting."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message on a topic that we subscribed to; `retained` when the broker had kept it."""
+    """A message on a subscribed topic; `retained` if the broker had retained it."""
 
     topic: str
     payload: bytes = field(repr=False)
@@ -42,23 +47,33 @@ LinkEvent = Connected | Disconnected | Received
 
 
 class Link(Protocol):
-    """A way to the other side; events come through a callable given at construction."""
+    """Connection to the other side. It passes events to a callable that its constructor takes."""
 
     def start(self) -> None:
-        """Begin to connect, and go on until `stop`."""
+        """Connect, and reconnect until `stop`."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Queue a message; False when there is no room. Never blocks."""
+        """Queue a message, without blocking.
+
+        Args:
+            topic: Topic without wildcards.
+            payload: Bytes of the message.
+            qos: 0 or 1.
+            retain: Whether the broker shall retain the message.
+
+        Returns:
+            False if there is no room.
+        """
 
     def subscribe(self, *filters: str) -> None:
-        """Want messages on `filters`, now and after every reconnect."""
+        """Subscribe to `filters`, now and after each reconnect."""
 
     def unsubscribe(self, *filters: str) -> None:
-        """Want no more messages on `filters`."""
+        """Remove the subscriptions `filters`."""
 
     @property
     def idle(self) -> bool:
-        """Nothing that was published waits to be acknowledged by the broker."""
+        """Whether the broker has acknowledged every published message."""
 
     def stop(self) -> None:
-        """Send what is queued, leave without a last will, and give no more events."""
+        """Send queued messages, disconnect without a last will, and emit no more events."""

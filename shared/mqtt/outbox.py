@@ -1,11 +1,9 @@
-"""What a link has still to send: a bounded queue, a window of what is on its way, and the way back after a lost link.
+"""State of a link that outlives a connection: the outbox of messages to send, and the subscriptions.
 
-A pure state machine that holds no socket. A message stays here until the broker has acknowledged it, so after a lost
-connection everything unacknowledged goes out again, in its old order. There is one exception: a broker that closes the
-connection at a message (because it is too large, say) would do so for ever. So whatever was on its way when a
-connection broke is sent alone the next time, and what breaks `MAX_ATTEMPTS` connections is given up.
-
-What a link wants to receive, whether or not it is connected at the moment.
+Both are pure state machines without a socket. A message stays in the outbox until the broker has acknowledged it, so after
+a lost connection all unacknowledged messages are sent again, in their order. There is one exception: a broker that closes
+the connection at a message, for example one that is too large, would do so each time. So a message that was on its way when a
+connection broke is sent alone the next time, and after `MAX_ATTEMPTS` broken connections it is given up.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field
 from fedpatch.shared.errors import IllegalTransition
 
 MAX_IN_FLIGHT = 20
-# On a slow link a keepalive must find its way between the chunks: 256 KiB in 30 s is 70 kbit/s.
+# On a slow line a keepalive must get through between the chunks: 256 KiB in 30 s is 70 kbit/s.
 MAX_IN_FLIGHT_BYTES = 256 * 1024
 MAX_ATTEMPTS = 3
 
@@ -41,54 +39,54 @@ class QueuedMessage:
 
 
 class Outbox:
-    """At most `capacity` messages, waiting or unacknowledged."""
+    """Queue of at most `capacity` messages that wait to be sent or acknowledged."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._waiting: deque[QueuedMessage] = deque()
         self._unacknowledged: dict[int, QueuedMessage] = {}
-        self._flying_bytes = 0
+        self._in_flight_bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._unacknowledged)
 
     def put(self, message: QueuedMessage) -> bool:
-        """Queue `message`; False when there is no room."""
+        """Queue `message`. Returns False if there is no room."""
         if len(self) >= self.capacity:
             return False
         self._waiting.append(message)
         return True
 
     def take(self, window: int) -> QueuedMessage | None:
-        """The next message to send; None if there is none, or `window` messages or too many bytes are on their way."""
+        """Remove and return the next message to send; None if there is none, or too much is in flight already."""
         if not self._waiting:
             return None
         message = self._waiting[0]
-        flying = len(self._unacknowledged)
+        in_flight = len(self._unacknowledged)
         alone = message.attempts > 0 or any(other.attempts > 0 for other in self._unacknowledged.values())
-        too_many = flying >= (1 if alone else min(window, MAX_IN_FLIGHT))
-        too_much = flying > 0 and self._flying_bytes + len(message.payload) > MAX_IN_FLIGHT_BYTES
+        too_many = in_flight >= (1 if alone else min(window, MAX_IN_FLIGHT))
+        too_much = in_flight > 0 and self._in_flight_bytes + len(message.payload) > MAX_IN_FLIGHT_BYTES
         return None if too_many or too_much else self._waiting.popleft()
 
     def sent(self, key: int, message: QueuedMessage) -> None:
-        """`message` is on its way and will be acknowledged under `key`."""
+        """Record that `message` was sent and will be acknowledged under `key`."""
         if key in self._unacknowledged:
             raise IllegalTransition(f"packet id {key} is on its way already")
         self._unacknowledged[key] = message
-        self._flying_bytes += len(message.payload)
+        self._in_flight_bytes += len(message.payload)
 
     def acknowledged(self, key: int) -> QueuedMessage | None:
-        """The message that the broker acknowledged, now forgotten; None for a key that is not on its way."""
+        """Remove and return the message that the broker acknowledged; None for an unknown `key`."""
         message = self._unacknowledged.pop(key, None)
         if message is not None:
-            self._flying_bytes -= len(message.payload)
+            self._in_flight_bytes -= len(message.payload)
         return message
 
     def connection_lost(self) -> list[QueuedMessage]:
-        """Queue everything unacknowledged once more, first of all; returns what is given up instead."""
+        """Put unacknowledged messages back at the front of the queue. Returns the messages that are given up instead."""
         lost = list(self._unacknowledged.values())
         self._unacknowledged.clear()
-        self._flying_bytes = 0
+        self._in_flight_bytes = 0
         for message in lost:
             message.attempts += 1
         self._waiting.extendleft(reversed([message for message in lost if message.attempts < MAX_ATTEMPTS]))
@@ -97,40 +95,40 @@ class Outbox:
 
 @dataclass(frozen=True)
 class SubscriptionChange:
-    """Ask the broker for messages on `filters` (or, where not `wanted`, for no more of them)."""
+    """A SUBSCRIBE to `filters` or, where not `wanted`, an UNSUBSCRIBE."""
 
     wanted: bool
     filters: tuple[str, ...]
 
 
 class Subscriptions:
-    """The filters wanted now, and what the broker has still to be told of them."""
+    """The current topic filters, and the changes that have not been sent to the broker yet."""
 
     def __init__(self) -> None:
         self.filters: tuple[str, ...] = ()
         self._wishes: deque[SubscriptionChange] = deque()
 
     def add(self, filters: tuple[str, ...]) -> None:
-        """Want `filters`; to want one again makes the broker send its retained messages again."""
-        for one in filters:
-            _check(one)
+        """Add `filters`. Adding one again makes the broker send its retained messages again. Raises ValueError."""
+        for topic_filter in filters:
+            _check(topic_filter)
         self.filters = tuple(dict.fromkeys((*self.filters, *filters)))
         self._wishes.append(SubscriptionChange(True, filters))
 
     def remove(self, filters: tuple[str, ...]) -> None:
-        """Want `filters` no more."""
-        self.filters = tuple(one for one in self.filters if one not in filters)
+        """Remove `filters`."""
+        self.filters = tuple(kept for kept in self.filters if kept not in filters)
         self._wishes.append(SubscriptionChange(False, filters))
 
     def connected(self) -> None:
-        """Tell a new connection everything; a session that the broker kept may hold what was removed meanwhile."""
-        removed = [one for wish in self._wishes if not wish.wanted for one in wish.filters]
+        """Queue all filters for a new connection, and removals, because a kept session may still have those filters."""
+        removed = [topic_filter for wish in self._wishes if not wish.wanted for topic_filter in wish.filters]
         self._wishes.clear()
-        self._wishes.append(SubscriptionChange(False, tuple(one for one in removed if one not in self.filters)))
+        self._wishes.append(SubscriptionChange(False, tuple(gone for gone in removed if gone not in self.filters)))
         self._wishes.append(SubscriptionChange(True, self.filters))
 
     def next(self) -> SubscriptionChange | None:
-        """What to tell the broker next."""
+        """Return the next change to send, if any."""
         while self._wishes:
             wish = self._wishes.popleft()
             if wish.filters:
@@ -139,14 +137,14 @@ class Subscriptions:
 
     def want(self, topic: str) -> bool:
         """Whether `topic` matches a filter."""
-        return any(_matches(one, topic) for one in self.filters)
+        return any(_matches(topic_filter, topic) for topic_filter in self.filters)
 
 
 def _check(pattern: str) -> None:
-    # Checked before it reaches a connection, which a broker would close at each attempt to subscribe.
+    # Checked here, because a broker would close the connection at each attempt to subscribe.
     levels = pattern.split("/")
-    wild = [one for one in levels if "+" in one or "#" in one]
-    if not pattern or any(one not in ("+", "#") for one in wild) or "#" in levels[:-1]:
+    wild = [level for level in levels if "+" in level or "#" in level]
+    if not pattern or any(level not in ("+", "#") for level in wild) or "#" in levels[:-1]:
         raise ValueError(f"not a topic filter: {pattern!r}")
 
 
@@ -155,4 +153,4 @@ def _matches(pattern: str, topic: str) -> bool:
     if wanted[-1] == "#":
         wanted = wanted[:-1]
         levels = levels[: len(wanted)]
-    return len(wanted) == len(levels) and all(one in ("+", level) for one, level in zip(wanted, levels, strict=True))
+    return len(wanted) == len(levels) and all(want in ("+", level) for want, level in zip(wanted, levels, strict=True))

@@ -1,7 +1,7 @@
-"""When a link tries to connect, and in which version of MQTT: one attempt after the other, with pauses that spread a fleet.
+"""Reconnecting: one attempt after the other, with random pauses so that a fleet does not reconnect at one moment.
 
-MQTT 5 comes first. A broker that refuses it, or does not answer, is asked in 3.1.1 at once, and so on in turn until one
-version is answered; that one is kept.
+The first attempt is in MQTT 5. After a refusal of the version, or no answer, the next attempt is in the other version (3.1.1)
+at once, and so on in turn. The version in which the broker answers is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHER: dict[ProtocolVersion, ProtocolVersion] = {"5": "3.1.1", "3.1.1": "5"}
 
 @dataclass
 class ConnectionAttempt:
-    """One attempt to connect and, if it succeeds, that connection. Belongs to the link's thread."""
+    """State of one attempt to connect and, if it succeeds, of that connection. It belongs to the link's thread."""
 
     protocol: ProtocolVersion
     answer_by: float = field(default_factory=lambda: time.monotonic() + CONNACK_TIMEOUT_S)
@@ -38,14 +38,20 @@ class ConnectionAttempt:
     socket: object = None
 
     def fail(self, fault: ConnectionFault) -> None:
-        """Keep the first fault: what follows is its consequence."""
+        """Record a fault. Only the first one is kept, for later ones are its consequences."""
         self.fault = self.fault or fault
 
 
 class Reconnector:
-    """Makes attempts until the link is stopped. `make` makes one and returns when that connection is over.
+    """Loop of attempts to connect, until the link is stopped.
 
-    While `patient` is set, from any thread, the pause before each attempt is the longest that is allowed.
+    While `patient` is True, which any thread may set, each pause is the longest one.
+
+    Args:
+        session: The link's session.
+        delays_s: Shortest and longest pause.
+        make: Makes one attempt, and returns when that connection is over.
+        events: Called with each failed attempt or ended connection.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class Reconnector:
         self._events = events
 
     def run(self) -> None:
-        """The body of the link's thread."""
+        """Make attempts until the session is stopping. This is the body of the link's thread."""
         pause_s = self._shortest_s
         changed = False
         while not self._session.stopping.is_set():
@@ -84,12 +90,12 @@ class Reconnector:
                 continue
             if attempt.connected is not None and time.monotonic() - began > pause_s:
                 pause_s = self._shortest_s
-            # Drawn anew each time, so that a fleet which lost its broker at one moment comes back spread out.
+            # Decorrelated jitter: a fleet that lost its broker at one moment reconnects spread over time.
             pause_s = min(self._longest_s, random.uniform(self._shortest_s, 3 * pause_s))
             self._pause(self._longest_s if self.patient else pause_s, fault)
 
     def _pause(self, pause_s: float, fault: ConnectionFault) -> None:
-        """Wait for that long or, where only the clock is wrong, until it has been set."""
+        """Wait for `pause_s` or, where only this machine's clock is wrong, until it has been set if that is earlier."""
         if fault.good_from is None:
             self._session.stopping.wait(pause_s)
             return
@@ -99,7 +105,7 @@ class Reconnector:
                 return
 
     def _change_protocol(self, attempt: ConnectionAttempt, fault: ConnectionFault) -> bool:
-        """Come back at once, with another version or without a retained will, if that may be why it did not accept."""
+        """Whether to retry at once, in the other version or without a retained will, because that may be the fault."""
         if fault.retains_nothing:
             return True
         maybe_version = fault.wrong_version or (fault.unanswered and not self._agreed)

@@ -1,6 +1,6 @@
-"""What passes between a link's callers and its thread: messages, subscriptions, and how the connection stands.
+"""State that a link's callers share with its thread: messages, subscriptions, and the state of the connection.
 
-Everything under one lock; nobody holds it while waiting for the network.
+One lock guards it all. No thread holds the lock while it waits for the network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_MQTT_PACKET_BYTES = 268_435_455
 
 
 class Session:
-    """Callers put and wait; the link's thread takes and tells."""
+    """Shared state of a link: callers put messages and wait; the link's thread takes messages and reports events."""
 
     def __init__(self, broker: BrokerUrl, max_queued: int) -> None:
         self.broker = broker
@@ -33,26 +33,26 @@ class Session:
     # For callers.
 
     def put(self, message: QueuedMessage) -> bool:
-        """Queue `message`; False when there is no room or the link has been stopped; BrokerError when it is too large."""
+        """Queue `message`. Returns False if there is no room or the link is stopped. Raises BrokerError if it is too large."""
         if not message.topic or "+" in message.topic or "#" in message.topic:
-            raise ValueError(f"not a topic to publish on: {message.topic!r}")
+            raise ValueError(f"{message.topic!r} is not a topic for publishing")
         with self._changed:
             if message.packet_bytes > self._packet_limit_bytes:
                 raise BrokerError(f"{self._too_large(message)}; {connection_errors.USE_SMALLER_CHUNKS}")
             return not self.stopping.is_set() and self._outbox.put(message)
 
     def subscribe(self, filters: tuple[str, ...]) -> None:
-        """Want messages on `filters`."""
+        """Subscribe to `filters`."""
         with self._changed:
             self._subscriptions.add(filters)
 
     def unsubscribe(self, filters: tuple[str, ...]) -> None:
-        """Want no more messages on `filters`."""
+        """Remove the subscriptions `filters`."""
         with self._changed:
             self._subscriptions.remove(filters)
 
     def wait_connected(self, timeout_s: float) -> Connected:
-        """Block until connected; BrokerError with the last reason after `timeout_s`, or once waiting is no use."""
+        """Block until connected. Raises BrokerError with the last fault after `timeout_s`, or at once for a lasting fault."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._connected or (self._fault and self._fault.lasting) or self.stopping.is_set(), timeout_s
@@ -63,7 +63,7 @@ class Session:
             raise BrokerError(fault.reason)
 
     def stop(self, drain_s: float) -> None:
-        """Take no more messages; what is queued may still be sent for `drain_s`."""
+        """Accept no more messages. Queued ones may still be sent for `drain_s`."""
         with self._changed:
             self.drain_s = drain_s
             self.stopping.set()
@@ -72,7 +72,7 @@ class Session:
     # For the link's thread.
 
     def connected(self, connected: Connected) -> None:
-        """A connection is made: everything wanted is to be subscribed to again."""
+        """Record a new connection, and queue all subscriptions for it."""
         with self._changed:
             self._subscriptions.connected()
             self._packet_limit_bytes = connected.max_packet_bytes or MAX_MQTT_PACKET_BYTES
@@ -80,51 +80,51 @@ class Session:
             self._changed.notify_all()
 
     def disconnected(self) -> list[QueuedMessage]:
-        """The connection, if there was one, is gone: what was unacknowledged waits again, except what is returned."""
+        """Record the end of a connection or attempt, and requeue unacknowledged messages. Returns those given up."""
         with self._changed:
             self._connected = None
             return self._outbox.connection_lost()
 
     def failed(self, fault: connection_errors.ConnectionFault) -> None:
-        """An attempt has failed, or a connection ended."""
+        """Record why an attempt failed or a connection ended."""
         with self._changed:
             self._fault = fault
             self._changed.notify_all()
 
     def next_wish(self) -> SubscriptionChange | None:
-        """What to tell the broker next of what is wanted."""
+        """Return the next change of subscriptions to send, if any."""
         with self._changed:
             return self._subscriptions.next()
 
     def next_message(self, window: int) -> QueuedMessage | None:
-        """What to send next, if anything may be sent now."""
+        """Remove and return the next message, if one may be sent now."""
         with self._changed:
             return self._outbox.take(window)
 
     def complaint(self, message: QueuedMessage) -> str | None:
-        """Why `message`, queued before the broker stated its limit, cannot be sent."""
+        """Return why `message` cannot be sent, if the broker stated a lower limit after it was queued."""
         with self._changed:
             return self._too_large(message) if message.packet_bytes > self._packet_limit_bytes else None
 
     def sent(self, key: int, message: QueuedMessage) -> None:
-        """`message` is on its way as packet `key`."""
+        """Record that `message` was sent as packet `key`."""
         with self._changed:
             self._outbox.sent(key, message)
 
     def acknowledged(self, key: int) -> QueuedMessage | None:
-        """Packet `key` has been acknowledged."""
+        """Remove and return the message of the acknowledged packet `key`, if known."""
         with self._changed:
             return self._outbox.acknowledged(key)
 
     def idle(self) -> bool:
-        """Whether everything has been sent and acknowledged."""
+        """Whether every message has been sent and acknowledged."""
         with self._changed:
             return len(self._outbox) == 0
 
     def want(self, topic: str) -> bool:
-        """Whether anybody subscribed to `topic`."""
+        """Whether a subscription matches `topic`."""
         with self._changed:
             return self._subscriptions.want(topic)
 
     def _too_large(self, message: QueuedMessage) -> str:
-        return f"{self.broker} takes packets of {self._packet_limit_bytes} bytes, less than {message}"
+        return f"{self.broker} accepts packets of {self._packet_limit_bytes} bytes, less than {message}"

@@ -1,4 +1,4 @@
-"""Moves bytes between a socket and a client that does not do so itself (paho's external loop, for one)."""
+"""Event loop of one socket, for a client that has no loop of its own (paho's external loop)."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-# A client's keepalive is looked after this often; messages to send do not wait for it (`wake`).
+# Interval of the client's keepalive check. Messages to send do not wait for it, for `wake` interrupts the wait.
 TICK_S = 0.5
 
 
 class LoopClient(Protocol):
-    """What the loop needs of a client. `socket()` is None once the connection has ended."""
+    """The loop's view of a client. `socket()` is None once the connection has ended."""
 
     def socket(self) -> Any:
         """The open socket, plain or TLS."""
 
     def want_write(self) -> bool:
-        """Whether bytes wait for the socket to take them."""
+        """Whether bytes wait to be written to the socket."""
 
     def loop_read(self) -> Any:
-        """Take what the socket has."""
+        """Read from the socket."""
 
     def loop_write(self) -> Any:
-        """Give the socket what it takes."""
+        """Write to the socket."""
 
     def loop_misc(self) -> Any:
-        """Look after the keepalive."""
+        """Check the keepalive."""
 
 
 class SocketLoop:
-    """Runs one client at a time in the calling thread; `wake` may be called from any thread.
+    """Loop that runs one client at a time in the calling thread. Any thread may call `wake`.
 
-    It waits with epoll where there is one, which select's limit of 1024 file descriptors does not concern.
+    It waits with epoll where available, which has no limit of 1024 file descriptors as select has.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class SocketLoop:
         self._woken = False
 
     def wake(self) -> None:
-        """Make the loop take its next turn now; one that is to take it already is not told again."""
+        """Make the loop take its next turn now."""
         if self._woken:
             return
         self._woken = True
@@ -53,12 +53,12 @@ class SocketLoop:
             self._wake_in.send(b"\0")
 
     def close(self) -> None:
-        """Give back the loop's own file descriptors."""
+        """Close the loop's own file descriptors."""
         self._wake_in.close()
         self._wake_out.close()
 
     def run(self, client: LoopClient, turn: Callable[[], bool]) -> None:
-        """Move bytes until the client's socket is gone or `turn`, called before each wait, is False."""
+        """Read and write until the client's socket is closed, or until `turn`, called before each wait, returns False."""
         sock = client.socket()
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_out, selectors.EVENT_READ)
@@ -70,12 +70,12 @@ class SocketLoop:
                 if wanted != awaited:
                     selector.modify(sock, wanted)
                     awaited = wanted
-                # What TLS has decrypted already does not show on the socket.
+                # The selector does not see bytes that TLS has decrypted already.
                 decrypted = hasattr(sock, "pending") and sock.pending() > 0
                 ready = {key.fileobj: mask for key, mask in selector.select(0 if decrypted else TICK_S)}
                 if self._wake_out in ready:
                     self._wake_out.recv(65_536)
-                    # Before the turn: whoever puts something down and finds this still set is looked after by that turn.
+                    # Reset before the turn, so that the turn handles messages of callers that found the flag still set.
                     self._woken = False
                 if decrypted or ready.get(sock, 0) & selectors.EVENT_READ:
                     client.loop_read()

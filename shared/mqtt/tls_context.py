@@ -1,7 +1,4 @@
-"""How a connection to a broker is secured: whom to trust, and with which certificate to say who we are.
-
-Which files say whom to trust at a broker, and who we are there.
-"""
+"""TLS of a broker connection: the files of CA, certificate and key, and the context made of them."""
 
 from __future__ import annotations
 
@@ -19,9 +16,12 @@ from fedpatch.shared.mqtt.url import BrokerUrl
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: the CAs to trust (None: the system's); our own certificate and its key (None: we have none).
+    """PEM files of a connection.
 
-    Both may be in one file, so that they change in one rename; then the two paths are the same.
+    Attributes:
+        ca_file: Trusted CAs; None: the system's.
+        cert_file: Own certificate; None: there is none.
+        key_file: Key of the certificate; None: in `cert_file`. One file for both changes by one rename.
     """
 
     ca_file: Path | None = None
@@ -29,22 +29,24 @@ class TlsFiles:
     key_file: Path | None = None
 
     def paths(self) -> tuple[Path, ...]:
-        """Those that there are, each once."""
-        return tuple(dict.fromkeys(one for one in (self.ca_file, self.cert_file, self.key_file) if one is not None))
+        """Return the paths that are set, each once."""
+        paths = (self.ca_file, self.cert_file, self.key_file)
+        return tuple(dict.fromkeys(path for path in paths if path is not None))
 
 
 LOOK_EVERY_S = 5.0
 
 
 def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
-    """TLS 1.2 or later, the broker's certificate checked, and ours given where we have one; None without TLS.
+    """Return a context for TLS 1.2 or later that checks the broker's certificate; None for a broker without TLS.
 
-    UsageError, with the mend, for a file that is of no use, and for a key that others may read.
+    It presents the own certificate, if there is one. Raises UsageError for an unusable file, and for a key that others may
+    read.
     """
     if not broker.tls:
-        for what, path in (("CA file", files.ca_file), ("certificate", files.cert_file)):
+        for kind, path in (("CA file", files.ca_file), ("certificate", files.cert_file)):
             if path is not None:
-                raise UsageError(f"a {what} is of no use with mqtt://{broker}; write mqtts:// to use TLS")
+                raise UsageError(f"a {kind} is of no use with mqtt://{broker}; write mqtts:// to use TLS")
         return None
     try:
         context = ssl.create_default_context(cafile=files.ca_file)
@@ -60,19 +62,19 @@ def tls_context(broker: BrokerUrl, files: TlsFiles) -> ssl.SSLContext | None:
 
 
 def key_problem(key_file: Path) -> tuple[str, str] | None:
-    """Why a key must not be used as it lies there, and the mend; None where it may."""
+    """Return why a key file must not be used, and the remedy; None if it may be used."""
     try:
         mode = key_file.stat().st_mode & 0o777
     except OSError as error:
         return f"{key_file}: {error.strerror}", "enrol this device (fedpatch-agent enrol FILE), or correct key_file"
-    # Whoever can read a key is whoever it belongs to.
+    # A user who can read the key can connect as its owner.
     if mode & OPEN_TO_OTHERS:
         return f"{key_file} is open to other users (mode {mode:04o}), who could pass for us", f"chmod 600 {key_file}"
     return None
 
 
 def certificates_of(path: Path | None) -> list[Certificate]:
-    """What is in a PEM file, for telling people; nothing where it cannot be read."""
+    """Return the certificates of a PEM file, for messages; none if the file cannot be read."""
     try:
         if path is not None:
             with path.open("rb") as file:
@@ -83,7 +85,7 @@ def certificates_of(path: Path | None) -> list[Certificate]:
 
 
 def peer_ends(sock: object) -> float | None:
-    """When the certificate expires that the other side showed; None without TLS."""
+    """Return the unix time at which the peer's certificate expires; None without TLS."""
     if not isinstance(sock, ssl.SSLSocket):
         return None
     try:
@@ -93,7 +95,7 @@ def peer_ends(sock: object) -> float | None:
 
 
 class Credentials:
-    """The files of a connection, read again whenever they have changed: a renewed certificate is taken up so."""
+    """TLS files of a connection. They are read again when they have changed, which picks up a renewed certificate."""
 
     def __init__(self, broker: BrokerUrl, files: TlsFiles) -> None:
         self.files = files
@@ -103,16 +105,16 @@ class Credentials:
         self._looked_at = -math.inf
 
     def context(self) -> ssl.SSLContext | None:
-        """For the next connection. UsageError where the files are of no use now."""
+        """Return the context for the next connection. Raises UsageError if the files are unusable now."""
         if (stamp := self._look()) != self._stamp:
             self._context = tls_context(self._broker, self.files)
             self._stamp = stamp
         return self._context
 
     def renewed(self, now: float) -> bool:
-        """Whether the files are others than those of the last connection, and can be used: half a renewal is none.
+        """Whether the files have changed since the last connection and are usable, so that half a renewal does not count.
 
-        Looks every few seconds of `now`, however often it is asked.
+        It reads the files at most every LOOK_EVERY_S seconds of `now`.
         """
         if now < self._looked_at + LOOK_EVERY_S:
             return False
@@ -130,15 +132,16 @@ class Credentials:
 
 
 class AlertCapturingSocket(ssl.SSLSocket):
-    """Closes itself when the handshake fails, which paho leaves to the garbage collector, and keeps what the broker says.
+    """TLS socket that closes itself when the handshake fails, and keeps the broker's TLS alert.
 
-    With TLS 1.3 a broker refuses our certificate when the handshake is over on our side; paho drops what it says.
+    paho leaves the closing to the garbage collector, and drops the alert. With TLS 1.3 a broker refuses a client's certificate
+    by an alert after the handshake is over on the client's side.
     """
 
     alert: ssl.SSLError | None = None
 
     def do_handshake(self, block: bool = False) -> None:
-        """As the base class; leaves no open socket behind."""
+        """Do as the base class, and close the socket if it fails."""
         try:
             super().do_handshake(block)
         except Exception:
@@ -146,7 +149,7 @@ class AlertCapturingSocket(ssl.SSLSocket):
             raise
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """As the base class; an alert is kept."""
+        """Do as the base class, and keep an alert."""
         try:
             return super().recv(buflen, flags)
         except ssl.SSLError as error:
@@ -154,7 +157,7 @@ class AlertCapturingSocket(ssl.SSLSocket):
             raise
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """As the base class; where the broker has closed the connection, its last words are read."""
+        """Do as the base class, and read a pending alert if the broker has closed the connection."""
         try:
             return super().send(data, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -172,7 +175,7 @@ class AlertCapturingSocket(ssl.SSLSocket):
             self._keep(error)
 
     def _keep(self, error: Exception) -> None:
-        # All else is about the connection: that it waits, that it is gone.
+        # Other errors are about the state of the connection.
         if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or str(error)).upper():
             self.alert = self.alert or error
 
@@ -181,7 +184,7 @@ def _load_own(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
     if problem := key_problem(key_file):
         raise UsageError("; ".join(problem))
     try:
-        # Without a password of ours OpenSSL would ask for one on the terminal.
+        # Without a password callback OpenSSL would ask for one on the terminal.
         context.load_cert_chain(cert_file, key_file, password=lambda: b"")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

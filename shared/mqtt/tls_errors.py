@@ -1,7 +1,7 @@
-"""Why two sides do not trust each other, in sentences for people: which certificate, from when until when, what to do.
+"""TLS errors as sentences for people: which certificate failed, its dates, and the remedy.
 
-The TLS library says which check failed, but of no certificate which one it was: the dates of our own files tell, and where
-they are good it is the broker's, which is then asked for.
+The TLS library reports the failed check but not the certificate. If the CA in the own file is within its dates, the broker's
+certificate is the cause; it is then fetched from the broker for its dates.
 """
 
 from __future__ import annotations
@@ -32,21 +32,33 @@ _OTHER_NAME = (62, 64)
 
 @dataclass(frozen=True)
 class TrustError:
-    """What is wrong and what to do, apart, as the doctors show it; `good_from` where the clock alone may mend it."""
+    """A TLS problem and its remedy, separately as `doctor` prints them.
+
+    `good_from` is the unix time from which the certificate is valid, where setting the clock may be enough.
+    """
 
     problem: str
     remedy: str
     good_from: float | None = None
 
     def fault(self) -> ConnectionFault:
-        """The same for a link; what only waits for the right time is worth to be tried again."""
+        """Return the same for a link, which retries only where the right time may be enough."""
         return ConnectionFault(
             f"{self.problem}; {self.remedy}", lasting=self.good_from is None, good_from=self.good_from
         )
 
 
 def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) -> ConnectionFault | None:
-    """The fault that an error of the TLS library means; None where it is about something else than trust."""
+    """Return the fault for an error of the TLS library.
+
+    Args:
+        broker: The broker's address.
+        files: TLS files of the connection.
+        error: Error of the connection.
+
+    Returns:
+        The fault, or None if the error is not about certificates.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return distrusted(broker, files, error).fault()
     refusal = refused_by_broker(broker, files, error) if isinstance(error, ssl.SSLError) else None
@@ -54,7 +66,16 @@ def fault_of(broker: BrokerUrl, files: TlsFiles, error: BaseException | None) ->
 
 
 def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificationError) -> TrustError:
-    """We do not trust the broker. May ask it for its certificate, for a few seconds."""
+    """Return the problem for a broker's certificate that failed the check. May connect to the broker for some seconds.
+
+    Args:
+        broker: The broker's address.
+        files: TLS files of the connection.
+        error: The failed check.
+
+    Returns:
+        Problem and remedy.
+    """
     code = error.verify_code
     if code in (_NOT_YET_VALID, _EXPIRED):
         return _at_a_wrong_time(broker, files, code)
@@ -77,12 +98,12 @@ def distrusted(broker: BrokerUrl, files: TlsFiles, error: ssl.SSLCertVerificatio
 def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> TrustError:
     now = time.time()
     state = "not yet valid" if code == _NOT_YET_VALID else "expired"
-    cas = [one for one in certificates_of(files.ca_file) if one.standing(now) == state]
-    one = cas[0] if cas else _presented(broker)
+    cas = [ca for ca in certificates_of(files.ca_file) if ca.standing(now) == state]
+    certificate = cas[0] if cas else _presented(broker)
     what = f"the CA {cas[0].subject!r} in {files.ca_file}" if cas else f"the certificate of the broker {broker}"
     clock = f"the clock here says {minute(now)}"
     if state == "expired":
-        since = f" since {minute(one.not_after)}" if one is not None else ""
+        since = f" since {minute(certificate.not_after)}" if certificate is not None else ""
         remedy = (
             "renew the CA (fedpatch ca renew) and give everybody its new ca.crt"
             if cas
@@ -93,15 +114,14 @@ def _at_a_wrong_time(broker: BrokerUrl, files: TlsFiles, code: int) -> TrustErro
         )
     if is_synchronised() is False:
         clock += " and is not synchronised with any time server"
-    begins = f" before {minute(one.not_before)}" if one is not None else ""
+    begins = f" before {minute(certificate.not_before)}" if certificate is not None else ""
     remedy = "set the clock (sudo timedatectl set-ntp true, or a time server that can be reached); it goes on once that is done"
-    return TrustError(
-        f"{what} is not yet valid{begins}; {clock}", remedy, good_from=one.not_before if one is not None else math.inf
-    )
+    good_from = certificate.not_before if certificate is not None else math.inf
+    return TrustError(f"{what} is not yet valid{begins}; {clock}", remedy, good_from=good_from)
 
 
 def _presented(broker: BrokerUrl) -> Certificate | None:
-    """The broker's certificate, asked for without trusting it; None where that fails."""
+    """Fetch the broker's certificate without trusting it; None if that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -116,9 +136,18 @@ def _presented(broker: BrokerUrl) -> Certificate | None:
 
 
 def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -> TrustError | None:
-    """The broker does not trust us: what its alert (RFC 8446, 6.2) means; None for one about something else."""
+    """Return the problem for an alert (RFC 8446, section 6.2) by which the broker refuses the own certificate.
+
+    Args:
+        broker: The broker's address.
+        files: TLS files of the connection.
+        alert: The broker's alert.
+
+    Returns:
+        Problem and remedy, or None if the alert is not about certificates.
+    """
     now = time.time()
-    word = _word_of(alert)
+    word = _alert_name(alert)
     own = next(iter(certificates_of(files.cert_file)), None)
     if own is None:
         if word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE"):
@@ -129,7 +158,7 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
     if word == "CERTIFICATE_EXPIRED":
         return _says_expired(broker, files, own, ours, now)
     if word == "CERTIFICATE_REVOKED":
-        remedy = "ask whoever runs the fleet; a device that may come back gets a new one (fedpatch device add)"
+        remedy = "ask the fleet's operator; a device that may come back gets a new one (fedpatch device add)"
         return TrustError(f"{broker} refused {ours}: it was revoked", remedy)
     if word in ("UNKNOWN_CA", "DECRYPT_ERROR"):
         remedy = "enrol with a bundle of this broker's fleet, or give the broker that CA (cafile)"
@@ -149,10 +178,10 @@ def refused_by_broker(broker: BrokerUrl, files: TlsFiles, alert: ssl.SSLError) -
 def _says_expired(broker: BrokerUrl, files: TlsFiles, own: Certificate, ours: str, now: float) -> TrustError:
     if own.standing(now) == "expired":
         return TrustError(f"{broker} refused {ours}: it has expired on {minute(own.not_after)}", f"renew it ({RENEW})")
-    gone = next((one for one in certificates_of(files.ca_file) if one.standing(now) == "expired"), None)
-    if gone is not None:
+    expired = next((ca for ca in certificates_of(files.ca_file) if ca.standing(now) == "expired"), None)
+    if expired is not None:
         return TrustError(
-            f"{broker} refused {ours}: its CA {gone.subject!r} has expired on {minute(gone.not_after)}",
+            f"{broker} refused {ours}: its CA {expired.subject!r} has expired on {minute(expired.not_after)}",
             "renew the CA (fedpatch ca renew) and give everybody its new ca.crt, the broker too",
         )
     return TrustError(
@@ -161,13 +190,13 @@ def _says_expired(broker: BrokerUrl, files: TlsFiles, own: Certificate, ours: st
     )
 
 
-def _word_of(alert: ssl.SSLError) -> str:
-    """`CERTIFICATE_EXPIRED` of what OpenSSL calls SSLV3_ALERT_CERTIFICATE_EXPIRED or, elsewhere, TLS_ALERT_..."""
+def _alert_name(alert: ssl.SSLError) -> str:
+    """Return the alert's name, as `CERTIFICATE_EXPIRED` for OpenSSL's SSLV3_ALERT_CERTIFICATE_EXPIRED or TLS_ALERT_..."""
     text = re.sub(r"[^A-Z0-9]+", "_", str(alert.reason or alert).upper())
-    found = re.search(r"ALERT_([A-Z_]+?)_?(?:_SSL_C_[0-9]+_?)?$", text)
-    return found[1] if found else ""
+    match = re.search(r"ALERT_([A-Z_]+?)_?(?:_SSL_C_[0-9]+_?)?$", text)
+    return match[1] if match else ""
 
 
 def expiry_of(path: Path | None) -> float | None:
-    """When the first certificate of a PEM file ends; None where there is none that can be read."""
-    return min((one.not_after for one in certificates_of(path)), default=None)
+    """Return the unix time at which the first certificate of a PEM file expires; None if none can be read."""
+    return min((certificate.not_after for certificate in certificates_of(path)), default=None)

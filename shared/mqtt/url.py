@@ -1,4 +1,4 @@
-"""Where a broker is: mqtts://host[:port], or mqtt://host[:port] without TLS. Without a scheme, mqtts:// is meant."""
+"""Broker URLs: mqtts://host[:port], or mqtt://host[:port] without TLS. Without a scheme, mqtts:// is assumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,20 @@ _LOOPBACK_6 = ipaddress.ip_address("::1")
 
 @dataclass(frozen=True)
 class BrokerUrl:
-    """A broker's address; `username` is None where the URL names none, `scheme_given` False where `mqtts://` was assumed."""
+    """A broker's address.
+
+    Attributes:
+        host: Host name or IP address.
+        port: TCP port.
+        tls: Whether the scheme is mqtts.
+        username: User name in the URL, if any.
+        scheme_given: False if `mqtts://` was assumed.
+
+    Example:
+        >>> broker = parse_broker_url("mqtts://pi@broker.lan")
+        >>> str(broker), broker.username
+        ('broker.lan:8883', 'pi')
+    """
 
     host: str
     port: int
@@ -25,9 +38,9 @@ class BrokerUrl:
 
     @property
     def loopback(self) -> bool:
-        """Whether the host is this machine by what is written: `localhost`, 127.0.0.0/8 or ::1.
+        """Whether the host as written is this machine: `localhost`, 127.0.0.0/8 or ::1.
 
-        No name is looked up: whoever answers for names could send what is meant for this machine anywhere.
+        No name is resolved, because a hostile name server could redirect the connection to another machine.
         """
         if self.host == "localhost":
             return True
@@ -39,12 +52,12 @@ class BrokerUrl:
 
     @property
     def exposed(self) -> bool:
-        """Whether what travels leaves this machine in plain text."""
+        """Whether messages leave this machine in plain text."""
         return not self.tls and not self.loopback
 
     @property
     def scheme_hint(self) -> str:
-        """Hint for a connection that fails, where the URL names no scheme; else empty."""
+        """Hint for a connection that fails if the URL names no scheme; else empty."""
         if self.scheme_given:
             return ""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -52,18 +65,18 @@ class BrokerUrl:
         return f"the URL names no scheme, so TLS was assumed; for a broker without TLS write mqtt://{host}{port}"
 
     def __str__(self) -> str:
-        """The broker as messages name it."""
+        """Host and port, as messages show them."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_broker_url(text: str) -> BrokerUrl:
-    """The broker that `text` names, over TLS where it names no scheme; UsageError says how to write it properly."""
+    """Parse a broker URL; TLS is assumed where it has no scheme. Raises UsageError, which shows the right form."""
     scheme_given = "://" in text
     if not scheme_given:
         text = f"mqtts://{text}"
     scheme, _, rest = text.partition("://")
     if scheme not in DEFAULT_PORTS:
-        raise UsageError(f"broker URL {_hidden(text)!r}: {scheme}:// is not spoken here; use mqtt:// or mqtts://")
+        raise UsageError(f"broker URL {_hidden(text)!r}: scheme {scheme}:// is not supported; use mqtt:// or mqtts://")
     try:
         parts = urlsplit(text)
         port = parts.port

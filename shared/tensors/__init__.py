@@ -1,4 +1,4 @@
 """Named tensors: schema, patch policy, encodings, quantisation, error feedback, packing.
 
-Pure: no network, no clock, no thread, no torch.
+This room is pure: no network, clock, thread or torch. Models and training are no subject of it.
 """

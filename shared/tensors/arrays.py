@@ -1,8 +1,7 @@
-"""Named tensors and the schema that coordinator and device agree on.
+"""Named tensors: one flat mapping from names to NumPy arrays for a model and the moments of its optimizer.
 
-A model and the moments of its optimizer are one flat mapping from names to arrays. The moments of a parameter `p` are
-the tensors `p:exp_avg`, `p:exp_avg_sq` (shape and dtype of `p`) and `p:step` (shape (), float32): what the paper calls
-V in Algorithm 1 travels, is averaged and is kept private exactly as the values it belongs to.
+The moments of a parameter `p` are the tensors `p:exp_avg`, `p:exp_avg_sq` (shape and dtype of `p`) and `p:step` (shape (),
+float32). Algorithm 1 of the paper calls them V. A moment is sent, averaged and kept private together with its parameter.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Tensors = Mapping[str, Array]
 
 
 def require_finite(tensors: Tensors) -> None:
-    """Raise UpdateRefused("not_finite") naming the first tensor that holds a NaN or an infinity."""
+    """Raise UpdateRefused("not_finite"), which names the first tensor that holds a NaN or an infinity."""
     for name in sorted(tensors):
         array = tensors[name]
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -47,26 +46,27 @@ def require_finite(tensors: Tensors) -> None:
 
 
 def never_negative(spec: TensorSpec) -> bool:
-    """Whether no value of this tensor can be below zero: a variance, a count, a second moment."""
+    """Whether the values of this tensor are at least zero by definition: variances, counts, second moments."""
     if spec.role == "stats":
         return spec.name.rpartition(".")[2] in ("running_var", "num_batches_tracked")
     return spec.role == "moment" and spec.name.endswith((":exp_avg_sq", ":step"))
 
 
 def values_digest(tensors: Tensors, schema: Schema) -> str:
-    """SHA-256 hex over the names, dtypes, shapes and values (`little_endian`) of exactly the tensors of `schema`.
+    """Return the SHA-256 (hexadecimal) over names, dtypes, shapes and values (`little_endian`) of the tensors of `schema`.
 
-    Equal for equal bits, however they came and whatever their memory layout. Raises SchemaMismatch for other tensors.
+    Equal bits give equal digests, whatever the memory layout. Raises SchemaMismatch unless `tensors` has exactly the
+    tensors of `schema`.
     """
     schema.check(tensors)
     digest = hashlib.sha256()
     for spec in schema.specs:
-        head = json.dumps([spec.name, spec.dtype, list(spec.shape)], separators=(",", ":"), ensure_ascii=True)
-        digest.update(f"{head}\n".encode())
+        header = json.dumps([spec.name, spec.dtype, list(spec.shape)], separators=(",", ":"), ensure_ascii=True)
+        digest.update(f"{header}\n".encode())
         digest.update(little_endian(tensors[spec.name]))
     return digest.hexdigest()
 
 
 def little_endian(array: Array) -> bytes:
-    """Values in C order, least significant byte first: the only form in which they travel."""
+    """Return the values in C order, least significant byte first: their form in every blob."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()

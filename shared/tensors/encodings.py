@@ -1,14 +1,14 @@
-"""Which rule each tensor travels by: what an encoding does to weights, statistics and moments.
+"""Delta encodings of tensors: the rule for each role of a tensor, and its bytes.
 
     encoding     trained values   statistics, buffers   exp_avg             exp_avg_sq   integers, other moments
     fp32, fp16   in the schema's dtype; fp16 halves trained values where it can (shared.tensors.packing)
-    delta-bf16   delta-bf16       delta-bf16            bf16                bf16         as they are
-    delta-int8   delta-int8       delta-bf16            int8                delta-level  as they are
-    delta-int4   delta-int4       delta-bf16            int4                delta-level  as they are
+    delta-bf16   delta-bf16       delta-bf16            bf16                bf16         unchanged
+    delta-int8   delta-int8       delta-bf16            int8                delta-level  unchanged
+    delta-int4   delta-int4       delta-bf16            int4                delta-level  unchanged
 
-`delta-` is the difference to the same tensor of the base. A tensor that a rule cannot write travels as it is: one that holds
-something not finite or beyond a quarter of its type, or a variance below zero. Whoever receives it sees the same
-values as the sender, and refuses them by the same checks as ever.
+`delta-` means the difference to the same tensor of the base. A tensor is sent unchanged, in the schema's dtype, if it holds a
+value that its rule cannot write: one that is not finite, beyond a quarter of the dtype's range, or a negative variance. The
+receiver then sees the sender's values, and its usual checks reject them.
 """
 
 from __future__ import annotations
@@ -41,19 +41,26 @@ from fedpatch.shared.tensors.quantise import (
 
 BLOCK = 1024
 FEEDBACK = ("delta-int4",)
-"""Encodings so coarse that what rounding took away is kept, and given with the next step (shared.tensors.error_feedback).
+"""Encodings with error feedback (shared.tensors.error_feedback), because their rounding is coarse.
 
-delta-int8 is none of them: it is right in the mean, and with scales as coarse as its own what is given later grows where a
-round's training goes most of the way by itself: it would be made up for twice.
+delta-int8 has none: its rounding is unbiased. With scales as coarse as its own, feedback would also correct an error that the
+next round's training corrects by itself, and the residual would grow.
 """
 
 
 @dataclass(frozen=True)
 class EncodingRule:
-    """How a tensor is written: `word` names it on the wire.
+    """The format of one tensor in a delta encoding.
 
-    Codes have a scale a `block` of values (0: one a tensor), which is at least `coarse` times their root mean square; but not
-    in a tensor of no more than BLOCK values, which costs next to nothing. With `inward` they are rounded towards zero.
+    Attributes:
+        word: Name of the format in a blob.
+        kind: "bf16", "codes" or "levels" (shared.tensors.quantise).
+        delta: Whether the difference to the base is written instead of the value.
+        top: Greatest code.
+        block: Values that share one scale; 0: all values of the tensor.
+        coarse: Lower bound of a scale times `top`, in units of the root mean square of the block. It does not apply to tensors
+            of at most BLOCK values, which are small in any case.
+        inward: Whether codes are rounded towards zero instead of at random.
     """
 
     word: str
@@ -67,15 +74,16 @@ class EncodingRule:
 
 _DELTA_BF16 = EncodingRule("delta-bf16", "bf16", delta=True)
 _BF16 = EncodingRule("bf16", "bf16")
-# How coarse the scales are is measured (docs/performance.md, Bytes): so that updates take a sixteenth, at no further round.
+# The coarseness was chosen by measurement (docs/performance.md, Bytes): updates are a sixteenth of fp32, without more rounds.
 _DELTA_INT8 = EncodingRule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.0)
-# A first moment that grew by rounding would be greater than its second one allows, and its steps a thousand times too long.
+# Rounded towards zero: a first moment that rounding made greater than its second moment allows makes Adam's steps up to a
+# thousand times too long.
 _INT8 = EncodingRule("int8-blocks", "codes", top=INT8_TOP, block=BLOCK, coarse=0.2, inward=True)
 _DELTA_INT4 = EncodingRule("delta-int4", "codes", delta=True, top=INT4_TOP, block=BLOCK)
 _INT4 = EncodingRule("int4-blocks", "codes", top=INT4_TOP, block=BLOCK, inward=True)
 _DELTA_LEVEL = EncodingRule("delta-level", "levels", delta=True)
 
-# Trained values, exp_avg, exp_avg_sq.
+# Rules of trained values, exp_avg and exp_avg_sq.
 _RULES = {
     "delta-bf16": (_DELTA_BF16, _BF16, _BF16),
     "delta-int8": (_DELTA_INT8, _INT8, _DELTA_LEVEL),
@@ -84,7 +92,7 @@ _RULES = {
 
 
 def rule_of(encoding: str, spec: TensorSpec) -> EncodingRule | None:
-    """The rule of a delta encoding for a tensor; None: it travels as it is."""
+    """Return the rule of a delta encoding for a tensor, or None if the tensor is sent unchanged."""
     trained, first, second = _RULES[encoding]
     if np.dtype(spec.dtype).kind != "f":
         return None
@@ -96,13 +104,24 @@ def rule_of(encoding: str, spec: TensorSpec) -> EncodingRule | None:
 
 
 def encode(values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng: Rng) -> bytes | None:
-    """Values of the schema's dtype and shape as `rule` writes them; None: it cannot, so they have to travel as they are."""
+    """Write a tensor by a rule.
+
+    Args:
+        values: The tensor, with the shape and dtype of `spec`.
+        base: The base's tensor of the same name and shape.
+        spec: The tensor's entry in the schema.
+        rule: `rule_of` this tensor.
+        rng: Random numbers for rounding.
+
+    Returns:
+        The bytes, or None if the rule cannot write these values: then the tensor must be sent unchanged.
+    """
     flat = values.reshape(-1).astype(wide(spec.dtype))
     before = base.reshape(-1).astype(flat.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         change = flat - before if rule.delta and rule.kind != "levels" else flat
     limit = greatest(spec.dtype)
-    # Not: any that is beyond. A NaN is neither.
+    # `not within`, rather than `beyond`: a comparison with NaN is always false.
     if not (_within(flat, limit) and _within(change, limit)):
         return None
     if never_negative(spec) and (flat < 0).any():
@@ -120,7 +139,20 @@ def encode(values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng
 
 
 def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) -> Array:
-    """Undo `encode`: a fresh array of the schema's dtype and shape. Raises WireError for another number of bytes."""
+    """Read the bytes that `encode` wrote.
+
+    Args:
+        data: The bytes of one tensor.
+        base: The base's tensor of the same name and shape.
+        spec: The tensor's entry in the schema.
+        rule: The rule that wrote `data`.
+
+    Returns:
+        A new array with the shape and dtype of `spec`. Values may be infinite or NaN.
+
+    Raises:
+        WireError: `data` has another number of bytes than the rule takes for this shape.
+    """
     size = math.prod(spec.shape)
     if len(data) != (expected := _bytes_of(rule, size)):
         raise WireError(f"{spec.name}: {len(data)} bytes where {rule.word} takes {expected} for {spec.shape}")

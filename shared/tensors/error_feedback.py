@@ -1,7 +1,7 @@
-"""Error feedback: what rounding takes away from one step is given with the next.
+"""Error feedback: the rounding error of one step, the residual, is added to the next step.
 
 Seide et al. 2014; Karimireddy et al. 2019 (EF-SGD, Algorithm 1). The residual of a tensor `fc1.weight` is named
-`fc1.weight:residual`; no schema has that name, so it cannot travel.
+`fc1.weight:residual`. No schema has this name, so a residual cannot be sent.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from fedpatch.shared.tensors.quantise import wide
 
 
 def residual_name(tensor: str) -> str:
-    """`fc1.weight` -> `fc1.weight:residual`."""
+    """Return the name of a tensor's residual: `fc1.weight` -> `fc1.weight:residual`."""
     return moment_name(tensor, "residual")
 
 
 def is_residual(name: str) -> bool:
-    """Whether `residual_name` made it."""
+    """Whether `name` is the name of a residual."""
     return name.endswith(residual_name(""))
 
 
 @dataclass(frozen=True)
 class StepWithFeedback:
-    """A packed blob, the tensors that whoever unpacks it will have, and the residual that this leaves."""
+    """A step that was packed with error feedback.
+
+    Attributes:
+        packed: The blob.
+        tensors: The tensors that a receiver decodes from the blob.
+        residual: Rounding errors, to be passed to the next step.
+    """
 
     packed: Packed
     tensors: dict[str, Array]
@@ -48,11 +54,26 @@ def pack_with_feedback(
     seed: int,
     residual: Tensors,
 ) -> tuple[Packed, dict[str, Array]]:
-    """`pack` of tensors + residual, and the residual that this leaves: what was intended less what will be decoded.
+    """Pack tensors plus residual, and return the next residual: the values intended less the values decoded.
 
-    Only what is trained has a residual, and only where the encoding is as coarse as to need one; else there is none
-    after. A residual that is not given is zero, one of another name is left out, and one that comes out not finite is
-    zero. Raises what `pack` raises, and SchemaMismatch for a residual of another shape.
+    Only trained values have a residual, and only with an encoding in FEEDBACK. With any other encoding the given residual is
+    ignored and the next one is empty. Residual values that are not finite become zero.
+
+    Args:
+        tensors: Tensors of `schema`.
+        schema: Schema of `tensors`.
+        meta: Plain data to pack beside them, as for `pack`.
+        encoding: One of ENCODINGS.
+        base: Tensors that a delta encoding subtracts, as for `pack`.
+        seed: Seed of the rounding.
+        residual: Residual of the step before. An absent tensor counts as zero, tensors of other names are ignored.
+
+    Returns:
+        The blob and the next residual.
+
+    Raises:
+        SchemaMismatch: Tensors are not those of `schema`, or a residual has another shape.
+        UsageError, ValueError: As `pack`.
     """
     if encoding not in FEEDBACK:
         return pack(tensors, schema, meta, encoding, base=base, seed=seed), {}
@@ -70,16 +91,33 @@ def step_with_feedback(
     seed: int,
     residual: Tensors,
 ) -> StepWithFeedback:
-    """`pack_with_feedback`, and what comes out when it is unpacked, for whoever needs both; raises the same."""
+    """Do as `pack_with_feedback`, and also return the tensors that a receiver decodes.
+
+    Args:
+        tensors: As for `pack_with_feedback`.
+        schema: As for `pack_with_feedback`.
+        meta: As for `pack_with_feedback`.
+        encoding: As for `pack_with_feedback`.
+        base: As for `pack_with_feedback`.
+        seed: As for `pack_with_feedback`.
+        residual: As for `pack_with_feedback`.
+
+    Returns:
+        The blob, the decoded tensors and the next residual.
+
+    Raises:
+        SchemaMismatch: As `pack_with_feedback`.
+        UsageError, ValueError: As `pack`.
+    """
     schema.check_names(tensors)
     trained = [spec for spec in schema.specs if spec.trainable and encoding in FEEDBACK]
     intended = {spec.name: _sum(tensors[spec.name], residual, spec) for spec in trained}
     packed = pack({**tensors, **intended}, schema, meta, encoding, base=base, seed=seed)
     _, decoded = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema, base=base)
     with np.errstate(over="ignore", invalid="ignore"):
-        left = {residual_name(name): intended[name] - decoded[name] for name in intended}
-    after = {name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in left.items()}
-    return StepWithFeedback(packed, decoded, after)
+        errors = {residual_name(name): intended[name] - decoded[name] for name in intended}
+    finite = {name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in errors.items()}
+    return StepWithFeedback(packed, decoded, finite)
 
 
 def _sum(values: Array, residual: Tensors, spec: TensorSpec) -> Array:

@@ -1,14 +1,14 @@
-"""Named tensors and a little metadata as one blob of bytes, and back without trusting the bytes.
+"""Pack named tensors and metadata into one blob, and unpack a blob without trusting it.
 
-The container is one msgpack map {"meta": map, "tensors": [[name, form, shape, values], ...]}: keys in this order,
-tensors sorted by name. A form is a dtype, and then the values are little-endian in C order; or, in a delta encoding, the
-word of a rule (shared.tensors.encodings). With `+zstd`, and in a delta encoding, it is one zstd frame that states its content
+A blob is one msgpack map {"meta": map, "tensors": [[name, form, shape, values], ...]}, with keys in this order and tensors
+sorted by name. A form is either a dtype, with values little-endian in C order, or, in a delta encoding, the word of a rule
+(shared.tensors.encodings). With `+zstd`, and in a delta encoding, the map is inside one zstd frame that states its content
 size.
 
-fp16 halves weights and batch norm's gamma and beta only. Statistics and optimizer moments stay as they are: most second
-moments of Adam are below 6e-8, which is zero in fp16, and then the next step divides by epsilon.
+fp16 halves only weights and the gamma and beta of batch norm. Statistics and optimizer moments keep their dtype: most second
+moments of Adam are below 6e-8, which fp16 rounds to zero, and the next step would divide by epsilon.
 
-msgpack from anybody, value by value: nothing is built before it is known to be whole and short.
+`Reader` reads a blob value by value, and builds no object before it is known to be complete and within its limit.
 """
 
 from __future__ import annotations
@@ -42,29 +42,37 @@ MAX_DEPTH = 16
 
 
 class Reader:
-    """Takes one msgpack value after the other, and builds only what is whole and short.
+    """Reader of msgpack values, one after the other; it builds only values that are complete and within a limit.
 
-    A few bytes of msgpack can state hundreds of nested lists, each with room for as many entries as the blob has bytes,
-    and every byte can be a list of its own. `skip` builds nothing, and so finds the end of a value for free.
+    A few bytes of hostile msgpack can state hundreds of nested lists, each with room for as many entries as the blob has
+    bytes. `skip` builds no object, so it finds the end of a value without taking memory.
+
+    Args:
+        raw: The msgpack bytes.
+        limit: Most bytes of a value, where a call does not set another limit.
+
+    Example:
+        >>> reader = Reader(msgpack.packb({"meta": 1}), limit=64)
+        >>> reader.map_size(), reader.value(), reader.value()
+        (1, 'meta', 1)
     """
 
     def __init__(self, raw: bytes, limit: int) -> None:
-        """`limit`: most bytes of a value of which nothing else is said."""
         self._limit = limit
         self._raw = memoryview(raw)
         self._unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(raw)))
         self._unpacker.feed(raw)
 
     def map_size(self) -> int:
-        """Enter a map, and return how many pairs it states."""
+        """Enter a map, and return its stated number of pairs."""
         return int(self._unpacker.read_map_header())
 
     def array_size(self) -> int:
-        """Enter a list, and return how many values it states."""
+        """Enter a list, and return its stated number of values."""
         return int(self._unpacker.read_array_header())
 
     def skip(self) -> memoryview:
-        """Bytes of the next value, whatever it is."""
+        """Skip the next value, and return its encoding."""
         start = self._unpacker.tell()
         self._unpacker.skip()
         return self._raw[start : self._unpacker.tell()]
@@ -74,7 +82,7 @@ class Reader:
         return build(self.skip(), limit or self._limit)
 
     def binary(self) -> memoryview:
-        """Bytes inside the next value, which must be binary; nothing is copied."""
+        """Return the contents of the next value, which must be binary, without a copy. Raises WireError."""
         encoded = self.skip()
         header_bytes = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(encoded[0])
         if header_bytes is None:
@@ -82,16 +90,16 @@ class Reader:
         return encoded[header_bytes:]
 
     def expect_end(self) -> None:
-        """Raise WireError where anything is left."""
+        """Raise WireError if bytes are left."""
         extra = len(self._raw) - self._unpacker.tell()
         if extra:
             raise WireError(f"{extra} bytes follow the last tensor")
 
 
 def build(encoded: bytes | memoryview, limit: int) -> Any:
-    """Value of a whole encoding: no list in it can have more entries than there are bytes."""
+    """Decode one complete value. Because it is complete, no list in it can have more entries than it has bytes."""
     if len(encoded) > limit:
-        raise WireError(f"a value takes {len(encoded)} bytes where at most {limit} are allowed")
+        raise WireError(f"a value has {len(encoded)} bytes where at most {limit} are allowed")
     return msgpack.unpackb(encoded, strict_map_key=True, ext_hook=_no_extension)
 
 
@@ -99,41 +107,44 @@ def _no_extension(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code} of {len(data)} bytes is not allowed")
 
 
-def plain(value: Any, depth: int = 0) -> bool:
-    """Whether `value` is nothing but what msgpack has by itself, with str keys, at most `MAX_DEPTH` deep."""
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether `value` has only msgpack's own types, with str keys, nested at most `MAX_DEPTH` deep."""
     match value:
         case None | bool() | int() | float() | str() | bytes():
             return True
         case dict() if depth < MAX_DEPTH:
-            return all(isinstance(key, str) and plain(item, depth + 1) for key, item in value.items())
+            return all(isinstance(key, str) and is_plain(item, depth + 1) for key, item in value.items())
         case list() | tuple() if depth < MAX_DEPTH:
-            return all(plain(item, depth + 1) for item in value)
+            return all(is_plain(item, depth + 1) for item in value)
     return False
 
 
 ZSTD_LEVEL = 1
-"""Values are as small at 1 as at 3, in two thirds of the time."""
+"""Level for values: the same size as at level 3, in two thirds of the time."""
 
 ZSTD_LEVEL_OF_DELTAS = 6
-"""A tenth fewer bytes than at 3, in 3 ms for 200,000 codes; 9 takes twice as long for nothing."""
+"""Level for deltas: a tenth fewer bytes than at 3, in 3 ms for 200,000 codes. Level 9 takes twice as long for no gain."""
 MAX_META_BYTES = 65_536
 MAX_HEADER_BYTES = MAX_NAME_BYTES + 256
-"""Bytes of a tensor's entry beside its values: name, dtype, shape and what frames them."""
+"""Most bytes of a tensor's entry without its values: name, form, shape and their msgpack headers."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A blob as it travels; `raw_bytes` is its size when decompressed."""
+    """A blob as it is sent; `raw_bytes` is its size when decompressed."""
 
     blob: bytes
     raw_bytes: int
     encoding: str
 
     def manifest(self, chunk_bytes: int, schema: Schema) -> Manifest:
-        """What announces it; `schema` is that of its tensors. UsageError as shared.wire.transfer.describe."""
-        encoding, raw_bytes = self.encoding, self.raw_bytes
+        """Return the manifest of the blob, whose tensors have `schema`. Raises UsageError as `describe`."""
         return describe(
-            self.blob, chunk_bytes=chunk_bytes, encoding=encoding, raw_bytes=raw_bytes, schema=schema.digest
+            self.blob,
+            chunk_bytes=chunk_bytes,
+            encoding=self.encoding,
+            raw_bytes=self.raw_bytes,
+            schema=schema.digest,
         )
 
 
@@ -146,13 +157,31 @@ def pack(
     base: Tensors | None = None,
     seed: int = 0,
 ) -> Packed:
-    """Encode exactly the tensors of `schema`; equal arguments give equal bytes.
+    """Pack exactly the tensors of `schema`. Equal arguments give equal bytes.
 
-    Arrays of any layout and byte order are taken, and floats of another width are brought to the schema's dtype.
-    `meta` is plain msgpack data with str keys, at most 64 KiB; tuples come back as lists. A delta encoding writes the
-    difference to `base`, which holds at least the tensors of `schema`, and rounds at random as `seed` has it. Raises
-    SchemaMismatch, UsageError for an unknown encoding, ValueError for a `meta` that could not be read back and for a delta
-    encoding without its base.
+    Args:
+        tensors: Arrays of any memory layout and byte order. Floats of another width are cast to the schema's dtype.
+        schema: Names, shapes and dtypes of `tensors`.
+        meta: Plain msgpack data with str keys, at most MAX_META_BYTES; `unpack` returns its tuples as lists.
+        encoding: One of ENCODINGS.
+        base: Tensors that a delta encoding subtracts: at least those of `schema`.
+        seed: Seed of a delta encoding's random rounding.
+
+    Returns:
+        The blob.
+
+    Raises:
+        SchemaMismatch: `tensors` are not those of `schema`.
+        UsageError: The encoding is unknown.
+        ValueError: `meta` could not be read back, or a delta encoding lacks its base.
+
+    Example:
+        >>> from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+        >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
+        >>> packed = pack({"fc.bias": np.zeros(2, np.float32)}, schema, {"round": 7}, "fp32+zstd")
+        >>> meta, tensors = unpack(packed.blob, encoding="fp32+zstd", raw_bytes=packed.raw_bytes, schema=schema)
+        >>> meta, tensors["fc.bias"].tolist()
+        ({'round': 7}, [0.0, 0.0])
     """
     if encoding not in ENCODINGS:
         raise unknown_name("encoding", encoding, ENCODINGS)
@@ -171,22 +200,35 @@ def pack(
 def unpack(
     blob: bytes, *, encoding: str, raw_bytes: int, schema: Schema, base: Tensors | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Decode a blob whose `encoding` and `raw_bytes` were announced; returns (meta, tensors in the schema's dtypes).
+    """Unpack a blob from an untrusted peer.
 
-    The tensors are absolute values in any encoding; `base` is what it was packed with. Raises WireError for bytes that
-    are damaged, foreign or beyond what was announced and for a delta encoding without its base, SchemaMismatch
-    (UnexpectedTensors for unknown names) for tensors other than agreed; nothing else, whatever the bytes are. The
-    schema bounds what may be announced, and the announcement bounds the memory that is taken.
+    The schema bounds `raw_bytes`, and `raw_bytes` bounds the memory that is taken. No error other than those below is raised,
+    whatever the bytes are.
+
+    Args:
+        blob: The bytes as they were received.
+        encoding: Encoding that the manifest announced.
+        raw_bytes: Decompressed size that the manifest announced.
+        schema: Names, shapes and dtypes that the tensors must have.
+        base: The tensors that a delta encoding was packed with.
+
+    Returns:
+        The metadata, and the tensors as absolute values in the schema's dtypes.
+
+    Raises:
+        WireError: The bytes are damaged, foreign or more than announced, or a delta encoding lacks its base.
+        UnexpectedTensors: There are tensors that `schema` does not have.
+        SchemaMismatch: Tensors are missing or have another shape or dtype.
     """
     raw = _decompress(blob, encoding, raw_bytes, schema)
     if is_delta(encoding) and (fault := _fault_of(base, schema)):
-        raise WireError(f"the blob is a step from tensors that are not here: {fault}")
+        raise WireError(f"the blob is a difference to base tensors that are missing here: {fault}")
     try:
         reader = Reader(raw, MAX_HEADER_BYTES)
         if reader.map_size() != 2 or reader.value() != "meta":
             raise WireError("the blob does not begin with its meta")
         meta = reader.value(MAX_META_BYTES)
-        if not isinstance(meta, dict) or not plain(meta):
+        if not isinstance(meta, dict) or not is_plain(meta):
             raise WireError("the blob's meta is not plain data with str keys")
         if reader.value() != "tensors":
             raise WireError("the blob has no tensors")
@@ -198,18 +240,18 @@ def unpack(
 
 
 def max_raw_bytes(schema: Schema) -> int:
-    """Most bytes that tensors of `schema` and their meta take before they are compressed."""
+    """Return the most bytes that tensors of `schema` and their metadata take before compression."""
     return schema.nbytes + MAX_HEADER_BYTES * (len(schema) + 1) + MAX_META_BYTES
 
 
 def max_blob_bytes(schema: Schema) -> int:
-    """Most bytes that they take as a blob: what cannot be compressed grows by zstd's own frame (RFC 8878, section 3)."""
+    """Return the most bytes of a blob: data that zstd cannot compress grow by zstd's own frame (RFC 8878, section 3)."""
     raw = max_raw_bytes(schema)
     return raw + raw // 128 + 1024
 
 
 def _require_readable(meta: dict[str, Any]) -> None:
-    if not plain(meta):
+    if not is_plain(meta):
         raise ValueError(f"meta must be plain data with str keys, at most {MAX_DEPTH} deep")
     try:
         build(msgpack.packb(meta), MAX_META_BYTES)
@@ -222,11 +264,11 @@ def _compressed(encoding: str) -> bool:
 
 
 def _fault_of(base: Tensors | None, schema: Schema) -> str:
-    """Why `base` cannot be what a delta is taken to; empty: it can."""
+    """Return the reason for which `base` cannot be the base of a delta encoding; empty if it can."""
     if base is None:
-        return "there are none"
+        return "no base was given"
     unfit = [spec.name for spec in schema.specs if spec.name not in base or base[spec.name].shape != spec.shape]
-    return f"{listing(unfit)} of another shape or not there" if unfit else ""
+    return f"{listing(unfit)} of the base absent or of another shape" if unfit else ""
 
 
 def _entry(
@@ -244,7 +286,7 @@ def _entry(
                 return spec.name, rule.word, spec.shape, written
         if encoding.startswith("fp16") and _may_be_half(spec):
             halves = values.astype(np.float16)
-            # A value beyond 65504 would become infinite.
+            # fp16 would make a value beyond 65504 infinite.
             values = halves if np.array_equal(np.isfinite(halves), np.isfinite(values)) else values
     return spec.name, values.dtype.name, spec.shape, little_endian(values)
 
@@ -263,7 +305,7 @@ def _decompress(blob: bytes, encoding: str, raw_bytes: int, schema: Schema) -> b
         raw = blob
     else:
         try:
-            # Without a stated size a frame can grow without end, so we always state it and insist on it.
+            # A frame without a stated size could grow without bound, so the size is always stated and required.
             stated = zstandard.get_frame_parameters(blob).content_size
             if stated != raw_bytes:
                 raise WireError(f"the zstd frame states {stated} bytes, but {raw_bytes} were announced")
@@ -286,7 +328,7 @@ def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors |
             raise WireError("a tensor must be [name, form, shape, values]")
         name, form, shape, values = reader.value(), reader.value(), reader.value(), reader.binary()
         if not isinstance(name, str) or name in tensors or name in unexpected:
-            raise WireError("the name of a tensor is no text or comes twice")
+            raise WireError("the name of a tensor is not text or appears twice")
         if name in schema:
             spec = schema.spec(name)
             _check_shape(spec, form, shape)
@@ -298,20 +340,20 @@ def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors |
         else:
             unexpected.add(name)
     if unexpected:
-        raise UnexpectedTensors(sorted(unexpected), f"the blob has tensors nobody agreed on: {listing(unexpected)}")
+        raise UnexpectedTensors(sorted(unexpected), f"the blob has tensors outside the schema: {listing(unexpected)}")
     schema.check_names(tensors)
     return tensors
 
 
 def _check_shape(spec: TensorSpec, form: Any, shape: Any) -> None:
     if not isinstance(form, str) or not isinstance(shape, list) or not all(type(size) is int for size in shape):
-        raise WireError(f"{spec.name}: a dtype must be a word and a shape a list of sizes")
+        raise WireError(f"{spec.name}: the form must be text and the shape a list of sizes")
     if tuple(shape) != spec.shape:
         raise SchemaMismatch(f"{spec.name}: shape {tuple(shape)}, agreed {spec.shape}")
 
 
 def _array(spec: TensorSpec, dtype: str, values: memoryview, *, half: bool) -> Array:
-    """Fresh array of the schema's shape and dtype."""
+    """Return a new array of the schema's shape and dtype."""
     if dtype != spec.dtype and not (half and dtype == "float16" and _may_be_half(spec)):
         raise SchemaMismatch(f"{spec.name}: dtype {dtype!r}, agreed {spec.dtype}")
     wire = np.dtype("u1" if dtype == "bool" else dtype).newbyteorder("<")

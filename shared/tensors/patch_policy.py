@@ -1,6 +1,6 @@
-"""Patch policies: which tensors of a schema are private. No array, so no numpy.
+"""Patch policies: they decide which tensors of a schema are private. This module needs no NumPy.
 
-The policies are those of the paper (section 4.2, Table 2): batch norm's statistics (mu, sigma), its trainable values
+The policies are those of the paper (section 4.2, Table 2): the statistics of batch norm (mu, sigma), its trainable values
 (gamma, beta), or both; and any set of names. The optimizer moments of a private value are private too (section 3.3).
 """
 
@@ -25,9 +25,16 @@ MAX_TEXT = 500
 
 @dataclass(frozen=True)
 class PatchPolicy:
-    """What stays private. `str(policy)` is its text form, the same for policies that mean the same.
+    """The rule that decides which tensors stay private. Equal policies have equal text forms (`str`).
 
-    `globs` are shell patterns for whole names of the model's tensors, only with kind "names"; `*` also matches dots.
+    Attributes:
+        kind: One of KINDS.
+        globs: With kind "names", shell patterns for whole names of the model's tensors; `*` also matches dots.
+
+    Example:
+        >>> policy = parse_policy("names:fc3.*")
+        >>> policy, str(policy)
+        (PatchPolicy(kind='names', globs=('fc3.*',)), 'names:fc3.*')
     """
 
     kind: str
@@ -39,7 +46,7 @@ class PatchPolicy:
         object.__setattr__(self, "globs", tuple(sorted(set(self.globs))))
         readable = all(glob and glob.isprintable() and not set(glob) & {",", " "} for glob in self.globs)
         if not readable or (self.kind == "names") != bool(self.globs):
-            raise UsageError(f"patch policy {self}: write names: and what stays private, as in names:fc2.*,bn1.*")
+            raise UsageError(f"patch policy {self}: write names: and the private tensors, as in names:fc2.*,bn1.*")
         length = len(str(self))
         if length > MAX_TEXT:
             raise UsageError(f"a patch policy has at most {MAX_TEXT} characters, this one {length}; use wider globs")
@@ -48,10 +55,10 @@ class PatchPolicy:
         return f"names:{','.join(self.globs)}" if self.kind == "names" else self.kind
 
     def private_names(self, schema: Schema) -> frozenset[str]:
-        """Names in `schema`, which is that of the whole model, that never leave the device.
+        """Return the names of the private tensors in `schema`, the schema of the whole model.
 
-        Moments in the schema go with their parameters. Raises UsageError if the policy finds nothing to keep private,
-        or leaves nothing to federate.
+        A moment is private if its parameter is. Raises UsageError if no tensor matches the policy, or if every tensor would
+        be private.
         """
         private = self._private_bases(schema)
         names = frozenset(name for name in schema.names if base_name(name) in private)
@@ -60,33 +67,33 @@ class PatchPolicy:
         return names
 
     def keeps(self, schema: Schema) -> frozenset[str]:
-        """Names of the model's tensors that stay, without moments. A part of the policy that finds none is no error here."""
+        """Return the names of the private tensors, without moments. A policy that matches no tensor is no error here."""
         model = [spec for spec in schema.specs if spec.role != "moment"]
         if self.kind == "names":
             return frozenset(spec.name for spec in model if any(fnmatchcase(spec.name, glob) for glob in self.globs))
         return frozenset(spec.name for spec in model if spec.role in ROLES_OF[self.kind])
 
     def public(self, schema: Schema) -> Schema:
-        """Schema of what travels."""
+        """Return the schema of the public tensors."""
         return schema.subset(set(schema.names) - self.private_names(schema))
 
     def patch(self, schema: Schema) -> Schema:
-        """Schema of what stays."""
+        """Return the schema of the private tensors."""
         return schema.subset(self.private_names(schema))
 
     def _private_bases(self, schema: Schema) -> frozenset[str]:
         names = [spec.name for spec in schema.specs if spec.role != "moment"]
         for glob in self.globs:
             _require_match(glob, names)
-        found = self.keeps(schema)
-        if not found and self.kind != "none":
+        private = self.keeps(schema)
+        if not private and self.kind != "none":
             values = {"stats": "statistics", "affine": "trainable gamma or beta", "all": "values"}[self.kind]
             raise UsageError(f"patch policy {self}: the model has no batch norm {values}; use none or names:<glob,...>")
-        return found
+        return private
 
 
 def parse_policy(text: str) -> PatchPolicy:
-    """Read none, stats, affine, all or names:<glob,...>. Raises UsageError, with the nearest name that exists."""
+    """Read the text form: none, stats, affine, all or names:<glob,...>. Raises UsageError, which suggests a known name."""
     kind, colon, globs = text.strip().partition(":")
     if colon and kind in ROLES_OF:
         raise UsageError(f"patch policy {kind!r} takes nothing after it; write {kind} or names:<glob,...>")
@@ -95,6 +102,6 @@ def parse_policy(text: str) -> PatchPolicy:
 
 def _require_match(glob: str, names: list[str]) -> None:
     if not any(fnmatchcase(name, glob) for name in names):
-        near = get_close_matches(glob, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the model has {listing(names)}"
+        nearest = get_close_matches(glob, names, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"the model has {listing(names)}"
         raise UsageError(f"patch policy: {glob!r} matches no tensor of the model; {hint}")

@@ -1,4 +1,4 @@
-"""Taking a model apart and together along the line that a patch policy draws (shared.tensors.patch_policy)."""
+"""Split a model into public tensors and a private patch by a patch policy (shared.tensors.patch_policy), and merge them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from fedpatch.shared.tensors.patch_policy import parse_policy as parse_policy
 
 
 def split(tensors: Tensors, policy: PatchPolicy, schema: Schema) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Take tensors apart into (public, patch); `merge` undoes it.
+    """Split tensors into public ones and a patch. `merge` is the exact inverse.
 
-    `schema` is that of the whole model, with or without moments. A tensor whose model tensor is not in it raises
-    UnexpectedTensors: what nobody agreed on must not slip through as public.
+    Args:
+        tensors: Tensors of the model, and optionally moments.
+        policy: The patch policy.
+        schema: Schema of the whole model, with or without moments.
+
+    Returns:
+        The public tensors, and the private ones.
+
+    Raises:
+        UnexpectedTensors: A tensor does not belong to the schema. It must not become public by mistake.
+        UsageError: The policy does not fit the schema.
     """
     unknown = sorted(name for name in tensors if base_name(name) not in schema)
     if unknown:
@@ -26,8 +35,8 @@ def split(tensors: Tensors, policy: PatchPolicy, schema: Schema) -> tuple[dict[s
 
 
 def merge(public: Tensors, patch: Tensors) -> dict[str, Array]:
-    """Put the public tensors and a patch together. Raises SchemaMismatch if a tensor is in both."""
+    """Merge public tensors and a patch. Raises SchemaMismatch if a tensor is in both."""
     both = set(public) & set(patch)
     if both:
-        raise SchemaMismatch(f"{listing(both)} is public and private at once; the patch is of another policy")
+        raise SchemaMismatch(f"{listing(both)} is public and private at once; the patch belongs to another policy")
     return {**public, **patch}

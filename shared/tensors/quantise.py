@@ -1,11 +1,16 @@
-"""Numbers in few bits, and back to the same bits on every machine.
+"""Quantisation: numbers in few bits. Decoding gives the same bits on every machine.
 
-Three ways, each a pair of pure functions between a flat array and bytes. bf16: the upper half of a float32, rounded to
-nearest even, all upper bytes before all lower ones, since each kind alone compresses better. Codes: integers times a scale
-for each block, rounded at random, so that the mean of many roundings is the value (Alistarh et al. 2017, QSGD, section 3).
-Levels: values that are never negative, on a grid of eight levels an octave, for second moments, of which a third would be
-zero in fp16. The way back takes nothing but IEEE sums, products and `ldexp` of literal numbers: no logarithm, whose last bit
-depends on the machine.
+There are three formats, each a pair of pure functions between a flat array and bytes.
+
+- bf16: the upper half of a float32, rounded to nearest even. All upper bytes come before all lower ones, for each kind alone
+  compresses better.
+- Codes: integers times a scale for each block, rounded at random so that the expected value is exact (Alistarh et al. 2017,
+  QSGD, section 3).
+- Levels: non-negative values on a grid of eight levels per octave. They are for second moments, a third of which would be
+  zero in fp16.
+
+Decoding uses only IEEE sums, products and `ldexp` of literal numbers. It uses no logarithm, because the last bit of a
+logarithm depends on the machine.
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ Rng = np.random.Generator
 
 INT8_TOP = 127
 INT4_TOP = 7
+# Relative error of a division that rounding towards zero must tolerate.
 _WHOLE = 1e-6
 LEVELS_PER_OCTAVE = 8
 HIGHEST_CODE = 255
-"""Of a level: it stands for the highest level of its tensor, 1 for the one 254 below and for all that are lower, 0 for zero."""
+"""Code of the highest level of a tensor. Code 1 is the level 254 below and all lower ones, code 0 is zero."""
 
 # 2 ** (i / 8) for i = 0 .. 8.
 _OCTAVE = np.array(
@@ -43,12 +49,12 @@ _HALFWAY = (_OCTAVE[:-1] + _OCTAVE[1:]) / 2
 
 
 def wide(dtype: Any) -> np.dtype[Any]:
-    """What values of `dtype` are computed in: float32, or float64 where they are that already."""
+    """Return the dtype for computing with values of `dtype`: float64 for float64, else float32."""
     return np.result_type(dtype, np.float32)
 
 
 def greatest(dtype: Any) -> float:
-    """Values up to this can be written in any way here: no rounding and no sum of two comes near an infinity."""
+    """Return the greatest magnitude that every format here can write: a quarter of the range, so that no sum overflows."""
     return min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max)) / 4
 
 
@@ -56,14 +62,14 @@ def greatest(dtype: Any) -> float:
 
 
 def to_bf16(values: Array) -> bytes:
-    """Two bytes a value: all upper ones, then all lower ones. `values` are finite and at most `greatest`."""
+    """Return two bytes per value: all upper bytes, then all lower ones. `values` are finite and at most `greatest`."""
     words = values.astype(np.float32).view(np.uint32)
     halves = ((words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
     return halves.view(np.uint8).reshape(-1, 2)[:, ::-1].T.tobytes()
 
 
 def from_bf16(data: memoryview) -> Array:
-    """float32, half as many as there are bytes."""
+    """Return the float32 values of `data`, one for each two bytes."""
     planes = np.frombuffer(data, np.uint8).reshape(2, -1)
     halves = np.ascontiguousarray(planes[::-1].T).view("<u2").reshape(-1)
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -73,16 +79,26 @@ def from_bf16(data: memoryview) -> Array:
 
 
 def block_count(size: int, block: int) -> int:
-    """Blocks of `block` values that hold `size` values; 0: all are one block."""
+    """Return the number of blocks of `block` values that hold `size` values. With `block` 0 all values are one block."""
     return -(-size // block) if block else min(size, 1)
 
 
 def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float = 0.0) -> tuple[Array, Array]:
-    """Scales (float32, one a block) and codes (int8, -top to top) of finite values, at most `greatest`.
+    """Quantise values to integers times a scale for each block.
 
-    The mean of `scale * code` over all that `rng` may draw is the value; without `rng` it is rounded towards zero. A scale is
-    as small as the greatest value allows, but no smaller than `coarse` times the root mean square of its block: where a few
-    values are far greater than the rest, most codes are then 0, 1 or -1, which compress to a quarter of their bytes.
+    A scale is as small as the greatest value of its block allows, but at least `coarse` times the block's root mean square.
+    Where a few values are far greater than the rest, most codes are then 0, 1 or -1, which compress to a quarter of their
+    bytes.
+
+    Args:
+        values: Finite values of shape (n,), in magnitude at most `greatest`.
+        top: Greatest code, at most 127.
+        block: Values in a block; 0: all values are one block.
+        rng: Random numbers for unbiased rounding: the expected value of `scale * code` is the value. None: round towards zero.
+        coarse: Lower bound of a scale, in units of the root mean square of its block.
+
+    Returns:
+        Scales (float32, one per block), and codes (int8, shape (n,), from -top to top).
     """
     blocks = _in_blocks(values, block)
     highest = np.abs(blocks).max(axis=1, initial=0).astype(np.float64)
@@ -91,11 +107,11 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
         square = np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)
         highest = np.maximum(highest, top * coarse * np.sqrt(square / np.maximum(count, 1)))
     scales = (highest / top).astype(np.float32)
-    # Rounded down, a scale would cut off the greatest value.
+    # A scale that was rounded down would clip the greatest value.
     scales = np.where(scales * np.float64(top) < highest, np.nextafter(scales, np.float32(np.inf)), scales)
     steps = blocks / np.where(scales, scales, 1)[:, None].astype(blocks.dtype)
     if rng is None:
-        steps *= 1 + _WHOLE  # the greatest value is a whole number of steps, whatever the division has made of it
+        steps *= 1 + _WHOLE  # the greatest value is a whole number of steps, which the division may have missed
         np.trunc(steps, out=steps)
     else:
         steps += rng.random(steps.shape, np.float32)
@@ -105,7 +121,17 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
 
 
 def from_codes(scales: Array, codes: Array, block: int, dtype: np.dtype[Any]) -> Array:
-    """Undo `to_codes`: scale times code in `dtype`, whatever the scales are."""
+    """Decode the result of `to_codes`.
+
+    Args:
+        scales: Any float32 values, one per block.
+        codes: Codes, int8, shape (n,).
+        block: Values in a block; 0: all values are one block.
+        dtype: The dtype of the result.
+
+    Returns:
+        Scale times code, shape (n,). Values may be infinite or NaN, if scales are.
+    """
     blocks = _in_blocks(codes, block).astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         blocks *= scales[:, None].astype(dtype)
@@ -113,7 +139,7 @@ def from_codes(scales: Array, codes: Array, block: int, dtype: np.dtype[Any]) ->
 
 
 def _in_blocks(values: Array, block: int) -> Array:
-    """Shape (blocks, block), the last one filled up with zeros."""
+    """Return `values` with shape (blocks, block), the last block padded with zeros."""
     rows = block_count(values.size, block)
     if not block or not rows:
         return values.reshape(rows, -1) if rows else values.reshape(0, 1)
@@ -122,7 +148,7 @@ def _in_blocks(values: Array, block: int) -> Array:
 
 
 def to_nibbles(codes: Array) -> bytes:
-    """Two codes (-8 to 7) a byte, the first in the lower half."""
+    """Return two codes (-8 to 7) per byte, the first in the lower half."""
     halves = codes.view(np.uint8) & 15
     if len(halves) % 2:
         halves = np.append(halves, np.uint8(0))
@@ -130,7 +156,7 @@ def to_nibbles(codes: Array) -> bytes:
 
 
 def from_nibbles(data: memoryview, size: int) -> Array:
-    """`size` codes from half as many bytes."""
+    """Return `size` codes (int8) from half as many bytes."""
     packed = np.frombuffer(data, np.int8)
     codes = np.empty(2 * len(packed), np.int8)
     np.left_shift(packed, 4, out=codes[0::2])
@@ -143,24 +169,41 @@ def from_nibbles(data: memoryview, size: int) -> Array:
 
 
 def to_levels(values: Array, base: Array, rng: Rng) -> tuple[int, Array]:
-    """The highest level, and codes (uint8) less those of `base` under the same highest level, modulo 256.
+    """Quantise non-negative values to levels, and return them as differences to the levels of a base.
 
-    `values` are finite, at least 0 and at most `greatest`. The mean over all that `rng` may draw is the value, or the lowest
-    level that there is a code for, where the value is below that but not zero: a second moment that became zero would
-    make a step of any size.
+    The expected value is exact. A positive value below the lowest level that has a code becomes that level, not zero: a
+    second moment of zero would let Adam take a step of any size.
+
+    Args:
+        values: Finite values of shape (n,), at least 0 and at most `greatest`.
+        base: Values of the base, shape (n,).
+        rng: Random numbers for unbiased rounding.
+
+    Returns:
+        The highest level, and the codes less the base's codes under the same highest level, modulo 256 (uint8, shape (n,)).
     """
     mantissa, place, octave = _parts(values)
     share = (mantissa - _OCTAVE[place]) / (_OCTAVE[place + 1] - _OCTAVE[place])
     levels = octave + place + (rng.random(values.shape, np.float32) < share)
-    some = values > 0
-    top = int(levels[some].max(initial=-32768))
-    return top, _codes_of(levels, some, top) - _base_codes(base, top)
+    positive = values > 0
+    top = int(levels[positive].max(initial=-32768))
+    return top, _codes_of(levels, positive, top) - _base_codes(base, top)
 
 
 def from_levels(top: int, codes: Array, base: Array, dtype: np.dtype[Any]) -> Array:
-    """Undo `to_levels`, whatever the codes and `top` (a signed 16-bit number) are."""
+    """Decode the result of `to_levels`.
+
+    Args:
+        top: The highest level, any signed 16-bit number.
+        codes: Any uint8 values, shape (n,).
+        base: Values of the base, shape (n,).
+        dtype: The dtype of the result.
+
+    Returns:
+        Values of shape (n,), at least 0; they may be infinite.
+    """
     codes = codes + _base_codes(base, top)
-    # One value for each code: there are only 256.
+    # A table of all 256 codes is cheaper than a computation for each value.
     levels = np.arange(256, dtype=np.int32) + np.int32(top - HIGHEST_CODE)
     with np.errstate(over="ignore", under="ignore"):
         table = np.ldexp(_OCTAVE[levels % LEVELS_PER_OCTAVE], levels // LEVELS_PER_OCTAVE).astype(dtype)
@@ -169,20 +212,20 @@ def from_levels(top: int, codes: Array, base: Array, dtype: np.dtype[Any]) -> Ar
 
 
 def _base_codes(base: Array, top: int) -> Array:
-    some = np.isfinite(base) & (base > 0)
-    mantissa, place, octave = _parts(np.where(some, base, 0))
-    return _codes_of(octave + place + (mantissa >= _HALFWAY[place]), some, top)
+    positive = np.isfinite(base) & (base > 0)
+    mantissa, place, octave = _parts(np.where(positive, base, 0))
+    return _codes_of(octave + place + (mantissa >= _HALFWAY[place]), positive, top)
 
 
-def _codes_of(levels: Array, some: Array, top: int) -> Array:
-    return np.where(some, np.clip(levels + np.int32(HIGHEST_CODE - top), 1, HIGHEST_CODE), 0).astype(np.uint8)
+def _codes_of(levels: Array, positive: Array, top: int) -> Array:
+    return np.where(positive, np.clip(levels + np.int32(HIGHEST_CODE - top), 1, HIGHEST_CODE), 0).astype(np.uint8)
 
 
 def _parts(values: Array) -> tuple[Array, Array, Array]:
-    """Of positive values: mantissa from 1 to below 2, the level of the octave at or below it, the octave's first level."""
+    """Return the mantissa (1 to below 2), the level within the octave at or below it, and the octave's first level."""
     mantissa, exponent = np.frexp(values)
     mantissa = np.maximum(2 * mantissa.astype(np.float64), 1)  # 1 for a zero, too
-    # A power of two lies below its chord, by less than one level: the chord gives the level or the one before it.
+    # 2 ** x lies below its chord, by less than one level, so the chord gives the right level or the one below.
     place = ((mantissa - 1) * LEVELS_PER_OCTAVE).astype(np.int32)
     place += mantissa >= _OCTAVE[place + 1]
     return mantissa, place, LEVELS_PER_OCTAVE * (exponent - 1)

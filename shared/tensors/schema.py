@@ -1,4 +1,4 @@
-"""The schema that coordinator and device agree on: name, shape, dtype and role of each tensor. No array, so no numpy.
+"""Schema: name, shape, dtype and role of each tensor, as coordinator and device agree on them. It needs no NumPy.
 
 A model and the moments of its optimizer are one flat mapping from names to arrays (shared.tensors.arrays).
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Role = Literal["weight", "affine", "stats", "buffer", "moment"]
-"""weight: trainable, outside batch norm; affine: trainable, of a batch norm; stats: what a batch norm tracks; buffer:
-any other value that is not trained; moment: of a weight or affine, kept by the optimizer."""
+"""weight: trainable, outside batch norm. affine: trainable, of batch norm. stats: tracked by batch norm. buffer: any other
+value that is not trained. moment: state of the optimizer for a weight or affine tensor."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 TRAINABLE: frozenset[Role] = frozenset({"weight", "affine"})
@@ -46,7 +46,7 @@ MAX_SCHEMA_BYTES = 2**31
 
 
 class UnexpectedTensors(SchemaMismatch):
-    """There are tensors that the schema does not have; `names` are theirs, sorted."""
+    """There are tensors that the schema does not have; `names` are their names, sorted."""
 
     def __init__(self, names: Sequence[str], message: str) -> None:
         self.names = tuple(names)
@@ -54,17 +54,17 @@ class UnexpectedTensors(SchemaMismatch):
 
 
 def moment_name(parameter: str, moment: str) -> str:
-    """Name of an optimizer moment: `fc1.weight`, `exp_avg` -> `fc1.weight:exp_avg`."""
+    """Return the name of an optimizer moment: `fc1.weight`, `exp_avg` -> `fc1.weight:exp_avg`."""
     return f"{parameter}:{moment}"
 
 
 def base_name(name: str) -> str:
-    """Name of the model's tensor that `name` belongs to: `fc1.weight:exp_avg` -> `fc1.weight`."""
+    """Return the name of the model's tensor that `name` belongs to: `fc1.weight:exp_avg` -> `fc1.weight`."""
     return name.partition(":")[0]
 
 
 def listing(names: Iterable[str], limit: int = 5) -> str:
-    """Names for an error message: sorted, quoted, and never a screenful."""
+    """Return names for an error message: sorted, quoted, and at most `limit` of them."""
     ordered = sorted(names)
     shown = ", ".join(repr(name) for name in ordered[:limit])
     return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"
@@ -72,7 +72,21 @@ def listing(names: Iterable[str], limit: int = 5) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What is agreed about one tensor. Raises SchemaMismatch if that is not something fedpatch can carry."""
+    """Schema of one tensor.
+
+    Attributes:
+        name: 1 to MAX_NAME_BYTES printable bytes in UTF-8; only a moment's name has a colon.
+        shape: At most MAX_RANK sizes.
+        dtype: One of DTYPES.
+        role: One of ROLES.
+
+    Raises:
+        SchemaMismatch: An attribute is not of that kind.
+
+    Example:
+        >>> TensorSpec("fc1.weight", (128, 64), "float32", "weight").nbytes
+        32768
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -89,22 +103,30 @@ class TensorSpec:
         if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
             raise SchemaMismatch(f"{self.name}: shape {self.shape} must have at most {MAX_RANK} sizes, none negative")
         if (self.role == "moment") != (":" in self.name):
-            raise SchemaMismatch(f"{self.name}: ':' separates a parameter from its moment and may stand nowhere else")
+            raise SchemaMismatch(
+                f"{self.name}: ':' must separate a parameter from its moment, and is allowed only there"
+            )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values, uncompressed."""
+        """Size of the values in bytes, uncompressed."""
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
     @property
     def trainable(self) -> bool:
-        """Whether an optimizer steps it."""
+        """Whether an optimizer trains the tensor."""
         return self.role in TRAINABLE
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What is agreed about all tensors; kept sorted by name. Raises SchemaMismatch for a name that appears twice."""
+    """Schema of a set of tensors, sorted by name. Raises SchemaMismatch for a name that appears twice.
+
+    Example:
+        >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
+        >>> schema.with_moments(["step"]).names
+        ('fc.bias', 'fc.bias:step')
+    """
 
     specs: tuple[TensorSpec, ...]
 
@@ -130,12 +152,12 @@ class Schema:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all values, uncompressed."""
+        """Size of all values in bytes, uncompressed."""
         return sum(spec.nbytes for spec in self.specs)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 hex; equal if and only if both sides agree on every name, shape, dtype and role."""
+        """SHA-256 (hexadecimal); equal if and only if all names, shapes, dtypes and roles are equal."""
         canonical = json.dumps(self.to_lists(), separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -144,17 +166,17 @@ class Schema:
         return name in self._by_name
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the agreement on one tensor; UnexpectedTensors if there is none."""
+        """Return the schema of one tensor. Raises UnexpectedTensors if there is none of this name."""
         if name not in self._by_name:
             raise UnexpectedTensors([name], f"{name!r} is not in the schema (it has {listing(self.names)})")
         return self._by_name[name]
 
     def subset(self, names: Iterable[str]) -> Schema:
-        """Only the tensors of these names; UnexpectedTensors if one is not in the schema."""
+        """Return the schema of the tensors `names`. Raises UnexpectedTensors if one is not in this schema."""
         return Schema(tuple(self.spec(name) for name in set(names)))
 
     def with_moments(self, moments: Sequence[str]) -> Schema:
-        """Return this and, for every trainable tensor, one tensor per moment; SchemaMismatch for an unknown moment."""
+        """Return this schema plus the moments of every trainable tensor. Raises SchemaMismatch for an unknown moment."""
         unknown = set(moments) - set(MOMENTS)
         if unknown:
             raise SchemaMismatch(f"unknown optimizer moment {listing(unknown)} (known: {', '.join(MOMENTS)})")
@@ -162,9 +184,9 @@ class Schema:
         return Schema((*self.specs, *added))
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise SchemaMismatch (UnexpectedTensors where there are too many) unless these are exactly the names."""
-        found = set(names)
-        unexpected, missing = found - set(self.names), set(self.names) - found
+        """Raise SchemaMismatch unless `names` are exactly the schema's; UnexpectedTensors if there are others among them."""
+        given = set(names)
+        unexpected, missing = given - set(self.names), set(self.names) - given
         problems = [f"unexpected tensors {listing(unexpected)}"] if unexpected else []
         problems += [f"missing tensors {listing(missing)}"] if missing else []
         message = f"{'; '.join(problems)}: both sides need the same task, model and patch policy"
@@ -174,7 +196,7 @@ class Schema:
             raise SchemaMismatch(message)
 
     def check(self, tensors: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
-        """Raise SchemaMismatch unless names, shapes and dtypes (in native byte order) are exactly as agreed."""
+        """Raise SchemaMismatch unless names, shapes and dtypes (in native byte order) are exactly those of the schema."""
         self.check_names(tensors)
         for spec in self.specs:
             array = tensors[spec.name]

@@ -1,4 +1,4 @@
-"""Messages, codec, topics and chunked transfer: all that coordinator and device agree on.
+"""The wire protocol: messages and their codec, topics, and chunked transfer of blobs.
 
-Pure: no network, no clock, no thread.
+This room is pure: no network, clock or thread. Code that sends or receives belongs in `shared.mqtt`.
 """

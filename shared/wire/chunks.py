@@ -1,4 +1,4 @@
-"""The bytes of a chunk, and sets of chunks: what both ends of a transfer are made of."""
+"""Chunks of a blob: their byte format, and `Bitmap`, a set of chunk indices. Both ends of a transfer use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,19 @@ CHUNK_OVERHEAD_BYTES = _HEADER.size
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part `index` of `count` of the blob with SHA-256 `digest`."""
+    """One part of a blob.
+
+    Attributes:
+        digest: SHA-256 of the whole blob, 64 lower-case hexadecimal digits.
+        index: Position of this part, from 0 to `count` - 1.
+        count: Number of parts of the blob.
+        data: Bytes of this part.
+
+    Example:
+        >>> chunk = Chunk("00" * 32, index=0, count=1, data=b"abc")
+        >>> decode_chunk(encode_chunk(chunk)) == chunk
+        True
+    """
 
     digest: str
     index: int
@@ -30,8 +42,8 @@ class Chunk:
 
 
 def encode_chunk(chunk: Chunk) -> bytes:
-    """52 bytes of header, then the data."""
-    head = _HEADER.pack(
+    """Return the wire form of `chunk`: a header of 52 bytes, then the data."""
+    header = _HEADER.pack(
         _MAGIC,
         _CHUNK_VERSION,
         0,
@@ -41,26 +53,32 @@ def encode_chunk(chunk: Chunk) -> bytes:
         len(chunk.data),
         zlib.crc32(chunk.data),
     )
-    return head + chunk.data
+    return header + chunk.data
 
 
 def decode_chunk(payload: bytes) -> Chunk:
-    """The chunk in `payload`; WireError when it is not one, is cut off, or its CRC does not fit."""
+    """Return the chunk in `payload`. Raises WireError if it is foreign or truncated, or if its CRC does not match."""
     if len(payload) < _HEADER.size:
         raise WireError(f"chunk of {len(payload)} bytes is shorter than its header")
     magic, version, flags, digest, index, count, length, crc = _HEADER.unpack_from(payload)
     if magic != _MAGIC or version != _CHUNK_VERSION or flags != 0:
-        raise WireError("not a chunk of this protocol version")
+        raise WireError("the payload is not a chunk of this protocol version")
     data = payload[_HEADER.size :]
     if not 0 < count <= MAX_CHUNKS or index >= count:
-        raise WireError(f"chunk {index} of {count} cannot be")
+        raise WireError(f"chunk {index} of {count} is impossible: count must be 1 to {MAX_CHUNKS}, index below count")
     if len(data) != length or zlib.crc32(data) != crc:
         raise WireError(f"chunk {index} of {count} is damaged")
     return Chunk(digest.hex(), index, count, data)
 
 
 class Bitmap:
-    """A set of chunk indices below `count`; bit i of the wire form is bit i % 8 of byte i // 8."""
+    r"""A set of chunk indices from 0 to `count` - 1. In the wire form, chunk i is bit i % 8 of byte i // 8.
+
+    Example:
+        >>> received = Bitmap(10, [0, 9])
+        >>> received.to_bytes(), received.missing(limit=3)
+        (b'\x01\x02', [1, 2, 3])
+    """
 
     def __init__(self, count: int, indices: Iterable[int] = ()) -> None:
         self.count = count
@@ -68,21 +86,21 @@ class Bitmap:
 
     @classmethod
     def from_bytes(cls, count: int, data: bytes) -> Bitmap:
-        """WireError unless `data` is exactly `count` bits, padded with zeros."""
+        """Read the wire form. Raises WireError unless `data` has exactly `count` bits, padded with zeros."""
         value = int.from_bytes(data, "little")
         if len(data) != (count + 7) // 8 or value >> count:
             raise WireError(f"bitmap of {len(data)} bytes does not fit {count} chunks")
-        return cls(count, (8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1))
+        return cls(count, (8 * i + bit for i, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1))
 
     def to_bytes(self) -> bytes:
-        """The wire form, (count + 7) // 8 bytes."""
+        """Return the wire form, (count + 7) // 8 bytes."""
         data = bytearray((self.count + 7) // 8)
         for i in self._set:
             data[i // 8] |= 1 << i % 8
         return bytes(data)
 
     def add(self, index: int) -> bool:
-        """True when `index` was not there yet."""
+        """Add `index`. Returns False if it was in the set already."""
         if index in self._set:
             return False
         self._set.add(index)
@@ -99,9 +117,9 @@ class Bitmap:
 
     @property
     def full(self) -> bool:
-        """Nothing is missing."""
+        """Whether every index is in the set."""
         return len(self._set) == self.count
 
     def missing(self, limit: int) -> list[int]:
-        """The first `limit` indices that are not in the set."""
+        """Return the lowest indices that are not in the set, at most `limit` of them."""
         return list(islice((i for i in range(self.count) if i not in self._set), limit))

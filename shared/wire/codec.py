@@ -1,8 +1,8 @@
-"""Message <-> msgpack bytes. `decode` raises WireError and nothing else, whatever the bytes are.
+"""Codec: messages to msgpack bytes and back. `decode` raises WireError, and nothing else, for any bytes.
 
-msgpack bounds each string, container and byte string before it is built; msgspec then checks every field against the
-types and limits of shared.wire.messages. Unknown message types are an error of their own, so that a newer peer's messages
-can be counted and ignored.
+msgpack bounds each string, byte string and container before it is built. msgspec then checks every field against the types
+and limits in shared.wire.messages. A message of an unknown type raises UnknownMessage, a WireError of its own: the receiver
+counts and ignores such messages of a newer peer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 _LIMITS: dict[str, Any] = {
     "raw": False,
     "strict_map_key": True,
-    "max_str_len": 4 * 500,  # bytes: a Text of 500 characters, none of which takes more than four
+    "max_str_len": 4 * 500,  # bytes: a Text has at most 500 characters, each of at most four bytes in UTF-8
     "max_bin_len": MAX_CHUNKS // 8,
     "max_array_len": 64,
     "max_map_len": 64,
@@ -33,7 +33,7 @@ _LIMITS: dict[str, Any] = {
 
 
 def _wire_name(body_type: type) -> str:
-    """`WorkRequest` -> `work_request`."""
+    """Return the message type on the wire: `WorkRequest` -> `work_request`."""
     name = body_type.__name__
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
@@ -43,16 +43,16 @@ _TYPE_NAMES: dict[type, str] = {t: name for name, t in BODY_TYPES.items()}
 
 
 class UnknownMessage(WireError):
-    """A well-formed envelope of a type or version this program does not have, or with a word that its sets do not know."""
+    """A well-formed envelope with a message type, protocol version or enumeration value that this program does not know."""
 
 
 class _UnknownWord(WireError):
-    """A value that is none of a closed set."""
+    """A value is not a member of its enumeration."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Frame:
-    """The envelope as it lies on the wire: short keys, the body still undecoded."""
+    """The envelope in wire form: short keys, and a body that is not decoded yet."""
 
     v: int
     t: str
@@ -65,7 +65,14 @@ class _Frame:
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Msgpack map of version, type, id, task, run, epoch, round and body, always in this order."""
+    """Return `envelope` as a msgpack map of version, type, id, task, run, epoch, round and body, in this order.
+
+    Example:
+        >>> from fedpatch.shared.wire.messages import Cancel
+        >>> envelope = Envelope(Cancel("deadline"), run="run-1", round=7)
+        >>> decode(encode(envelope)) == envelope
+        True
+    """
     return to_bytes(
         _Frame(
             v=envelope.version,
@@ -81,7 +88,12 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(payload: bytes) -> Envelope:
-    """The envelope in `payload`, every field checked. Raises WireError; UnknownMessage for other types and versions."""
+    """Return the envelope in `payload`, with every field checked.
+
+    Raises:
+        UnknownMessage: The type, the version or an enumeration value is unknown here: ignore the message.
+        WireError: The bytes are damaged, foreign or beyond a limit.
+    """
     if len(payload) > MAX_MESSAGE_BYTES:
         raise WireError(f"message of {len(payload)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     frame = from_bytes(payload, _Frame)
@@ -92,18 +104,18 @@ def decode(payload: bytes) -> Envelope:
     try:
         body: Body = from_plain(frame.b, BODY_TYPES[frame.t])
     except _UnknownWord as error:
-        # A newer version may know more reasons, conditions, or kinds of links; it is no offence to be newer.
+        # A newer version may have more reasons, conditions or link kinds. A newer peer must not count as misbehaving.
         raise UnknownMessage(f"{frame.t}: {error}") from None
     return Envelope(body=body, id=frame.i, task=frame.k, run=frame.r, epoch=frame.e, round=frame.n)
 
 
 def to_bytes(value: Any) -> bytes:
-    """Any of our dataclasses as msgpack. A lone surrogate (of a file name that is no UTF-8) becomes a question mark."""
+    """Return a dataclass as msgpack. A lone surrogate (from a file name that is not UTF-8) becomes a question mark."""
     return bytes(msgpack.packb(to_plain(value), unicode_errors="replace"))
 
 
 def from_bytes(data: bytes, kind: type[T]) -> T:
-    """The inverse of `to_bytes`, limits and types checked. Raises WireError."""
+    """Read the bytes that `to_bytes` wrote, and check limits and types. Raises WireError."""
     try:
         plain = msgpack.unpackb(data, **_LIMITS)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException, OverflowError) as error:
@@ -112,14 +124,14 @@ def from_bytes(data: bytes, kind: type[T]) -> T:
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass as maps, lists and scalars."""
+    """Return a dataclass as maps, lists and scalars."""
     return msgspec.to_builtins(value, builtin_types=(bytes,))
 
 
 def from_plain(plain: Any, kind: type[T]) -> T:
-    """Maps, lists and scalars as the dataclass `kind`. Raises WireError naming the field."""
+    """Build the dataclass `kind` from maps, lists and scalars. Raises WireError, which names the field."""
     try:
         return msgspec.convert(plain, kind, builtin_types=(bytes,))
     except (msgspec.ValidationError, RecursionError) as error:
-        fault = _UnknownWord if "Invalid enum value" in str(error) else WireError
-        raise fault(f"{kind.__name__.strip('_')}: {error}") from None
+        error_class = _UnknownWord if "Invalid enum value" in str(error) else WireError
+        raise error_class(f"{kind.__name__.strip('_')}: {error}") from None

@@ -1,4 +1,4 @@
-"""Types of the fields of messages, which carry their limits: the codec enforces them."""
+"""Types of message fields. Each type carries its limits, which the codec enforces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from msgspec import Meta
 
 MAX_MEASURE = 1e12
 
-Word = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # printable ASCII: it ends up on terminals and in logs
+Word = Annotated[
+    str, Meta(max_length=64, pattern=r"^[ -~]*\Z")
+]  # printable ASCII, for it is shown on terminals and in logs
 Text = Annotated[str, Meta(max_length=500)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]

@@ -1,7 +1,8 @@
-"""One frozen dataclass per message of the wire, version 1 (docs/protocol.md).
+"""The messages of protocol version 1 (docs/protocol.md), one frozen dataclass each.
 
-Field types carry their limits, which the codec enforces before a message reaches any state machine. Durations travel
-as seconds (`_s`), never as points in time: the clocks of devices cannot be trusted. Digests are lower-case SHA-256 hex.
+Field types carry their limits. The codec enforces them before a message reaches a state machine. A message holds durations
+in seconds (`_s`), never points in time, because the clock of a device may be wrong. A digest is a SHA-256 in 64 lower-case
+hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from fedpatch.shared.wire.run_status import RunStatus
 from fedpatch.shared.wire.vitals import Vitals
 
 PROTOCOL_VERSION = 1
-# How tensors may travel; the first is the default.
+# Encodings of tensors (shared.tensors.encodings); the first is the default.
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8", "delta-int4")
-# Version 1 grows by features. A peer ignores keys and words that it does not know, so a program sends what is new only to a
-# peer that lists the feature. docs/protocol.md documents each word.
-# Features of the work request that this version's devices understand:
+# Version 1 grows by features, which docs/protocol.md lists. A program uses a feature only towards a peer that lists it, for
+# a peer ignores unknown keys and enumeration values.
+# Features of the work request that devices of this version understand:
 DEVICE_FEATURES: tuple[str, ...] = ("independent",)
 (INDEPENDENT_FEATURE,) = DEVICE_FEATURES
-# Features of the answers that this version's coordinator understands:
+# Features of a device's answers that the coordinator of this version understands:
 COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits")
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES
 MAX_FEATURES = 32
@@ -38,15 +39,22 @@ Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
 
 
 def is_delta(encoding: str) -> bool:
-    """Whether tensors travel as differences to a base, which both sides must hold."""
+    """Whether `encoding` sends differences to base tensors, which both sides must hold."""
     return encoding.startswith("delta-")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Announces a blob before its chunks; checked against ceilings before a byte is allocated.
+    """Announcement of a blob, sent before its chunks and checked against limits before memory is allocated.
 
-    `digest` is the SHA-256 of the blob as it travels, `raw_bytes` its size when decompressed, `schema` that of its tensors.
+    Attributes:
+        digest: SHA-256 of the blob as it is sent.
+        size_bytes: Size of the blob as it is sent.
+        chunk_bytes: Data bytes of each chunk; the last chunk may have fewer.
+        chunk_count: Number of chunks.
+        encoding: One of ENCODINGS.
+        raw_bytes: Size of the blob when decompressed.
+        schema: Digest of the schema of its tensors.
     """
 
     digest: Digest
@@ -60,10 +68,23 @@ class Manifest:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """LocalUpdate of a strategy (paper, Table 1), as data: no code crosses the wire.
+    """The LocalUpdate of a strategy (paper, Table 1) as data; no code is sent.
 
-    Either `steps` minibatches are taken, or, where it is 0, round(num_examples / batch_size) * `epochs`. `moments` names the
-    optimizer moments that travel with the model. `seed` makes initial patch values and the order of examples repeatable.
+    Attributes:
+        client_optimizer: Name of the optimizer.
+        learning_rate: Step size of the optimizer.
+        batch_size: Examples in a minibatch.
+        epochs: Passes over the training data, where `steps` is 0.
+        steps: Minibatches in a round; 0: `epochs` decides (`steps_for`).
+        beta_1: Decay of the optimizer's first moment.
+        beta_2: Decay of the optimizer's second moment.
+        epsilon: Term that the optimizer adds to a denominator.
+        moments: Optimizer moments that are shared, such as `exp_avg`.
+        seed: Seed of initial patch values and of the order of examples.
+
+    Example:
+        >>> TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=2).steps_for(num_examples=100)
+        10
     """
 
     client_optimizer: Word
@@ -78,16 +99,19 @@ class TrainPlan:
     seed: Count = 0
 
     def steps_for(self, num_examples: int) -> int:
-        """Minibatches of a round: `steps`, or else round(num_examples / batch_size), at least 1, times `epochs`."""
+        """Return the minibatches of a round: `steps`, or else max(1, round(num_examples / batch_size)) * `epochs`."""
         return self.steps or max(1, round(num_examples / self.batch_size)) * self.epochs
 
 
 @dataclass(frozen=True)
 class ModelDelta:
-    """A step from one version of the global model to the next, for devices that hold the version `base`.
+    """The difference from one version of the global model to the next, for devices that hold the older version.
 
-    A version is named by the digest of the manifest of its whole model. `content` is the digest of the tensors that
-    the step leads to (shared.tensors.arrays), by which a device knows that it came to the same bits.
+    Attributes:
+        base: The older version, named by `Manifest.digest` of its whole model.
+        content: `values_digest` (shared.tensors.arrays) of the newer version's tensors. A device checks with it that it
+            computed the same bits.
+        manifest: The blob that holds the difference.
     """
 
     base: Digest
@@ -97,11 +121,20 @@ class ModelDelta:
 
 @dataclass(frozen=True)
 class WorkRequest:
-    """Coordinator asks a device to take part in the round of the envelope. Sent again when in doubt; idempotent.
+    """Invitation of a device to the round that the envelope names. It is idempotent, and sent again when an answer is late.
 
-    `deltas` lead from an older version to `model`, the oldest first, each from the version that the one before leads to.
-    A device that holds one of these versions needs only the rest of the way. `features` are COORDINATOR_FEATURES of the
-    coordinator that asks. With `measure_independent` the report is to have `user_accuracy_independent`.
+    Attributes:
+        schema: Digest of the schema of the whole model.
+        private: Text form of the patch policy.
+        plan: Local training.
+        model: The whole global model.
+        encoding: Encoding of the update, one of ENCODINGS.
+        chunk_bytes: Data bytes of each chunk of the update.
+        deadline_s: Time left until the round ends.
+        deltas: Differences that lead from an older version to `model`, the oldest first, without a gap. A device that holds
+            one of these versions downloads only the differences that follow it.
+        features: COORDINATOR_FEATURES of the sender.
+        measure_independent: Whether the report shall have `user_accuracy_independent`.
     """
 
     schema: Digest
@@ -118,7 +151,7 @@ class WorkRequest:
 
 @dataclass(frozen=True)
 class Grant:
-    """The device may upload `digest`, with at most `window` chunks unacknowledged; `have` marks chunks already here."""
+    """Permission to upload `digest`, with at most `window` unacknowledged chunks. `have`: the chunks already received."""
 
     digest: Digest
     window: Annotated[int, Meta(ge=1, le=4096)]
@@ -127,7 +160,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Ack:
-    """Every chunk of `digest` that the coordinator has. Only this, never a PUBACK, moves the window."""
+    """All chunks of `digest` that the coordinator has received. Only this message, never a PUBACK, moves the window."""
 
     digest: Digest
     have: Bitmap
@@ -135,7 +168,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class Committed:
-    """`digest` is on the coordinator's disk (after fsync): now the device may forget it, and rest for `rest_s`."""
+    """The update `digest` is on the coordinator's disk (after fsync). The device may delete it, and rest for `rest_s`."""
 
     digest: Digest
     rest_s: Seconds = 0.0
@@ -143,7 +176,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Refused:
-    """`digest` will never be taken."""
+    """The coordinator will never accept the update `digest`."""
 
     digest: Digest
     reason: RefuseReason
@@ -152,7 +185,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class RetryAfter:
-    """All upload slots are taken; offer `digest` again after `delay_s`."""
+    """All upload slots are in use: the device shall offer `digest` again after `delay_s`."""
 
     digest: Digest
     delay_s: Seconds
@@ -160,23 +193,27 @@ class RetryAfter:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The round of the envelope is over for this device."""
+    """The round that the envelope names is over for this device."""
 
     reason: Word
 
 
 @dataclass(frozen=True)
 class Accept:
-    """The device takes part and begins to download."""
+    """The device takes part in the round and begins to download."""
 
     num_examples: Positive
 
 
 @dataclass(frozen=True)
 class Decline:
-    """The device does not take part: because of a `condition` of its owner's, where the reason is `unwilling` and one is named.
+    """The device does not take part in the round.
 
-    Before `retry_after_s` have passed it would say the same again; 0: nobody can tell.
+    Attributes:
+        reason: Why it declines.
+        detail: Explanation for people.
+        condition: The owner's condition that fails, where the reason is `unwilling`.
+        retry_after_s: Time before which the answer would be the same; 0: unknown.
     """
 
     reason: DeclineReason
@@ -187,7 +224,7 @@ class Decline:
 
 @dataclass(frozen=True)
 class Need:
-    """Chunks of the global model that have not arrived; at most a window of them is set."""
+    """Request for chunks of the blob `digest` that have not arrived; `missing` has at most one window of them."""
 
     digest: Digest
     missing: Bitmap
@@ -195,7 +232,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Progress:
-    """Sign of life from a job: `done` of `total` steps or chunks of `phase`."""
+    """Sign of life of a job: `done` of `total` steps or chunks in this `phase`."""
 
     phase: JobPhase
     done: Count
@@ -204,16 +241,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Offer:
-    """An update is ready. Sent again until the coordinator answers; idempotent by digest."""
+    """The device has an update to upload. It offers again until the coordinator answers; idempotent by digest."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The device gives up on the round. An error's words may hold private names and values: they stay in its log.
+    """The device gives up on the round.
 
-    `condition` is what its owner's preferences missed, where the reason is `unwilling`.
+    The message has no error text, which could hold private names and values; the error is in the device's log. `condition` is
+    the owner's condition that fails, where the reason is `unwilling`.
     """
 
     reason: FailReason
@@ -222,7 +260,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """Retained presence of the coordinator; `boot` is new at each start, so an old last will can be told apart."""
+    """Retained presence of the coordinator. `boot` is new at each start, which identifies the last will of an earlier start."""
 
     online: bool
     boot: Word
@@ -230,14 +268,14 @@ class CoordinatorState:
 
 @dataclass(frozen=True)
 class Claim:
-    """A coordinator that is about to start asks whether another is at work, which then says that it is online."""
+    """Question of a starting coordinator whether another one runs; a running coordinator answers with CoordinatorState."""
 
     boot: Word
 
 
 @dataclass(frozen=True)
 class TaskCapability:
-    """A task that a device can train: its own schema and how much data it holds."""
+    """A task that a device can train, the digest of its model's schema, and the number of training examples it holds."""
 
     task: Word
     schema: Digest
@@ -246,7 +284,7 @@ class TaskCapability:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The job a device is on, told with its presence so that a reconnect is not a restart."""
+    """The current job of a device. It is part of DeviceState, so that the coordinator can tell a reconnect from a restart."""
 
     run: Word
     epoch: Count
@@ -258,8 +296,16 @@ class JobStatus:
 class DeviceState:
     """Retained presence and capabilities of a device.
 
-    `unwilling` is why it would decline now, or has paused its work; it tells anew when that changes. `features` are its
-    DEVICE_FEATURES.
+    Attributes:
+        online: Whether the device is connected; its last will says False.
+        boot: New at each start of the agent.
+        version: Version of fedpatch.
+        tasks: Tasks that the device can train.
+        encodings: Encodings that the device can decode.
+        job: The current job, if any.
+        unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
+            its state again when this changes.
+        features: Its DEVICE_FEATURES.
     """
 
     online: bool
@@ -274,11 +320,21 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What travels inside an update's blob beside its tensors, and so under the same digest.
+    """Report of local training, inside the update's blob beside its tensors, and so covered by the same digest.
 
-    `base` is the digest of the global model. User accuracies, in the unit of the task's metric, are of the personalised model;
-    None if the device does not count. `user_accuracy_independent` is of a model that this device has trained on its own data
-    alone; None where it was not asked for or could not be measured.
+    User accuracies are in the unit of the task's metric, measured on test data.
+
+    Attributes:
+        base: Digest of the global model that training began with.
+        num_examples: Training examples.
+        steps: Minibatches taken.
+        train_loss: Mean training loss.
+        user_accuracy_before: Of the global model with the device's patch, before training; None if it was not measured.
+        user_accuracy_after: The same after training.
+        download_s: Duration of the download.
+        train_s: Duration of training.
+        user_accuracy_independent: Of a model that the device trained on its own data alone; None if that was not
+            requested or could not be measured.
     """
 
     base: Digest
@@ -300,7 +356,11 @@ Body = DownBody | UpBody | StateBody | RunStatus
 
 @dataclass(frozen=True)
 class Envelope:
-    """What surrounds each message. `epoch` grows whenever the coordinator comes back, so that an answer to a dead one shows."""
+    """A message and its address: task, run and round.
+
+    `epoch` grows at each start of the coordinator, which identifies an answer to an earlier start. `id` counts the messages of
+    one sender.
+    """
 
     body: Body
     id: Count = 0

@@ -1,4 +1,4 @@
-"""The closed sets of words that devices and coordinator give each other: reasons, and kinds of links."""
+"""Enumerations in messages: conditions, reasons to decline, fail or refuse, phases of a job, and link kinds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class Condition(StrEnum):
-    """What an owner's preference misses: why a device would rather not work just now.
+    """The owner's preference that fails, and for which a device does not work now.
 
-    It says which preference, never what was found: where a device is or what network it uses stays with its owner.
+    A condition names the preference, never the value that was read: the place and the network of a device stay private.
     """
 
     NOT_CHARGING = "not_charging"
@@ -31,7 +31,7 @@ class Condition(StrEnum):
 
 
 class DeclineReason(StrEnum):
-    """Why a device will not take part in a round."""
+    """Reason for which a device does not take part in a round."""
 
     UNWILLING = "unwilling"
     UNKNOWN_TASK = "unknown_task"
@@ -44,7 +44,7 @@ class DeclineReason(StrEnum):
 
 
 class FailReason(StrEnum):
-    """Why a device that had accepted gave up."""
+    """Reason for which a device that had accepted gives up on a round."""
 
     DOWNLOAD = "download"
     TRAINING = "training"
@@ -55,7 +55,7 @@ class FailReason(StrEnum):
 
 
 class RefuseReason(StrEnum):
-    """Why the coordinator will never take an update; the device may forget it."""
+    """Reason for which the coordinator will never accept an update; the device may delete it."""
 
     LATE = "late"
     STALE_EPOCH = "stale_epoch"
@@ -74,7 +74,7 @@ class RefuseReason(StrEnum):
 
 
 class JobPhase(StrEnum):
-    """What a device is doing for a round."""
+    """Phase of a device's job."""
 
     DOWNLOADING = "downloading"
     TRAINING = "training"
@@ -82,7 +82,7 @@ class JobPhase(StrEnum):
 
 
 class LinkKind(StrEnum):
-    """What the route to the broker leaves the device by."""
+    """Kind of network interface through which a device reaches the broker."""
 
     LOOPBACK = "loopback"
     ETHERNET = "ethernet"

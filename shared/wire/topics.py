@@ -1,7 +1,7 @@
-"""Every topic that fedpatch uses, as one table: who writes it, who reads it, how it is kept.
+"""MQTT topics: one table, `TOPICS`, of every topic with its writer, readers, QoS and retention.
 
-Building a topic, subscribing, reading a topic back and the broker's access rules all follow from `TOPICS`, so they
-cannot disagree. A device's identity is the name in the topic, which the access rules guard; no payload can change it.
+Topics, subscription filters, the parser and the broker's access rules are all derived from this table. The identity of a
+device is the name in its topics, which the access rules protect; a payload cannot change it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Topic:
-    """One row: `pattern` with {fleet}, {device}, {digest}, {transfer} and {index} where they vary."""
+    """One row of the table. `pattern` has the placeholders {fleet}, {device}, {digest}, {transfer} and {index}."""
 
     name: Kind
     pattern: str
@@ -41,7 +41,12 @@ class Topic:
 
 @dataclass(frozen=True)
 class ParsedTopic:
-    """What a received topic says; `digest` of an update's chunk is its transfer id, the first 16 digits only."""
+    """The parts of a received topic. For an update's chunk, `digest` is its transfer id: the first 16 digits only.
+
+    Example:
+        >>> parse_topic("kitchen", up("kitchen", "pi-1"))
+        ParsedTopic(kind='up', device='pi-1', digest='', index=0)
+    """
 
     kind: Kind
     device: str = ""
@@ -66,7 +71,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("watcher",),
         qos=0,
         retain=False,
-        purpose="how the run stands, for people who watch it; nothing depends on it",
+        purpose="status of the run, for people who watch it; nothing depends on it",
     ),
     Topic(
         "device_state",
@@ -75,7 +80,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("coordinator", "device"),
         qos=1,
         retain=True,
-        purpose="presence and capabilities of a device and the nonce of its start; its last will; shows it a namesake",
+        purpose="presence and capabilities of a device and the nonce of its start; its last will; reveals a duplicate id",
     ),
     Topic(
         "down",
@@ -118,91 +123,116 @@ TOPICS: tuple[Topic, ...] = (
 BY_KIND: dict[Kind, Topic] = {row.name: row for row in TOPICS}
 
 
-def check_name(what: str, name: str) -> str:
-    """`name`, if a topic can hold it; `what` (fleet, device) says in the error which name was wrong."""
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if a topic can hold it. Raises UsageError, which calls it the name of a `kind` (fleet, device)."""
     if not re.fullmatch(NAME.regex, name):
-        raise UsageError(f"{what} name {name!r} is not possible; use {NAME.words}")
+        raise UsageError(f"{kind} name {name!r} is not possible; use {NAME.words}")
     return name
 
 
 def transfer_id(digest: str) -> str:
-    """The part of an update's digest that its chunks' topics carry."""
+    """Return the part of an update's digest that is in the topics of its chunks: the first 16 digits."""
     return digest[:16]
 
 
 def coordinator_state(fleet: str) -> str:
-    """Topic of the coordinator's presence."""
+    """Return the topic of the coordinator's presence."""
     return _fill("coordinator_state", fleet)
 
 
 def run_status(fleet: str) -> str:
-    """Topic of what watchers are told of the run."""
+    """Return the topic of the run's status."""
     return _fill("run_status", fleet)
 
 
 def device_state(fleet: str, device: str) -> str:
-    """Topic of a device's presence."""
+    """Return the topic of a device's presence."""
     return _fill("device_state", fleet, device=device)
 
 
 def down(fleet: str, device: str) -> str:
-    """Topic of the messages to a device."""
+    """Return the topic of the messages to a device."""
     return _fill("down", fleet, device=device)
 
 
 def up(fleet: str, device: str) -> str:
-    """Topic of the messages of a device."""
+    """Return the topic of the messages of a device."""
     return _fill("up", fleet, device=device)
 
 
 def model_chunk(fleet: str, digest: str, index: int) -> str:
-    """Topic of chunk `index` of the global model with SHA-256 `digest`."""
+    """Return the topic of a chunk of the global model.
+
+    Args:
+        fleet: Name of the fleet.
+        digest: SHA-256 of the blob, 64 lower-case hexadecimal digits.
+        index: Index of the chunk, 0 to MAX_CHUNKS - 1.
+
+    Returns:
+        The topic.
+
+    Raises:
+        UsageError: An argument cannot be part of a topic.
+    """
     return _fill("model_chunk", fleet, digest=digest, index=index)
 
 
 def update_chunk(fleet: str, device: str, digest: str, index: int) -> str:
-    """Topic of chunk `index` of a device's update with SHA-256 `digest`."""
+    """Return the topic of a chunk of a device's update.
+
+    Args:
+        fleet: Name of the fleet.
+        device: Id of the device.
+        digest: SHA-256 of the blob, 64 lower-case hexadecimal digits; the topic has the first 16.
+        index: Index of the chunk, 0 to MAX_CHUNKS - 1.
+
+    Returns:
+        The topic.
+
+    Raises:
+        UsageError: An argument cannot be part of a topic.
+    """
     return _fill("update_chunk", fleet, device=device, digest=digest, index=index)
 
 
 def coordinator_filters(fleet: str) -> tuple[str, ...]:
-    """What a coordinator subscribes to: everything that devices write, and what another coordinator would."""
+    """Return the coordinator's subscriptions: the topics that devices write, and those of another coordinator."""
     check_name("fleet", fleet)
     return tuple(_acl_filter(row, fleet, "+") for row in TOPICS if "coordinator" in row.readers)
 
 
 def device_filters(fleet: str, device: str) -> tuple[str, ...]:
-    """What a device subscribes to for as long as it runs; the chunks of a model only while it needs them.
+    """Return the permanent subscriptions of a device; chunks of a model are subscribed to only during a download.
 
-    Its own state tells it whether somebody else writes there.
+    A device also reads its own state, which reveals a second device with the same id.
     """
     return (coordinator_state(fleet), device_state(fleet, device), down(fleet, device))
 
 
 def watcher_filters(fleet: str) -> tuple[str, ...]:
-    """What somebody who watches a run subscribes to."""
+    """Return the subscriptions of a program that watches a run."""
     check_name("fleet", fleet)
     return tuple(_acl_filter(row, fleet, "+") for row in TOPICS if "watcher" in row.readers)
 
 
 def model_chunks_filter(fleet: str, digest: str) -> str:
-    """What a device subscribes to in order to get the global model with SHA-256 `digest`."""
+    """Return the subscription for all chunks of the global model with SHA-256 `digest`."""
     return model_chunk(fleet, digest, 0).removesuffix("0") + "+"
 
 
-@lru_cache(maxsize=4096)  # each is asked for twice, and most of them in every round
+@lru_cache(maxsize=4096)  # a message's topic is parsed twice, and most topics are used in every round
 def parse_topic(fleet: str, topic: str) -> ParsedTopic | None:
-    """What `topic` says, or None when it is not one of `fleet`'s; never raises."""
+    """Return the parts of `topic`, or None if it is not a topic of `fleet`. Never raises."""
     for kind, regex in _REGEXES.items():
         match = regex.fullmatch(topic)
         if match is None:
             continue
-        found = match.groupdict()
-        index = int(found.get("index", 0))
-        if found["fleet"] != fleet or index >= MAX_CHUNKS:
+        parts = match.groupdict()
+        index = int(parts.get("index", 0))
+        if parts["fleet"] != fleet or index >= MAX_CHUNKS:
             return None
-        digest = found.get("digest") or found.get("transfer") or ""
-        return ParsedTopic(kind, device=found.get("device", ""), digest=digest, index=index)
+        digest = parts.get("digest") or parts.get("transfer") or ""
+        return ParsedTopic(kind, device=parts.get("device", ""), digest=digest, index=index)
     return None
 
 
@@ -212,13 +242,23 @@ def mosquitto_acl(
     devices: Sequence[str] | None = None,
     watchers: Sequence[str] = (),
 ) -> str:
-    """Text of mosquitto's `acl_file`: what is not allowed here is forbidden.
+    """Return the text of mosquitto's `acl_file`. mosquitto forbids everything that the file does not allow.
 
-    With `devices`, each of them gets its own lines and any other user nothing. Without, the rules are patterns over the
-    user name: mosquitto applies those to *every* user, so whoever has a password of any kind can join the fleet as the
-    device of that name (though never as another). Either way a device's user name must be its device id. `watchers` are
-    users who look on: with a list of `devices`, even an empty one, they can write nothing. mosquitto grants a forbidden
-    SUBSCRIBE and then stays silent, so a wrong rule shows as messages that never come.
+    mosquitto grants a forbidden SUBSCRIBE and then sends nothing: the symptom of a wrong rule is messages that never arrive.
+
+    Args:
+        fleet: Name of the fleet.
+        coordinator_user: The coordinator's user name at the broker.
+        devices: Device ids, which must be the devices' user names. Each gets rules of its own, and any other user gets
+            none. With None the rules are patterns over the user name, which mosquitto applies to *every* user: a user
+            with any password can join the fleet as the device of that name, though never as another one.
+        watchers: Users that only read. With `devices`, even an empty sequence, they can write nothing.
+
+    Returns:
+        Lines of rules, each ended by a newline.
+
+    Raises:
+        UsageError: A name is not possible, or one user has two parts.
     """
     check_name("fleet", fleet)
     _check_user("coordinator", coordinator_user)
@@ -227,7 +267,7 @@ def mosquitto_acl(
     for watcher in watchers:
         _check_user("watcher", watcher)
         if watcher in (coordinator_user, *(devices or ())):
-            raise UsageError(f"{watcher!r} watches, but is the coordinator's user or a device too; use another user")
+            raise UsageError(f"watcher {watcher!r} is also the coordinator's user or a device; use another user")
     lines = [f"# fedpatch fleet {fleet}: generated from the topic table, do not edit", f"user {coordinator_user}"]
     lines += _rules("coordinator", fleet, "+", "topic")
     if devices is None:
@@ -242,23 +282,23 @@ def mosquitto_acl(
     return "\n".join(lines) + "\n"
 
 
-def _check_user(who: str, name: str) -> None:
+def _check_user(party: Party, name: str) -> None:
     if not re.fullmatch(r"[^\s+#/]+", name):
-        raise UsageError(f"{who} user {name!r} is not possible; leave out blanks, +, # and /")
+        raise UsageError(f"{party} user {name!r} is not possible; leave out blanks, +, # and /")
 
 
-def _rules(party: Party, fleet: str, device: str, word: str) -> list[str]:
+def _rules(party: Party, fleet: str, device: str, keyword: Literal["topic", "pattern"]) -> list[str]:
     lines = []
     for row in TOPICS:
         access = ("read" if party in row.readers else "") + ("write" if row.writer == party else "")
         if access:
-            lines.append(f"{word} {access} {_acl_filter(row, fleet, device)}")
+            lines.append(f"{keyword} {access} {_acl_filter(row, fleet, device)}")
     return lines
 
 
 def _acl_filter(row: Topic, fleet: str, device: str) -> str:
     names = {"fleet": fleet, "device": device}
-    return _PLACEHOLDER.sub(lambda found: names.get(found[1], "+"), row.pattern)
+    return _PLACEHOLDER.sub(lambda match: names.get(match[1], "+"), row.pattern)
 
 
 def _fill(kind: Kind, fleet: str, *, device: str = "", digest: str = "", index: int = 0) -> str:
@@ -276,7 +316,7 @@ def _fill(kind: Kind, fleet: str, *, device: str = "", digest: str = "", index: 
 
 def _regex(row: Topic) -> re.Pattern[str]:
     parts = {"fleet": NAME.regex, "device": NAME.regex, "digest": _DIGEST, "transfer": _TRANSFER, "index": _INDEX}
-    return re.compile(_PLACEHOLDER.sub(lambda found: f"(?P<{found[1]}>{parts[found[1]]})", row.pattern), re.ASCII)
+    return re.compile(_PLACEHOLDER.sub(lambda match: f"(?P<{match[1]}>{parts[match[1]]})", row.pattern), re.ASCII)
 
 
 _REGEXES: dict[Kind, re.Pattern[str]] = {row.name: _regex(row) for row in TOPICS}

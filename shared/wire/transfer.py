@@ -1,9 +1,9 @@
-"""Chunked, content-addressed transfer: manifests, and the two ends as state machines without IO.
+"""Chunked, content-addressed transfer of blobs: manifests, and the device's two ends as state machines without IO.
 
-A PUBACK proves nothing about the other end, so both directions repair themselves: whoever lacks chunks says which. Down,
-a device asks for what is missing when the flow has been quiet (`Download`). Up, a device sends at most a window of chunks
-that the coordinator has not acknowledged, and offers again when it hears nothing (`Upload`); the coordinator's end is
-coordinator.rounds.upload_scheduler. Neither side holds more than its window in flight.
+A PUBACK proves nothing about the receiver, so the receiver names the chunks that it lacks. A device that downloads asks for
+missing chunks when none has arrived for a while (`Download`). A device that uploads sends at most one window of
+unacknowledged chunks, and offers its update again when no answer comes (`Upload`). The coordinator's end of an upload is
+coordinator.rounds.upload_scheduler. Neither side has more than one window in flight.
 """
 
 from __future__ import annotations
@@ -34,35 +34,56 @@ __all__ = [
     "fits",
 ]
 
-# Topic, fixed header and MQTT 5 properties of a publish; generous: a packet over the broker's limit poisons a session.
+# Topic, fixed header and MQTT 5 properties of a PUBLISH. It is generous, because a broker closes the connection at a packet
+# beyond its limit, and would do so again at each attempt to send it.
 _PACKET_OVERHEAD_BYTES = 512
 MIN_CHUNK_BYTES = 8 * 1024
 
 MAX_QUIET_S = 30.0
 ASK_QUIET_S = 1.0
 OFFER_QUIET_S = 3.0
-# Of a device that holds a place among the uploads: it must be heard several times before its place is given away.
+# Pause of a device with an upload slot: several of its offers must arrive before the coordinator gives the slot away.
 GRANTED_QUIET_S = 5.0
 
 
 def chunk_bytes_within(configured_bytes: int, max_packet_bytes: int | None) -> int:
-    """Data bytes per chunk that pass a broker's packet limit (None: no limit known). BrokerError below 8 KiB."""
+    """Return the data bytes of a chunk that pass the broker's packet limit, at most `configured_bytes`.
+
+    `max_packet_bytes` is None where the broker states no limit. Raises BrokerError below MIN_CHUNK_BYTES (8 KiB).
+    """
     if max_packet_bytes is None:
         return configured_bytes
-    fits = max_packet_bytes - CHUNK_OVERHEAD_BYTES - _PACKET_OVERHEAD_BYTES
-    if fits < MIN_CHUNK_BYTES:
+    data_bytes = max_packet_bytes - CHUNK_OVERHEAD_BYTES - _PACKET_OVERHEAD_BYTES
+    if data_bytes < MIN_CHUNK_BYTES:
         raise BrokerError(
-            f"the broker takes packets of at most {max_packet_bytes} bytes, too few for chunks of {MIN_CHUNK_BYTES}; "
+            f"the broker accepts packets of at most {max_packet_bytes} bytes, too few for chunks of {MIN_CHUNK_BYTES}; "
             "raise its packet limit (mosquitto: max_packet_size)"
         )
-    return min(configured_bytes, fits)
+    return min(configured_bytes, data_bytes)
 
 
 def describe(blob: bytes, *, chunk_bytes: int, encoding: str, raw_bytes: int, schema: str) -> Manifest:
-    """The manifest of a blob that is in memory. UsageError when it has more chunks than a manifest can announce."""
+    """Return the manifest of a blob.
+
+    Args:
+        blob: The bytes as they are sent.
+        chunk_bytes: Data bytes of each chunk.
+        encoding: Encoding of the blob, one of ENCODINGS.
+        raw_bytes: Size of the blob when decompressed.
+        schema: Digest of the schema of its tensors.
+
+    Returns:
+        The manifest that announces the blob.
+
+    Raises:
+        UsageError: The blob would have more than MAX_CHUNKS chunks.
+    """
     count = -(-len(blob) // chunk_bytes)
     if count > MAX_CHUNKS:
-        raise UsageError(f"{count} chunks of {chunk_bytes} bytes: at most {MAX_CHUNKS} can be sent; use larger chunks")
+        raise UsageError(
+            f"the blob would have {count} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} are possible; "
+            "use larger chunks"
+        )
     return Manifest(
         digest=hashlib.sha256(blob).hexdigest(),
         size_bytes=len(blob),
@@ -75,10 +96,10 @@ def describe(blob: bytes, *, chunk_bytes: int, encoding: str, raw_bytes: int, sc
 
 
 def check_manifest(manifest: Manifest, max_bytes: int) -> None:
-    """WireError when the figures contradict each other or pass the ceiling; called before anything is allocated."""
+    """Raise WireError if figures contradict each other or exceed `max_bytes`. Call it before allocating memory."""
     if manifest.chunk_count != -(-manifest.size_bytes // manifest.chunk_bytes):
-        cut_so = f"{manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}"
-        raise WireError(f"manifest: {cut_so} are not {manifest.chunk_count} chunks")
+        division = f"{manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}"
+        raise WireError(f"manifest: {division} are not {manifest.chunk_count} chunks")
     if max(manifest.size_bytes, manifest.raw_bytes) > max_bytes:
         raise WireError(
             f"manifest announces {manifest.size_bytes} bytes ({manifest.raw_bytes} unpacked); the limit is {max_bytes}"
@@ -86,13 +107,22 @@ def check_manifest(manifest: Manifest, max_bytes: int) -> None:
 
 
 def cut(blob: bytes, manifest: Manifest, index: int) -> Chunk:
-    """Chunk `index` of a blob."""
+    """Return chunk `index` of a blob.
+
+    Args:
+        blob: The bytes as they are sent.
+        manifest: The manifest of `blob`.
+        index: Index of the chunk, 0 to `manifest.chunk_count` - 1.
+
+    Returns:
+        The chunk.
+    """
     start = index * manifest.chunk_bytes
     return Chunk(manifest.digest, index, manifest.chunk_count, blob[start : start + manifest.chunk_bytes])
 
 
 def fits(chunk: Chunk, manifest: Manifest) -> bool:
-    """Whether a chunk belongs to the announced blob and has the length its place demands."""
+    """Whether a chunk belongs to the announced blob and has the length that its index requires."""
     if chunk.digest != manifest.digest or chunk.count != manifest.chunk_count:
         return False
     last = manifest.size_bytes - (manifest.chunk_count - 1) * manifest.chunk_bytes
@@ -100,12 +130,26 @@ def fits(chunk: Chunk, manifest: Manifest) -> bool:
 
 
 class Download:
-    """The receiving end of the global model, in one blob or in several: which chunks are here, when to ask for the others.
+    """The receiving end of the global model, which is one blob or several: tracks chunks, and asks for missing ones.
 
-    `have` are chunks kept from before a restart, by the digest of their blob. `tick` says what is needed once nothing
-    new came for a while: ASK_QUIET_S, or twice the time that a chunk takes on a line so slow that this is longer. The pause
-    doubles up to 30 s while asking has no effect, and starts over with each new chunk. Where chunks come only because
-    they are asked for, as from a broker that retains nothing, the next window is asked for as soon as the last one is here.
+    `tick` asks once no new chunk has arrived for ASK_QUIET_S or, on a slow line, for twice the time of one chunk. This pause
+    doubles up to MAX_QUIET_S while no chunk arrives, and each new chunk resets it. Where chunks arrive only on request, as
+    from a broker that retains no messages, the next window is requested as soon as the last one is complete.
+
+    Args:
+        blobs: Manifests of the blobs to download.
+        now: The time in seconds, from any fixed origin; as in all methods.
+        have: Indices of the chunks kept from before a restart, by the digest of their blob.
+        window: Most chunks to ask for at a time.
+
+    Example:
+        >>> blob = b"x" * 20_000
+        >>> manifest = describe(blob, chunk_bytes=8192, encoding="fp32", raw_bytes=20_000, schema="00" * 32)
+        >>> download = Download([manifest], now=0.0)
+        >>> [download.take(cut(blob, manifest, index), now=0.1) for index in range(3)]
+        [True, True, True]
+        >>> download.complete
+        True
     """
 
     def __init__(
@@ -123,23 +167,23 @@ class Download:
         self._quiet_s = ASK_QUIET_S
         self._ask_at = now + ASK_QUIET_S
         self._asked: set[tuple[str, int]] = set()
-        self._unasked = False  # whether a chunk came that had not been asked for, since the last Need
-        self._pulling = False  # whether that was so before it
+        self._unasked = False  # whether a chunk that was not requested arrived since the last Need
+        self._pulling = False  # whether none such arrived before that Need: chunks arrive on request only
         self._last_at = now
-        self._pace_s = math.inf  # the shortest time that a chunk took after the one before
+        self._pace_s = math.inf  # the shortest time between two chunks
 
     @property
     def have(self) -> dict[str, frozenset[int]]:
-        """The chunks that are here, by the digest of their blob."""
+        """Indices of the chunks received, by the digest of their blob."""
         return {digest: frozenset(indices) for digest, indices in self._have.items()}
 
     @property
     def complete(self) -> bool:
-        """All chunks are here (the SHA-256 of each blob is still to be checked)."""
+        """Whether all chunks have been received. The caller still has to check the SHA-256 of each blob."""
         return all(indices.full for indices in self._have.values())
 
     def take(self, chunk: Chunk, now: float) -> bool:
-        """True when the chunk is new and fits: the caller stores it."""
+        """Register a chunk. Returns True if it is new and fits: the caller must then store it."""
         blob = self._blobs.get(chunk.digest)
         if blob is None or not fits(chunk, blob) or not self._have[chunk.digest].add(chunk.index):
             return False
@@ -155,11 +199,11 @@ class Download:
         return True
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to say."""
+        """Return the time at which `tick` is due, or None when the download is complete."""
         return None if self.complete else self._ask_at
 
     def tick(self, now: float) -> list[Need]:
-        """What to ask for, if the flow has been quiet for too long, or ended with what was asked for."""
+        """Return requests for missing chunks if a request is due, else nothing."""
         if self.complete or now < self._ask_at:
             return []
         self._quiet_s = min(2 * self._quiet_s, MAX_QUIET_S)
@@ -175,7 +219,7 @@ class Download:
         return needs
 
     def on_reconnect(self, now: float) -> None:
-        """The link was down, and with it what was asked for: ask after the first pause, however long the last one was."""
+        """Reset the pause after a reconnect, for requests may have been lost: `tick` asks after at most ASK_QUIET_S."""
         self._quiet_s = ASK_QUIET_S
         self._ask_at = min(self._ask_at, now + self._quiet_s)
 
@@ -192,11 +236,23 @@ class SendChunk:
 
 
 class Upload:
-    """The sending end of an update: offer, send within the window, offer again when it has gone quiet.
+    """The sending end of an update: it offers, sends chunks within the window, and offers again when no answer comes.
 
-    Done is what the coordinator's Committed (or Refused) says, not what this machine believes; until then it keeps
-    offering. Only an offer gives up what is in flight: it travels behind those chunks, so its Grant knows of them. Its
-    pauses double up to 30 s while nobody answers, and up to 5 s while it holds a place that others wait for.
+    Only the coordinator's Committed or Refused ends an upload; until then the device offers again and again. An offer is sent
+    after the chunks in flight, so the Grant that answers it knows which of them arrived. The pause between offers doubles
+    while no answer comes: up to MAX_QUIET_S, or up to GRANTED_QUIET_S while the device has an upload slot.
+
+    Args:
+        manifest: Manifest of the update.
+        now: The time in seconds, from any fixed origin; as in all methods.
+
+    Example:
+        >>> manifest = describe(b"x" * 9000, chunk_bytes=8192, encoding="fp32", raw_bytes=9000, schema="00" * 32)
+        >>> upload = Upload(manifest, now=0.0)
+        >>> upload.tick(now=0.0) == [Offer(manifest)]
+        True
+        >>> upload.on_grant(Grant(manifest.digest, window=4, have=Bitmap(2).to_bytes()), now=0.5)
+        [SendChunk(index=0), SendChunk(index=1)]
     """
 
     def __init__(self, manifest: Manifest, now: float) -> None:
@@ -209,11 +265,11 @@ class Upload:
         self._offer_at = now
 
     def next_deadline(self) -> float:
-        """When to offer (again) if nothing is heard."""
+        """Return the time of the next offer, should no answer come before."""
         return self._offer_at
 
     def tick(self, now: float) -> list[Offer | SendChunk]:
-        """An Offer when it is time. What was in flight counts as lost; the Grant will say what arrived."""
+        """Return an Offer if one is due. Chunks in flight then count as lost; the Grant will say which arrived."""
         if now < self._offer_at:
             return []
         self._in_flight.clear()
@@ -223,27 +279,27 @@ class Upload:
         return [Offer(self.manifest)]
 
     def on_reconnect(self, now: float) -> None:
-        """The link was down: offer at the next tick instead of waiting."""
+        """Make an offer due at once, after a reconnect."""
         self._quiet_s = OFFER_QUIET_S
         self._offer_at = now
 
     def on_grant(self, grant: Grant, now: float) -> list[Offer | SendChunk]:
-        """Opens the window. WireError when the bitmap does not fit."""
+        """Open the window and return the chunks to send. Raises WireError if the bitmap does not fit."""
         have = Bitmap.from_bytes(self.manifest.chunk_count, grant.have)
         self._window = grant.window
         self._longest_s = GRANTED_QUIET_S
-        return self._heard(have, now)
+        return self._acknowledged(have, now)
 
     def on_ack(self, ack: Ack, now: float) -> list[Offer | SendChunk]:
-        """Moves the window. WireError when the bitmap does not fit."""
-        return self._heard(Bitmap.from_bytes(self.manifest.chunk_count, ack.have), now)
+        """Move the window and return the chunks to send. Raises WireError if the bitmap does not fit."""
+        return self._acknowledged(Bitmap.from_bytes(self.manifest.chunk_count, ack.have), now)
 
     def on_retry_after(self, delay_s: float, now: float) -> None:
-        """Others upload: offer again later."""
+        """Put the next offer off for `delay_s`, at least 0.1 s: all upload slots are in use."""
         self._longest_s = MAX_QUIET_S
         self._offer_at = now + max(delay_s, 0.1)
 
-    def _heard(self, have: Bitmap, now: float) -> list[Offer | SendChunk]:
+    def _acknowledged(self, have: Bitmap, now: float) -> list[Offer | SendChunk]:
         before = len(self._acked)
         self._acked = have
         self._in_flight.difference_update(self._acked)

@@ -1,6 +1,6 @@
-"""What a device tells of itself beside its work, so that whoever runs a fleet sees devices that no scrape reaches.
+"""Vitals: the health of a device, published for operators whose Prometheus cannot reach the device.
 
-Nothing depends on it: it may be lost, and each one holds all that the one before did. Its owner may switch it off.
+No other part depends on vitals. A message may be lost, for each one holds all values. The owner can turn them off.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Load = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 @dataclass(frozen=True)
 class LastRound:
-    """What the last committed round took, by the device's own clock.
+    """Durations of the last committed round, by the device's own clock.
 
-    `upload_s` is from the first chunk that it sent until it heard that the update is committed.
+    `upload_s` is the time from the first chunk sent to the receipt of `Committed`.
     """
 
     run: Word
@@ -32,7 +32,20 @@ class LastRound:
 
 @dataclass(frozen=True)
 class Vitals:
-    """How a device is; None is what nobody there can tell. `load_per_cpu` is the kernel's load of a minute, by CPUs."""
+    """Health of a device; None: unknown.
+
+    Attributes:
+        external_power: Whether external power is connected.
+        battery: Charge of the battery, 0 to 1.
+        under_voltage: Whether the supply voltage is too low.
+        throttled: Whether the processor is throttled.
+        temperature_c: Temperature of the processor.
+        link: Network interface through which the broker is reached.
+        load_per_cpu: The kernel's load average over one minute, divided by the number of CPUs.
+        free_memory_bytes: Memory available.
+        free_disk_bytes: Free space of the state directory's file system.
+        last_round: Durations of the last committed round.
+    """
 
     external_power: bool | None = None
     battery: Fraction | None = None

@@ -137,7 +137,7 @@ def test_plain_text_to_another_machine_is_told_although_it_was_allowed(mosquitto
         settings = settings_for("device", mosquitto.url.replace(HOST, host), insecure=True)
         found = ask(settings, "device").get("broker_tls")
         assert (found is not None) is told
-        assert found is None or (found.verdict == "warn" and "everybody on the way can read" in found.detail)
+        assert found is None or (found.verdict == "warn" and "can read and change messages" in found.detail)
 
 
 def test_tls_with_a_port_that_has_none(mosquitto, tmp_path):

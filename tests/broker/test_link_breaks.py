@@ -94,7 +94,7 @@ def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
             assert one.received("t").payload == b"small"
         finally:
             one.link.stop()
-    assert "takes packets of 20000 bytes, less than a message on t (20000 bytes)" in caplog.text
+    assert "accepts packets of 20000 bytes, less than a message on t (20000 bytes)" in caplog.text
     assert not any(isinstance(event, Disconnected) for event in one.seen)
 
 

@@ -44,7 +44,7 @@ def test_a_stated_limit_is_kept():
     with connected("max_packet_size", old=False) as one:
         with pytest.raises(BrokerError) as caught:
             one.link.publish("t", bytes(LIMIT_BYTES))
-        assert f"takes packets of {LIMIT_BYTES} bytes, less than" in str(caught.value)
+        assert f"accepts packets of {LIMIT_BYTES} bytes, less than" in str(caught.value)
         assert str(caught.value).endswith(MEND)
         assert send_around(one, LIMIT_BYTES - 100) == [b"before", bytes(LIMIT_BYTES - 100), b"after"]
         assert not any(isinstance(event, Disconnected) for event in one.seen)

@@ -136,7 +136,7 @@ def test_a_revoked_device_is_refused_once_the_broker_has_read_the_list(tmp_path:
                 event = again.wait(object)
             if isinstance(event, Disconnected):
                 break
-        assert isinstance(event, Disconnected) and "it was revoked; ask whoever runs the fleet" in event.reason
+        assert isinstance(event, Disconnected) and "it was revoked; ask the fleet's operator" in event.reason
         broker.restart()
         one.wait(Disconnected, lambda event: "it was revoked" in event.reason)
         with client(url_of(broker), "pi-2", tls=house.files("pi-2")) as two:

@@ -140,7 +140,7 @@ def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path
         assert (seen["ann"]["reported"], seen["bob"]["reported"]) == (4, 2)
 
         broker.restart()
-        bob.wait(lambda: "it was revoked; ask whoever runs the fleet" in bob.log, "is refused by the broker, too")
+        bob.wait(lambda: "it was revoked; ask the fleet's operator" in bob.log, "is refused by the broker, too")
         fleet.agents["ann"].wait_ready()
 
 

@@ -288,8 +288,8 @@ def test_a_file_that_is_no_patch_is_named(directory, path):
     content = msgpack.packb(["foreign"])
     path.write_bytes(MAGIC + hashlib.sha256(content).digest() + content)
     (entry,) = list_patches(directory)
-    assert "does not say what it holds" in entry.problem
-    with pytest.raises(StateError, match="does not say what it holds"):
+    assert "has no readable header" in entry.problem
+    with pytest.raises(StateError, match="has no readable header"):
         PatchStore(directory).load(KEY, "run", 1)
 
 

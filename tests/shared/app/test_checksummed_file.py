@@ -47,7 +47,7 @@ def test_a_header_tells_how_long_it_is(name, number, rest):
 )
 def test_a_header_has_its_fields_and_no_others(header):
     """Each of its type; and what is no header at all is none."""
-    with pytest.raises(StateError, match=r"thing\.fp: does not say what it holds"):
+    with pytest.raises(StateError, match=r"thing\.fp: has no readable header"):
         read_header(PATH, msgpack.packb(header), FIELDS)
-    with pytest.raises(StateError, match=r"thing\.fp: does not say what it holds \("):
+    with pytest.raises(StateError, match=r"thing\.fp: has no readable header \("):
         read_header(PATH, b"", FIELDS)

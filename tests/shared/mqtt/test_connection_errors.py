@@ -56,7 +56,7 @@ def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
         (0x86, "refused user 'pi-1'; check the user name and the password", True),
         (0x87, "refused user 'pi-1'; check the user name and the password", True),
         (0x88, "refused the connection: server unavailable", False),
-        (0x8A, "has banned us", True),
+        (0x8A, "has banned this client", True),
     ],
 )
 def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):

@@ -192,7 +192,7 @@ def test_a_delta_needs_its_base(encoding, base):
     with pytest.raises(ValueError, match=f"{encoding} needs the tensors that both sides hold"):
         pack(held, WEIGHT, {}, encoding, base=base)
     packed = pack(held, WEIGHT, {}, encoding, base=held)
-    with pytest.raises(WireError, match="a step from tensors that are not here"):
+    with pytest.raises(WireError, match="base tensors that are missing here"):
         reopened(packed, WEIGHT, base)
 
 

@@ -76,7 +76,7 @@ class TestChunks:
     def test_impossible_places_are_refused(self, index, count):
         """An index beyond the count, or more chunks than may be, is a WireError."""
         head = struct.pack(">2sBB32sIIII", b"fp", 1, 0, bytes(32), index, count, 1, zlib.crc32(b"x"))
-        with pytest.raises(WireError, match="cannot be"):
+        with pytest.raises(WireError, match="is impossible"):
             decode_chunk(head + b"x")
 
     @pytest.mark.parametrize("place", [0, 1, 2, 3])
@@ -128,7 +128,7 @@ class TestSizes:
         """What no manifest could announce is not described; the error gives both figures."""
         blob = bytes(MAX_CHUNKS * 2 + 1)
         assert announced(blob, 3).chunk_count <= MAX_CHUNKS
-        with pytest.raises(UsageError, match=f"65537 chunks of 2 bytes: at most {MAX_CHUNKS} .* larger chunks"):
+        with pytest.raises(UsageError, match=f"65537 chunks of 2 bytes, at most {MAX_CHUNKS} "):
             announced(blob, 2)
 
     def test_that_contradict_each_other_are_refused(self):

@@ -1,0 +1,49 @@
+"""Docstrings of the public rooms: `Args:` where a reader needs them, and examples that run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+ROOMS = ("shared/app", "shared/diagnostics", "shared/errors.py", "shared/mqtt", "shared/tensors", "shared/wire")
+MODULES = sorted(path for room in ROOMS for path in [*(ROOT / room).rglob("*.py"), ROOT / room] if path.suffix == ".py")
+MANY_ARGUMENTS = 3
+
+
+def _public_functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _public_functions(node)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def _arguments(function: ast.FunctionDef) -> list[str]:
+    given = function.args
+    names = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_public_function_with_three_arguments_describes_them(path: Path):
+    """In an `Args:` section; ruff (D417) then checks that it names each of them."""
+    without = [
+        function.name
+        for function in _public_functions(ast.parse(path.read_text("utf-8")))
+        if len(_arguments(function)) >= MANY_ARGUMENTS and "Args:" not in (ast.get_docstring(function) or "")
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_examples_of_a_module_run(path: Path):
+    """Each docstring's example gives the output that it shows."""
+    name = ".".join(("fedpatch", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    assert doctest.testmod(import_module(name), optionflags=doctest.IGNORE_EXCEPTION_DETAIL).failed == 0
