@@ -16,7 +16,7 @@ from pathlib import Path
 from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
 from fedpatch.coordinator.demo.settings import DemoSettings
-from fedpatch.coordinator.observability.snapshot import Snapshot, View
+from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage, View
 from fedpatch.coordinator.rounds.records import RunSummary
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.runtime.runs import start_run
@@ -151,14 +151,13 @@ def fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def _starting(settings: DemoSettings, there: int) -> Snapshot:
-    """The picture before there is a run."""
-    return Snapshot(
-        run="demo",
-        round=0,
-        rounds=settings.rounds,
+def _starting(settings: DemoSettings, present: int) -> StatusMessage:
+    """The status before the run exists."""
+    status = replace(
+        EMPTY_STATUS,
+        rounds_in_all=settings.rounds,
         target_ua=settings.target_ua,
-        phase="waiting",
-        present=there,
+        present=present,
         wanted=settings.devices,
     )
+    return StatusMessage("demo", 0, status)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.observer import NullObserver, Observer
-from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.issued_certificates import DEVICE
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.settings import RunSettings
