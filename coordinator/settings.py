@@ -1,4 +1,4 @@
-"""What the coordinator can be told: in fedpatch.toml, as $FEDPATCH_*, as options of `fedpatch run` and `demo`."""
+"""Settings of the coordinator, from fedpatch.toml, $FEDPATCH_* and the options of `fedpatch run` and `demo`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CA_DIRECTORY = "ca"
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
 _LIMITS = "Limits of a device"
 
-# A broker drops from a full queue without a word (mosquitto's default: 1000 messages), so stay well below.
+# A broker drops messages from a full queue silently (mosquitto holds 1000 by default), so stay well below.
 MAX_CHUNKS_IN_FLIGHT = 500
 _YEAR_S = 366 * 86_400
 
@@ -34,7 +34,7 @@ _deadline = partial(setting, group=_DEADLINES, le=_YEAR_S, unit="seconds")
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings(Settings):
-    """What holds wherever rounds are played: over a real fleet and in the demo."""
+    """Settings of rounds, for a real fleet and for the demo."""
 
     task: str = setting("digits", group=_TRAINING, help="Task to train, by name or as module:attribute.")
     strategy: str = setting("fedavg-adam", group=_TRAINING, help="Federated algorithm: fedavg, fedadam or fedavg-adam.")
@@ -185,7 +185,7 @@ class RoundSettings(Settings):
     )
 
     def check(self) -> list[tuple[str, ...]]:
-        """Names that must exist, and problems between fields of a round."""
+        """Check names that must exist and fields that depend on each other."""
         problems = [*super().check(), *self._unreadable()]
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
@@ -211,8 +211,8 @@ class RoundSettings(Settings):
         return problems
 
     def _unreadable(self) -> list[tuple[str, ...]]:
-        """Texts that mean nothing; the task is looked up without loading it."""
-        # Here and not above: help and `fedpatch show` come without numpy.
+        """Problems of values that cannot be parsed. The task is found without loading it."""
+        # Imported here because help and `fedpatch show` must not load numpy.
         from fedpatch.coordinator.aggregation.strategies import find_strategy
         from fedpatch.shared.tasks.task import check_name
         from fedpatch.shared.tensors.patches import parse_policy
@@ -229,7 +229,7 @@ class RoundSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(RoundSettings, BrokerSettings):
-    """`fedpatch run`: a run over a real fleet."""
+    """Settings of `fedpatch run`, a run over a real fleet."""
 
     metrics: str | None = _metrics("127.0.0.1:9464")
 
@@ -245,5 +245,5 @@ class RunSettings(RoundSettings, BrokerSettings):
 
     @property
     def ca_directory(self) -> Path:
-        """Where the CA is, if there is one."""
+        """Directory of the CA, which may not exist."""
         return self.ca_dir or self.state_dir / CA_DIRECTORY

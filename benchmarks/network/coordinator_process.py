@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from fedpatch.coordinator.observability.live_view import make_view
 from fedpatch.coordinator.observability.metrics_endpoint import NO_OTHERS, Ask, observed
 from fedpatch.coordinator.observability.observer import Observer
-from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.effects import Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime import runs

@@ -1,7 +1,4 @@
-"""`fedpatch broker acl`, a command of its own file: the rules are made when it runs.
-
-The access rules of a fleet as ejabberd's mod_mqtt has them, from the same topic table as mosquitto's acl_file.
-"""
+"""The command `fedpatch broker acl`: access rules of a fleet for mosquitto or ejabberd, from the topic table."""
 
 from __future__ import annotations
 
@@ -30,10 +27,17 @@ def ejabberd_rules(
     *,
     coordinator_user: str = "coordinator",
 ) -> str:
-    """YAML to merge into ejabberd.yml: `acl`, `access_rules` and two options of mod_mqtt; users are those of `host`.
+    """Format access rules as YAML to merge into ejabberd.yml: `acl`, `access_rules` and two options of mod_mqtt.
 
-    What no rule allows is forbidden, once there is a rule. A subscription is judged by its filter, so a forbidden one is
-    refused aloud. A device's user name must be its device id.
+    Everything without a rule is forbidden. ejabberd compares the filter of a subscription with the rules, so a forbidden
+    subscription is refused with an error.
+
+    Args:
+        fleet: Name of the fleet.
+        host: Virtual host of all users.
+        devices: Device ids; a device's user name must be its id.
+        watchers: User names that may only read the status.
+        coordinator_user: User name of the coordinator.
     """
     check_name("fleet", fleet)
     users: dict[Party, Sequence[str]] = {"coordinator": [coordinator_user], "device": devices, "watcher": watchers}
@@ -61,7 +65,7 @@ def _rule(parties: Sequence[Party]) -> str:
 
 
 def _filter(row: Topic, fleet: str, party: Party) -> str:
-    """`%u` is the user's own name."""
+    """The topic filter of a party. `%u` stands for the user's own name."""
     names = {"fleet": fleet, "device": "%u" if party == "device" else "+"}
     return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], "+"), row.pattern)
 
@@ -75,9 +79,10 @@ _PATTERNS = (
 def members(
     fleet: str | None, devices: list[str] | None, watchers: list[str] | None, ca_dir: Path | None
 ) -> tuple[str, list[str] | None, list[str]]:
-    """Fleet, devices (None: nobody knows them) and watchers: those given, and all whose identity the CA has not revoked.
+    """Return the fleet, its devices (None: unknown) and its watchers: those named, and those that the CA has not revoked.
 
-    UsageError where there is no CA, no fleet, or two of them.
+    Raises:
+        UsageError: There is no CA, no fleet, or two different fleets.
     """
     if ca_dir is None:
         if fleet is None:
@@ -123,7 +128,7 @@ _Ejabberd = Annotated[
 
 
 def add_acl(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
 
     @command(app, "acl", example="fedpatch broker acl --ca-dir fedpatch-state/ca > fedpatch.acl")
     def broker_acl(

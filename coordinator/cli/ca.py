@@ -1,7 +1,4 @@
-"""`fedpatch ca`: the CA of a fleet. What makes certificates is imported when a command runs.
-
-What `fedpatch ca show` and `fedpatch device list` print: tables for people, JSON for programs.
-"""
+"""The commands `fedpatch ca`: the certificate authority of a fleet. The code that makes certificates is imported on call."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _DAY_S = 86_400
 
 
 def show_authority(directory: Path, *, as_json: bool) -> None:
-    """The CA itself and all its holders. UsageError where there is no CA."""
+    """Print the CA and all holders; UsageError where there is no CA."""
     index, now = must_read(directory), time.time()
     found, ends = rows(index, now), expiry_of(directory / "ca.crt")
     if as_json:
@@ -47,7 +44,7 @@ def show_authority(directory: Path, *, as_json: bool) -> None:
 
 
 def show_devices(directory: Path, *, as_json: bool) -> None:
-    """The devices alone."""
+    """Print the devices with their certificates and passwords."""
     now = time.time()
     found = rows(must_read(directory), now, DEVICE)
     if as_json:
@@ -90,7 +87,7 @@ _Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write, mode 06
 
 
 def ca_directory(given: Path | None) -> Path:
-    """Where the CA is: as said, or in the coordinator's state directory."""
+    """Directory of the CA: as given, or in the coordinator's state directory."""
     from fedpatch.coordinator.settings import CA_DIRECTORY, RunSettings
 
     state_dir = Path(os.environ.get("FEDPATCH_STATE_DIR") or RunSettings.state_dir)
@@ -98,7 +95,7 @@ def ca_directory(given: Path | None) -> Path:
 
 
 def add_ca(app: typer.Typer) -> None:
-    """Give `app` the commands."""
+    """Add the commands to `app`."""
     group = typer.Typer(
         cls=Group, no_args_is_help=True, help="The CA of a fleet: certificates for its broker and coordinator."
     )
@@ -262,7 +259,7 @@ def _add_lists(group: typer.Typer) -> None:
 
 
 def tell_rules(name: str) -> None:
-    """What is left to do by hand for somebody new."""
+    """Print the manual steps after a device was added."""
     say(
         f"before {name} is let in, make the broker's rules anew (fedpatch broker acl) and have it read them: "
         "systemctl reload mosquitto"
@@ -270,7 +267,7 @@ def tell_rules(name: str) -> None:
 
 
 def tell_broker(authority: Authority) -> None:
-    """What is left to do by hand after a revocation."""
+    """Print the manual steps after a revocation."""
     from fedpatch.coordinator.pki.mosquitto_passwd import password_file
 
     files = [str(authority.directory / "ca.crl")]

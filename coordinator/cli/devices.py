@@ -1,6 +1,6 @@
-"""`fedpatch devices`, and what an operator decides of one: quarantine and release, drain and resume.
+"""The commands `fedpatch devices` and its subcommands quarantine, release, drain and resume.
 
-A coordinator that is at work looks into the same state directory, and heeds it within seconds.
+A running coordinator reads the same state directory and applies a change within seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_REASON = 500
 
 
 def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractContextManager[Registry]]) -> None:
-    """Give `app` the commands; `reading` opens the registry of a state directory."""
+    """Add the commands to `app`; `reading` opens the registry of a state directory."""
     devices_app = typer.Typer(cls=Group, invoke_without_command=True)
     app.add_typer(devices_app, name="devices", epilog="Example: fedpatch devices --fleet kitchen")
 
@@ -39,7 +39,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     ) -> None:
         """List the devices that were ever seen, and what came of asking them."""
         if context.invoked_subcommand is not None:
-            # What is said before the name of a command holds for the command too, unless it says otherwise itself.
+            # Options before the name of a subcommand hold for the subcommand unless it has its own.
             context.default_map = {
                 context.invoked_subcommand: {"state_dir": state_dir, "fleet": fleet, "as_json": as_json}
             }
@@ -107,14 +107,14 @@ def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_
 def _changing(
     device: str, state_dir: Path | None, fleet: str | None, as_json: bool
 ) -> Iterator[tuple[HoldsTable, DeviceInfo]]:
-    """The holds of a registry and the device that is meant; how it is afterwards is printed."""
+    """Yield the holds of a registry and the device; print its state afterwards."""
     from fedpatch.coordinator.cli.tables import print_devices, print_json
     from fedpatch.coordinator.storage.database import must_exist
     from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
     from fedpatch.coordinator.storage.state_dirs import find
 
     path = find(state_dir) / REGISTRY_FILE
-    must_exist(path)  # where there is none, none is to be made
+    must_exist(path)  # raises before a registry is created
     with Registry(path) as registry:
         found = _find(registry, device, fleet)
         yield registry.holds, found

@@ -1,4 +1,4 @@
-"""`fedpatch doctor`, a command of its own file: what it looks at is imported when it runs."""
+"""The command `fedpatch doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedpatch.shared.config.load import cli_options
 
 
 def add_doctor(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
 
     @command(app, "doctor", example="fedpatch doctor --config fedpatch.toml")
     @cli_options(RunSettings)

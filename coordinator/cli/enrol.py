@@ -1,4 +1,4 @@
-"""`fedpatch device`: enrol a device, renew what it has, take it back."""
+"""The commands `fedpatch device add|rotate|revoke|list`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Password = Annotated[
 
 
 def add_identities(app: typer.Typer) -> None:
-    """Give `app` the commands `ca` and `device`."""
+    """Add the commands `ca` and `device` to `app`."""
     add_ca(app)
     group = typer.Typer(cls=Group, no_args_is_help=True, help="The identities of devices: enrol, renew, take back.")
     app.add_typer(group, name="device", epilog="Example: fedpatch device add pi-1 --broker mqtts://broker.local")

@@ -1,4 +1,4 @@
-"""`fedpatch export`, a command of its own file: torch is imported when it runs."""
+"""The command `fedpatch export`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_export(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
 
     @command(app, "export", example="fedpatch export last --out model.onnx")
     def export(
@@ -57,7 +57,7 @@ def add_export(app: typer.Typer) -> None:
 
 
 def _leave(exported: GlobalExport) -> NoReturn:
-    """End the command, and say where it wrote less than was asked for."""
+    """Exit with code 4 and a message where an earlier round was exported."""
     if not exported.is_earlier:
         raise typer.Exit
     asked, found = exported.asked_round, exported.metadata.round

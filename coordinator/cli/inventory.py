@@ -1,4 +1,4 @@
-"""`fedpatch inventory`, a command of its own file: what it needs is imported when it runs."""
+"""The command `fedpatch inventory`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpatch.shared.errors import UsageError
 
 
 def add_inventory(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
 
     @command(app, "inventory", example="fedpatch inventory --list --domain .local")
     def inventory(

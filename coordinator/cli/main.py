@@ -1,10 +1,7 @@
-"""The command line `fedpatch`: run the coordinator, and look at what it has done.
+"""The command line `fedpatch`: run the coordinator and read its results.
 
-stdout gets results only (with `--json` a single JSON document), stderr everything else. What a command needs beyond this
-is imported when it runs, so that help, `runs` and `show` come at once. Further commands, such as `simulate`, are found as
-entry points: this side imports none of them.
-
-`fedpatch unit`, a command of its own file: what it looks at is imported when it runs.
+stdout has results only (with `--json` one JSON document), stderr everything else. A command imports what it needs when it is
+called, so that help, `runs` and `show` start quickly. Further commands, such as `simulate`, are found as entry points.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def add_unit(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command `unit` to `app`."""
 
     @command(app, "unit", example="fedpatch unit --user fedpatch > fedpatch-coordinator.service")
     def unit(
@@ -149,7 +146,7 @@ def resume(
     from fedpatch.coordinator.storage.state_dirs import find_to_resume
 
     found = find_to_resume(state_dir, run)
-    must_exist(found / REGISTRY_FILE)  # where there is none, none is to be made
+    must_exist(found / REGISTRY_FILE)  # raises before a registry is created
     password = pop_password(os.environ)
     with interruptible():
         with _view() as view:
@@ -244,7 +241,7 @@ def broker(
     try:
         server.start()
     except BrokerError as error:
-        raise UsageError(str(error)) from error  # here the port is what was asked for
+        raise UsageError(str(error)) from error  # here the port is the user's option
     try:
         come: SimpleQueue[int] = SimpleQueue()
         with signals_told(come.put):
@@ -272,7 +269,7 @@ def _view() -> RunView:
 
 
 def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
-    """To read; says where it is when nobody could tell from the command line and the current directory."""
+    """Open a registry for reading; print its path where it was found by default."""
     from fedpatch.coordinator.storage.registry import LAST, REGISTRY_FILE, Registry
     from fedpatch.coordinator.storage.state_dirs import default, find, with_runs
 
@@ -284,7 +281,7 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
 
 
 def _rebuild(state_dir: Path | None) -> None:
-    """`runs --rebuild`, and on stderr what came of it."""
+    """Rebuild the registry from the files of the runs; print the result on stderr."""
     from fedpatch.coordinator.storage.registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
     from fedpatch.coordinator.storage.state_dirs import find

@@ -1,4 +1,4 @@
-"""Options that several commands of `fedpatch` have in common."""
+"""Options that several commands of `fedpatch` share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _STATE_DIR_HELP = "Directory that the runs are in; without it ./fedpatch-state, 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="FEDPATCH_STATE_DIR", metavar="PATH", help=_STATE_DIR_HELP)
 ]
-# Of a command within a group that has a StateDir and hands it down: that has read the variable, which counts less than
-# an option before the command's name.
+# For a subcommand of a group with a StateDir: the group has read the variable, and an option before the subcommand's name
+# overrides the variable.
 InnerStateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="PATH", help=_STATE_DIR_HELP)]
 PasswordFile = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""What the reading commands print: tables for people, JSON for programs, both on stdout."""
+"""Output of the commands that read: tables for people, JSON for programs, both on stdout."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _UNBOUNDED_COLUMNS = 10_000
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line."""
+    """Print a JSON document on one line."""
     typer.echo(json.dumps(value, allow_nan=False))
 
 
 def print_summary(summary: RunSummary) -> None:
-    """How a run ended, in two lines."""
+    """Print how a run ended, in two lines."""
     count = len(summary.rounds)
     rounds = "1 round" if count == 1 else f"{count} rounds"
     rounds += ", none of which succeeded" if count and summary.in_vain else ""
@@ -51,7 +51,7 @@ def print_summary(summary: RunSummary) -> None:
 
 
 def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
-    """A run: its terms, its rounds, how it ended."""
+    """Print a run: settings, rounds and end."""
     table = rounds_table(rounds)
     for record in rounds:
         add_round(table, record)
@@ -67,7 +67,7 @@ def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
 
 
 def print_runs(runs: Iterable[RunInfo], *, as_json: bool) -> None:
-    """Every run, the newest first."""
+    """Print all runs, the newest first."""
     if as_json:
         print_json([asdict(one) for one in runs])
         return
@@ -79,7 +79,7 @@ def print_runs(runs: Iterable[RunInfo], *, as_json: bool) -> None:
 
 
 def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -> None:
-    """Every device that was ever seen, in the state of its last sign; `now` in unix seconds."""
+    """Print all devices that were ever seen with their last state; `now` is unix time in seconds."""
     if as_json:
         print_json([asdict(one) for one in devices])
         return
@@ -99,7 +99,7 @@ def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -
 
 
 def print_named(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
-    """Things with a name and a description; a `problem` takes the description's place."""
+    """Print names with descriptions; a `problem` replaces the description."""
     if as_json:
         print_json(rows)
         return
@@ -111,7 +111,7 @@ def print_named(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Fits a terminal; in a pipe or a file, a row is a line."""
+    """Print a table, fitted to a terminal; in a pipe or a file one row is one line."""
     console = Console(
         highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNBOUNDED_COLUMNS
     )

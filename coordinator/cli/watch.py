@@ -1,4 +1,4 @@
-"""`fedpatch watch`, a command of its own file: what it needs is imported when it runs."""
+"""The command `fedpatch watch`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document p
 
 
 def add_watch(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
 
     @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
     def watch(
@@ -82,7 +82,7 @@ def add_watch(app: typer.Typer) -> None:
 
 
 def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerSettings:
-    """What was given; where that names no broker, the rest is as the newest run on this machine has it."""
+    """Return the given settings; if they name no broker, take the missing ones from the newest run on this machine."""
     from fedpatch.coordinator.operations.watch import newest_run
     from fedpatch.coordinator.storage.state_dirs import find, with_runs
     from fedpatch.shared.config.load import load
@@ -92,8 +92,8 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
     flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if "broker" not in flags:
         run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
-        # A certificate that was given brings its key along; the run's is of the run's.
-        # So does a user, and a password that is given takes the place of the run's.
+        # A given certificate has its own key: the run's key belongs to the run's certificate. Likewise a given user or
+        # password replaces the run's password file.
         own = given["username"] is not None or "FEDPATCH_PASSWORD" in os.environ
         wanted = [name for name in given if name != "password_file" or not own]
         wanted += ["key_file"] if given["cert_file"] is None else []

@@ -43,7 +43,7 @@ _CONNACK_WRONG_VERSION = b"\x20\x02\x00\x01"
 
 @dataclass(frozen=True)
 class _Connect:
-    """The beginning of a CONNECT: its bytes (as the broker shall see them), the protocol level, the client's id."""
+    """The start of a CONNECT: bytes for the broker, protocol level and client id."""
 
     head: bytes
     level: int
@@ -51,7 +51,7 @@ class _Connect:
 
 
 class _Replayed(StreamReaderAdapter):  # type: ignore[misc] # amqtt has no types
-    """A reader of which the first bytes were read before and are given once more."""
+    """A reader that returns bytes again which were read before."""
 
     def __init__(self, reader: asyncio.StreamReader, head: bytes) -> None:
         super().__init__(reader)
@@ -64,7 +64,7 @@ class _Replayed(StreamReaderAdapter):  # type: ignore[misc] # amqtt has no types
 
 
 class _Server:
-    """Lets clients in to the broker, one connection for each client id."""
+    """Passes connections on to the broker, one for each client id."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -111,7 +111,7 @@ async def _read_text(reader: asyncio.StreamReader) -> bytes:
 
 
 def main() -> None:
-    """Serve until stdin ends, which it also does when the parent dies."""
+    """Serve until stdin ends, which also happens when the parent dies."""
     parser = argparse.ArgumentParser(description="the built-in broker's process")
     parser.add_argument("--fd", type=int, required=True, help="a listening socket, inherited")
     listener = socket.socket(fileno=parser.parse_args().fd)

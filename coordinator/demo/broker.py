@@ -1,7 +1,7 @@
-"""A broker for demonstrations on one machine: amqtt, from pip, in a process of its own (amqtt_server.py).
+"""The broker of a demo: amqtt in a process of its own (amqtt_server.py).
 
-A process, not a thread: measured with ten clients that push 96 KiB chunks, a thread beside the coordinator's own work is
-half as fast.
+It is a process and not a thread: with ten clients that send chunks of 96 KiB, a thread in the coordinator's process is half as
+fast (measured).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class EmbeddedBroker:
-    """Starts and ends the broker. Port 0 takes a free one; it lets everybody in, so only this machine can reach it."""
+    """Starts and stops the broker. Port 0 takes a free port. It has no access control, so it listens on this machine only."""
 
     def __init__(self, port: int) -> None:
         if importlib.util.find_spec("amqtt") is None:
@@ -33,11 +33,11 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        """Where it listens; with port 0 only after `start`."""
+        """Address of the broker; with port 0 known only after `start`."""
         return f"mqtt://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Take the port and wait until the broker answers; BrokerError when either cannot be."""
+        """Take the port and wait until the broker answers; BrokerError if it does not."""
         try:
             listener = socket.create_server((HOST, self.port), backlog=128)
         except OSError as error:
@@ -53,7 +53,7 @@ class EmbeddedBroker:
             raise BrokerError("the built-in broker did not start; its error is above")
 
     def stop(self) -> None:
-        """End the broker and wait for it; what it retained is gone."""
+        """Stop the broker and wait for its end; retained messages are lost."""
         process, self._process = self._process, None
         if process is None:
             return

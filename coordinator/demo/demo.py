@@ -1,7 +1,7 @@
-"""`fedpatch demo`: a whole fleet on this machine, with real processes and a real broker, that trains to a target.
+"""The command `fedpatch demo`: a real broker, real agents and a coordinator on this machine, until a target is reached.
 
-Below its directory: `coordinator` (every run of every demo there), `devices/<id>` and `devices/<id>.log`. Devices begin
-without patches, those of the demo before are removed once this one can begin: the same seed then gives the same result.
+The directory holds `coordinator` (the runs of all demos there), `devices/<id>` and `devices/<id>.log`. Devices start without
+patches, so that the same seed gives the same result; the devices of the demo before are removed once this one can start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
 from fedpatch.coordinator.demo.settings import DemoSettings
-from fedpatch.coordinator.observability.snapshot import Snapshot, View
+from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage, View
 from fedpatch.coordinator.rounds.records import RunSummary
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.runtime.runs import start_run
@@ -37,7 +37,7 @@ _PROBE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Demo:
-    """What a demo came to, and where it left what."""
+    """The result of a demo and its directories."""
 
     summary: RunSummary
     state_dir: Path
@@ -45,17 +45,18 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings, view: View) -> Demo:
-    """Start broker and devices, play the run, end them. To be called within shared.app.command.interruptible.
+    """Start broker and devices, run to the end, stop them. Call it within `shared.app.signals.interruptible`.
 
-    Raises UsageError, BrokerError, or whatever error ended a device before the first round.
+    Raises:
+        UsageError: The task, the directory or a setting does not fit a demo.
+        BrokerError: No broker answers.
+        FedpatchError: The error that ended a device before the first round.
     """
     task = find_task(settings.task)
     if not task.demo_data:
         raise UsageError(f"task {task.name!r} does not say how to share its data out in a demo; give it demo_data")
     if not task.metric_terms.is_accuracy and settings.target_ua == DemoSettings.target_ua:
-        settings = replace(
-            settings, target_ua=None
-        )  # the usual target is an accuracy, and says nothing of another measure
+        settings = replace(settings, target_ua=None)  # the default target is an accuracy
     with (
         open_directory(settings.out) as out,
         fresh_devices(out) as forget_the_former,
@@ -63,11 +64,11 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
     ):
         run_settings = settings.run_settings(broker=broker, state_dir=out / "coordinator", fleet=FLEET)
         with _devices(settings, task, broker, out / _DEVICES) as devices:
-            prepare(run_settings)  # what is wrong with the run is told now, not when all devices are there
+            prepare(run_settings)  # raises errors of the settings before the wait for devices
             forget_the_former()
             wait_until_ready(devices, settings.wait_s, lambda there: view.show(_starting(settings, there)))
             summary = start_run(run_settings, view)
-            ignore_signals()  # ending the fleet takes a while, and the result is still to be told
+            ignore_signals()  # stopping the fleet takes a while, and the result must still be printed
             for device in devices:
                 if error := device.why_ended():
                     view.say(str(error))
@@ -82,7 +83,7 @@ def _devices(settings: DemoSettings, task: Task, broker: str, directory: Path) -
             data = task.demo_data.format(index=index, count=settings.devices)
             options = ["--broker", broker, "--fleet", FLEET, "--task", settings.task, "--data", data]
             options += ["--max-model-mib", str(settings.max_model_mib)]
-            # Who plays a demo owns its devices too, so what the run asks for is within their limits.
+            # The user of a demo owns its devices, so their limits allow the plan of the run.
             options += ["--private", settings.private, "--max-steps", "100000000", "--max-epochs", "100000"]
             started.append(start_device(name, options, directory))
         yield started
@@ -92,7 +93,7 @@ def _devices(settings: DemoSettings, task: Task, broker: str, directory: Path) -
 
 @contextmanager
 def _broker(url: str | None) -> Iterator[str]:
-    """The URL of a broker that answers."""
+    """Yield the URL of a broker that answers."""
     if url is not None:
         _probe(url)
         yield url
@@ -106,7 +107,7 @@ def _broker(url: str | None) -> Iterator[str]:
 
 
 def _probe(url: str) -> None:
-    """Devices try for ever; whoever mistyped the URL wants to know at once."""
+    """Check the broker now: devices would retry a wrong URL for ever."""
     address = parse_broker_url(url)
     try:
         socket.create_connection((address.host, address.port), _PROBE_TIMEOUT_S).close()
@@ -118,7 +119,7 @@ def _probe(url: str) -> None:
 
 @contextmanager
 def open_directory(out: Path) -> Iterator[Path]:
-    """`out` for this demo alone. UsageError where it is in use or holds what no demo made."""
+    """Lock `out` for this demo; UsageError where it is in use or has files of another origin."""
     out = out.expanduser().absolute()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def open_directory(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
-    """No devices in `out`; those of the demo before come back, unless what is yielded was called."""
+    """Yield a function that removes the devices of the demo before; unless it is called, they are restored."""
     devices, before = out / _DEVICES, out / _BEFORE
 
     def restore() -> None:
@@ -141,7 +142,7 @@ def fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
             shutil.rmtree(devices, ignore_errors=True)
             before.rename(devices)
 
-    restore()  # a demo was killed before it could begin
+    restore()  # a demo was killed before its start was complete
     devices.mkdir(mode=0o700, exist_ok=True)
     devices.rename(before)
     devices.mkdir(mode=0o700)
@@ -151,14 +152,13 @@ def fresh_devices(out: Path) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def _starting(settings: DemoSettings, there: int) -> Snapshot:
-    """The picture before there is a run."""
-    return Snapshot(
-        run="demo",
-        round=0,
-        rounds=settings.rounds,
+def _starting(settings: DemoSettings, present: int) -> StatusMessage:
+    """The status before the run exists."""
+    status = replace(
+        EMPTY_STATUS,
+        rounds_in_all=settings.rounds,
         target_ua=settings.target_ua,
-        phase="waiting",
-        present=there,
+        present=present,
         wanted=settings.devices,
     )
+    return StatusMessage("demo", 0, status)

@@ -1,6 +1,6 @@
-"""The devices of a demo: device agents as processes of this machine, each with data and a state directory of its own.
+"""The devices of a demo: agents as processes on this machine, each with data and a state directory of its own.
 
-They end with the demo however it ends: each holds the reading end of a pipe that the kernel closes with the demo.
+They end with the demo in any case: each holds the reading end of a pipe that the kernel closes with the demo.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAST_LINES = 5
 
 @dataclass(frozen=True)
 class DemoDevice:
-    """An agent's process, its state directory and what it writes."""
+    """An agent process with its state directory and log."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -39,12 +39,12 @@ class DemoDevice:
 
     @property
     def ready(self) -> bool:
-        """Whether it is connected and has its data, by its own account."""
+        """Whether its status file says that it is connected and has its data."""
         status = self._status()
         return bool(status.get("connected") and status.get("tasks"))
 
     def why_ended(self) -> FedpatchError | None:
-        """The error that ended the process, None while it runs: its own words, and its exit code."""
+        """The error that ended the process, with its exit code; None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
@@ -61,13 +61,13 @@ class DemoDevice:
 
 
 def device_names(count: int) -> list[str]:
-    """`device-00`, `device-01`, ...: as wide as the last one needs."""
+    """Return `device-00`, `device-01`, ..., with the digits that the last one needs."""
     width = max(2, len(str(count - 1)))
     return [f"device-{index:0{width}}" for index in range(count)]
 
 
 def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevice:
-    """Start an agent in `directory`/`name`, in a session of its own: Ctrl-C is the demo's to handle."""
+    """Start an agent in `directory`/`name`, in a session of its own: only the demo handles Ctrl-C."""
     state_dir, log = directory / name, directory / f"{name}.log"
     command = [sys.executable, "-P", "-m", "fedpatch.device_agent", "run", "--until-stdin-closes"]
     # A demo is its user's own wish, on mains or not: there is nobody else to be asked.
@@ -85,9 +85,15 @@ def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevi
 
 
 def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, tell: Callable[[int], None]) -> None:
-    """Wait until every device is ready; `tell` hears how many are, while some are not.
+    """Wait until every device is ready.
 
-    Raises a device's own error as soon as it ends, and FedpatchError when for `patience_s` no further one became ready.
+    Args:
+        devices: The devices.
+        patience_s: Longest time without a further device becoming ready.
+        tell: Called with the number of ready devices.
+
+    Raises:
+        FedpatchError: A device ended, with its own error, or none became ready in time.
     """
     waiting = list(devices)
     give_up_at = time.monotonic() + patience_s
@@ -110,7 +116,7 @@ def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, tell: Cal
 
 
 def stop_devices(devices: Sequence[DemoDevice]) -> None:
-    """End every agent: SIGTERM, and for those that do not heed it SIGKILL, with the processes they started."""
+    """Stop every agent: SIGTERM, then SIGKILL for it and the processes it started."""
     for device in devices:
         device.process.terminate()
     give_up_at = time.monotonic() + STOP_TIMEOUT_S
@@ -126,14 +132,14 @@ def stop_devices(devices: Sequence[DemoDevice]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what is set for an agent of this machine: a demo's devices are all alike."""
+    """The environment without settings of an agent, so that all devices are alike."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_AGENT_")}
     roots = [str(import_root()), kept.get("PYTHONPATH", "")]
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, roots))}
 
 
 def _last_words(log: Path) -> str:
-    """The agent's own complaint; where it had no time for one, the end of its log."""
+    """The error that the agent printed, or the end of its log."""
     lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     mark = f"{PROGRAM}: "
     complaints = [line.removeprefix(mark) for line in lines if line.startswith(mark)]

@@ -1,4 +1,4 @@
-"""What `fedpatch demo` can be told beside what holds wherever rounds are played."""
+"""Settings of `fedpatch demo`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings(RoundSettings):
-    """`fedpatch demo`: a coordinator, its devices and, unless one is given, a broker on this machine."""
+    """Settings of a demo: rounds, devices, and a broker unless the built-in one is used."""
 
     devices: int = setting(10, group=ROUNDS, ge=1, le=1000, unit="devices", help="Devices to start.")
     target_ua: float | None = setting(
@@ -30,7 +30,7 @@ class DemoSettings(RoundSettings):
     )
 
     def check(self) -> list[tuple[str, ...]]:
-        """The broker's URL, where there is one; and no more devices can accept than there are."""
+        """Check the broker's URL, and that the fleet has the devices that a round needs."""
         problems = super().check()
         try:
             url = parse_broker_url(self.broker or "mqtt://localhost")
@@ -48,6 +48,6 @@ class DemoSettings(RoundSettings):
         return problems
 
     def run_settings(self, *, broker: str, state_dir: Path, fleet: str) -> RunSettings:
-        """The settings of the demo's coordinator."""
+        """Return the settings of the demo's coordinator."""
         shared = {one.name: getattr(self, one.name) for one in fields(RoundSettings)}
         return RunSettings(**shared, broker=broker, state_dir=state_dir, fleet=fleet)

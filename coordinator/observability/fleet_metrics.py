@@ -1,10 +1,7 @@
-"""What the metrics say of the devices: how many are in which state, and the series of single ones.
+"""Metrics of the devices: the fleet as a whole, the vitals that devices report, and series of single devices.
 
-Series of single devices: bounded in number, whatever the size of the fleet.
-
-The coordinator's thread hands over rows that never change again; the endpoint's threads draw the series from the newest ones.
-
-What the metrics say of how devices are: what each told last, and how many of all show a sign of trouble.
+Series of single devices are bounded in number, since Prometheus keeps every series it has ever seen. The coordinator's thread
+replaces immutable rows; the threads of the endpoint read the newest rows.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device now. The values by metric, without their prefix; one that is None has no series, nor has an empty `link`."""
+    """The series of one device. `values` maps metric names without prefix; None, or an empty `link`, has no series."""
 
     device: str
     state: str
@@ -72,13 +69,13 @@ ACCURACIES = {"before": "user_accuracy_before", "after": "user_accuracy_after"}
 
 
 class DeviceSeries(Collector):
-    """Draws `rows`, which are replaced as a whole."""
+    """Exports `rows`, a tuple that is replaced as a whole."""
 
     def __init__(self) -> None:
         self.rows: tuple[DeviceRow, ...] = ()
 
     def collect(self) -> Iterable[Metric]:
-        """One family after the other, each with all devices that have a value."""
+        """Yield one metric family after the other, each with all devices that have a value."""
         rows = self.rows
         state = GaugeMetricFamily(
             "fedpatch_device_state", "The present state, always 1", labels=("device", "state", "reason")
@@ -127,22 +124,25 @@ class _Told:
     vitals: Vitals
     at: float
     signs: tuple[str, ...]
-    last_round: int  # the newest whose upload was counted
+    last_round: int  # the newest round whose upload time was observed
 
 
 class VitalsMetrics:
-    """Used in the coordinator's thread only; `now` is monotonic, in seconds. Holds one message of each known device."""
+    """Keeps the last vitals of each known device, and counts the devices that show a sign of trouble.
+
+    Used in the coordinator's thread only; `now` is monotonic time in seconds.
+    """
 
     def __init__(self, fleet: FleetGauges, rounds: RoundGauges, engine: Engine) -> None:
         self._metrics = fleet
         self._uploads = rounds.phases.labels("upload", "device")
         self._engine = engine
-        # Rounds of before were counted, or missed, by the process that played them.
+        # Earlier rounds belong to the process that ran them.
         self._since = engine.last_round
         self._told: dict[str, _Told] = {}
 
     def take(self, device: str, vitals: Vitals, now: float) -> None:
-        """A device told of itself; one that has shown no presence is none of the fleet's."""
+        """Take the vitals of a device; a device that has shown no presence is ignored."""
         if device not in self._engine.fleet.members:
             return
         known = self._told.get(device)
@@ -154,7 +154,7 @@ class VitalsMetrics:
         self._told[device] = _Told(vitals, now, tuple(_signs(vitals)), counted)
 
     def of(self, device: str, now: float) -> Vitals | None:
-        """What holds of a device now; None where nothing is known, or it is gone."""
+        """Return the valid vitals of a device; None where they are missing or stale, or the device is offline."""
         told = self._told.get(device)
         return told.vitals if told is not None and self._holds(device, told, now) else None
 
@@ -163,9 +163,9 @@ class VitalsMetrics:
         return now <= told.at + STALE_S and member is not None and member.state.online
 
     def look(self, now: float) -> None:
-        """The fleet as it stands; costs as much as the fleet has devices."""
+        """Update the metrics; the cost is linear in the size of the fleet."""
         for device in self._told.keys() - self._engine.fleet.members.keys():
-            del self._told[device]  # it had to make way for another
+            del self._told[device]  # evicted from the fleet
         counts: Counter[str] = Counter()
         for device, told in self._told.items():
             if self._holds(device, told, now):
@@ -175,14 +175,14 @@ class VitalsMetrics:
 
 
 def _signs(vitals: Vitals) -> Iterator[str]:
-    """Those of SIGNS that a device shows."""
+    """The signs of trouble (SIGNS) in a device's vitals."""
     hot = vitals.temperature_c is not None and vitals.temperature_c >= HOT_C
     shown = (True, vitals.external_power is False, vitals.under_voltage is True, vitals.throttled is True, hot)
     return (sign for sign, holds in zip(SIGNS, shown, strict=True) if holds)
 
 
 def values_of(vitals: Vitals | None) -> Mapping[str, float | None]:
-    """As the series of a device have them (device_series.GAUGES)."""
+    """Convert vitals to values of GAUGES."""
     told = vitals or Vitals()
     last = told.last_round
     return {
@@ -203,7 +203,7 @@ _TOLD_WHY = (State.DECLINED, State.FAILED, State.LATE, State.LOST)
 
 @dataclass
 class History:
-    """A device since this coordinator began. `slow_s` is how long it was last waited for, whatever came of it."""
+    """The record of a device since this coordinator started. `slow_s` is the last wait for it, whatever the outcome."""
 
     online: bool = False
     declines: int = 0
@@ -218,7 +218,7 @@ class History:
 
 
 def standing(member: Member, task: str, *, benched: bool = False) -> str:
-    """One of FLEET_STATES; `benched` says that the device is an offender. Whoever is gone is offline in any case."""
+    """Return the state of a device, one of FLEET_STATES; `benched` marks an offender. Offline comes before all else."""
     if not member.state.online:
         return "offline"
     if not member.state.tasks:
@@ -233,7 +233,7 @@ def standing(member: Member, task: str, *, benched: bool = False) -> str:
 
 
 class FleetMetrics:
-    """Reads `engine` in the coordinator's thread only. At most `max_devices` have `series` of their own."""
+    """Updates the metrics of the fleet in the coordinator's thread. At most `max_devices` devices have series of their own."""
 
     def __init__(
         self, metrics: Metrics, vitals: VitalsMetrics, series: DeviceSeries, engine: Engine, max_devices: int
@@ -250,7 +250,7 @@ class FleetMetrics:
         self._choose_anew = True
 
     def presence(self, device: str) -> None:
-        """A device came or went, or said something else of itself."""
+        """Take a change of presence."""
         member = self._engine.fleet.members.get(device)
         if member is None:
             return
@@ -261,7 +261,7 @@ class FleetMetrics:
         history.online = member.state.online
 
     def performed(self, effect: Effect, began_at: float) -> None:
-        """Takes what is about devices."""
+        """Take an effect that concerns devices."""
         match effect:
             case SaveJournal():
                 self._open = self._engine.open
@@ -273,7 +273,7 @@ class FleetMetrics:
                 self._over(effect.record, began_at)
 
     def look(self, now: float) -> None:
-        """The fleet as it stands; costs as much as the fleet has devices."""
+        """Update the metrics; the cost is linear in the size of the fleet."""
         metrics, engine = self._metrics, self._engine
         members, current = engine.fleet.members, engine.open
         standings = Counter(
@@ -323,7 +323,7 @@ class FleetMetrics:
         history.user_accuracy_after = report.user_accuracy_after
 
     def _over(self, record: RoundRecord, now: float) -> None:
-        """Who stayed away is known only now, and so is who was waited for in vain."""
+        """Count the devices that were lost or late, which is known only at the end of the round."""
         if stayed_away := record.failures.get("lost"):
             self._metrics.failures.labels("lost").inc(stayed_away)
         participants = self._open.round.participants if self._open else {}
@@ -336,9 +336,9 @@ class FleetMetrics:
         self._choose_anew = True
 
     def _choose(self) -> None:
-        """All devices, or the slowest, who stay the same to the end of a round: each newcomer is a series for ever."""
+        """Choose at most `max_devices` devices to export, once per round: Prometheus keeps every series it has ever seen."""
         members = self._engine.fleet.members
-        # Of devices that had to make way for others nothing is kept either.
+        # Histories of devices that were evicted from the fleet go, too.
         if len(self._histories) > 2 * len(members) + self._max_devices:
             self._histories = {device: one for device, one in self._histories.items() if device in members}
         if len(members) <= self._max_devices:

@@ -1,9 +1,7 @@
-"""Shows a run on stderr while it goes on: a live display in a terminal, one plain line per round anywhere else.
+"""The run on stderr while it goes on: a live display in a terminal, one line per round in a pipe or a file.
 
-One picture of a run for the live display: what the round is at, the devices, how user accuracy has come along.
-
-It fits 80 columns and as many lines as there are, or 24, however many devices there are: beyond a few, only the slowest
-are named, and then those that are out.
+A frame of the live display has the phase of the round, the devices and the curve of user accuracy. It fits 80 columns and the
+height of the terminal (at least 24 lines) for any number of devices: a large fleet is shown by its slowest devices.
 """
 
 from __future__ import annotations
@@ -19,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpatch.coordinator.observability.round_text import add_open_round, add_round, round_line, rounds_table
-from fedpatch.coordinator.observability.snapshot import DeviceLine, Snapshot, View, slowest, starting_words
+from fedpatch.coordinator.observability.status_message import StatusMessage, View, reason_counts, slowest
 from fedpatch.coordinator.rounds.participant_states import State
 from fedpatch.coordinator.rounds.records import measure_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration
 from fedpatch.shared.app.terminal import Display, PlainLines, can_draw, plain_console
+from fedpatch.shared.wire.run_status import DeviceStatus, RunStatus
 
 MIN_LINES = 24
 MAX_DEVICES = 8
@@ -32,7 +31,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 30
 _BAR_COLUMNS = 30
 
-_STYLES = {
+_STYLES: dict[str, str] = {
     State.REPORTED: "green",
     State.TRAINING: "cyan",
     State.UPLOADING: "blue",
@@ -43,24 +42,44 @@ _STYLES = {
 }
 
 
-def draw(snapshot: Snapshot, *, over: bool = False, lines: int = MIN_LINES) -> RenderableType:
-    """The picture, for a terminal of so many `lines`; when all is `over`, without what was only passing."""
-    parts: list[RenderableType] = [_headline(snapshot, over)]
-    if not over and snapshot.phase == "waiting" and snapshot.present < snapshot.wanted:
-        parts.append(_bar("devices there", snapshot.present, snapshot.wanted, starting_words(snapshot)))
-        if snapshot.unwilling:
-            parts.append(Text(f"unwilling: {counted(snapshot.unwilling)}", style="yellow", overflow="fold"))
-        if snapshot.missing:
-            parts.append(Text(f"missing: {snapshot.missing}", style="yellow", overflow="fold"))
-    if not over and snapshot.devices:
-        parts += [_quorum(snapshot), _states(snapshot), _devices(snapshot, MAX_DEVICES + max(0, lines - MIN_LINES))]
-    if snapshot.records or (snapshot.devices and not over):
-        parts += ["", *([_user_accuracy(snapshot)] if snapshot.records else []), _rounds(snapshot, over=over)]
+def draw(message: StatusMessage, *, over: bool = False, lines: int = MIN_LINES) -> RenderableType:
+    """Draw one frame.
+
+    Args:
+        message: The status to draw.
+        over: The run has ended: the frame keeps user accuracy and the last rounds, and leaves out devices and phase.
+        lines: Height of the terminal.
+
+    Returns:
+        The frame, for a console of rich.
+    """
+    status = message.status
+    parts: list[RenderableType] = [_headline(message, over)]
+    if not over and is_short_of_devices(status):
+        parts.append(_bar("devices there", status.present, status.wanted, _starting_text(status)))
+        if status.unwilling:
+            unwilling = counted(reason_counts(status.unwilling))
+            parts.append(Text(f"unwilling: {unwilling}", style="yellow", overflow="fold"))
+        if status.missing:
+            parts.append(Text(f"missing: {status.missing}", style="yellow", overflow="fold"))
+    if not over and status.devices:
+        parts += [_quorum(status), _states(status), _devices(status, MAX_DEVICES + max(0, lines - MIN_LINES))]
+    if message.records or (status.devices and not over):
+        parts += ["", *([_user_accuracy(message)] if message.records else []), _rounds(message, over=over)]
     return Group(*parts)
 
 
+def is_short_of_devices(status: RunStatus) -> bool:
+    """Whether the run waits because too few devices are present."""
+    return status.phase == "waiting" and status.present < status.wanted
+
+
+def _starting_text(status: RunStatus) -> str:
+    return f"{status.starting} starting" if status.starting else ""
+
+
 def sparkline(values: list[float]) -> str:
-    """One character per value, the least lowest and the greatest highest."""
+    """Draw one character for each value; the smallest value gets the lowest mark, the largest the highest."""
     if not values:
         return ""
     least, span = min(values), max(values) - min(values)
@@ -68,95 +87,97 @@ def sparkline(values: list[float]) -> str:
     return "".join(SPARKS[round((value - least) / span * top) if span else top] for value in values)
 
 
-def _headline(snapshot: Snapshot, over: bool) -> Text:
+def _headline(message: StatusMessage, over: bool) -> Text:
+    status = message.status
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(snapshot.run, style="bold")
-    if snapshot.round:
-        text.append(f"  round {snapshot.round}/{snapshot.rounds}")
+    text.append(message.run, style="bold")
+    if message.round:
+        text.append(f"  round {message.round}/{status.rounds_in_all}")
     if not over:
-        waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
-        text.append("  waiting for devices" if waiting else f"  {snapshot.phase}", style="cyan")
-        if snapshot.pause_s:
-            text.append(f"  next round in {duration(snapshot.pause_s)}")
-        if snapshot.devices:
-            text.append(f"  {duration(snapshot.elapsed_s)}")
+        text.append("  waiting for devices" if is_short_of_devices(status) else f"  {status.phase}", style="cyan")
+        if status.pause_s:
+            text.append(f"  next round in {duration(status.pause_s)}")
+        if status.devices:
+            text.append(f"  {duration(status.elapsed_s)}")
     return text
 
 
-def _quorum(snapshot: Snapshot) -> RenderableType:
-    words = f"{snapshot.needed} needed"
-    if snapshot.reported >= snapshot.needed:
-        words += ", quorum met"
-    elif snapshot.eta_s is not None:
-        words += f", in about {duration(snapshot.eta_s)}"
-    return _bar("reported", snapshot.reported, snapshot.cohort, words)
+def _quorum(status: RunStatus) -> RenderableType:
+    text = f"{status.needed} needed"
+    if status.reported >= status.needed:
+        text += ", quorum met"
+    elif status.eta_s is not None:
+        text += f", in about {duration(status.eta_s)}"
+    return _bar("reported", status.reported, status.cohort, text)
 
 
-def _bar(what: str, done: int, total: int, words: str) -> RenderableType:
+def _bar(label: str, done: int, total: int, text: str) -> RenderableType:
     line = Table.grid(padding=(0, 1))
-    line.add_row(what, ProgressBar(total=max(total, 1), completed=done, width=_BAR_COLUMNS), f"{done}/{total}", words)
+    line.add_row(label, ProgressBar(total=max(total, 1), completed=done, width=_BAR_COLUMNS), f"{done}/{total}", text)
     return line
 
 
-def _states(snapshot: Snapshot) -> Text:
-    """How many devices are in each state, and the reasons of those that are out."""
+def _states(status: RunStatus) -> Text:
+    """The number of devices in each state, with the reasons of those that are out."""
     text = Text(overflow="fold")
-    counts = Counter((one.state, one.reason) for one in snapshot.devices)
-    counts.update({(one.state, one.reason): one.count for one in snapshot.others})
+    counts = Counter((device.state, device.reason) for device in status.devices)
+    counts.update({(other.state, other.reason): other.count for other in status.others})
     for state in State:
-        in_state = {reason: count for (one, reason), count in counts.items() if one is state}
+        in_state = {reason: count for (other, reason), count in counts.items() if other == state}
         if not in_state:
             continue
         reasons = {reason: count for reason, count in in_state.items() if reason}
-        why = f" ({counted(reasons)})" if reasons else ""
         text.append(f"{state} {sum(in_state.values())}", style=_STYLES.get(state, ""))
-        text.append(f"{why}  ")
+        text.append(f" ({counted(reasons)})  " if reasons else "  ")
     text.rstrip()
     return text
 
 
-def _devices(snapshot: Snapshot, most: int) -> RenderableType:
-    shown = list(snapshot.devices)
-    if snapshot.cohort > most:
-        shown = slowest((one for one in shown if one.state is not State.REPORTED), most)
+def _devices(status: RunStatus, most: int) -> RenderableType:
+    shown = list(status.devices)
+    if status.cohort > most:
+        shown = slowest((device for device in shown if device.state != State.REPORTED), most)
     table = Table.grid(padding=(0, 1))
-    for one in shown:
-        table.add_row(f"  {one.device}", Text(str(one.state), style=_STYLES.get(one.state, "")), _doing(one))
-    left = snapshot.cohort - len(shown)
+    for device in shown:
+        state = Text(device.state, style=_STYLES.get(device.state, ""))
+        table.add_row(f"  {device.device}", state, _progress(device))
+    left = status.cohort - len(shown)
     return Group(table, f"  and {left} more") if left and shown else table
 
 
-def _doing(one: DeviceLine) -> RenderableType:
-    if one.state is not State.TRAINING:
-        return Text(one.reason, no_wrap=True, overflow="ellipsis")
+def _progress(device: DeviceStatus) -> RenderableType:
+    """Progress of the training, or the reason why the device is out."""
+    if device.state != State.TRAINING:
+        return Text(device.reason, no_wrap=True, overflow="ellipsis")
     line = Table.grid(padding=(0, 1))
-    line.add_row(ProgressBar(total=1.0, completed=one.progress, width=_BAR_COLUMNS), f"{one.progress:.0%}")
+    line.add_row(ProgressBar(total=1.0, completed=device.progress, width=_BAR_COLUMNS), f"{device.progress:.0%}")
     return line
 
 
-def _user_accuracy(snapshot: Snapshot) -> Text:
-    values = [record.user_accuracy for record in snapshot.records if record.user_accuracy is not None]
-    latest = snapshot.user_accuracy if snapshot.user_accuracy is not None else (values[-1] if values else None)
+def _user_accuracy(message: StatusMessage) -> Text:
+    status = message.status
+    values = [one.user_accuracy for one in status.rounds if one.user_accuracy is not None]
+    latest = status.user_accuracy if status.user_accuracy is not None else (values[-1] if values else None)
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"{measure_words(snapshot.records)} ")
+    text.append(f"{measure_words(message.records)} ")
     text.append(accuracy(latest), style="bold")
-    if snapshot.target_ua is not None:
-        text.append(f" of {accuracy(snapshot.target_ua)}")
-    if snapshot.user_accuracy is not None:
+    if status.target_ua is not None:
+        text.append(f" of {accuracy(status.target_ua)}")
+    if status.user_accuracy is not None:
         text.append(" so far in this round")
-    curve = [*snapshot.earlier, *values]
+    curve = [*status.earlier, *values]
     text.append(f"  {sparkline(curve[-_SPARK_COLUMNS:])}", style="green")
     return text
 
 
-def _rounds(snapshot: Snapshot, *, over: bool) -> Table:
-    """The last rounds, the one that is open among them."""
-    is_open = bool(snapshot.devices) and not over
-    table = rounds_table(snapshot.records)
-    for record in snapshot.records[-(MAX_ROUNDS - is_open) :]:
+def _rounds(message: StatusMessage, *, over: bool) -> Table:
+    """The last rounds; the open round is the last row."""
+    is_open = bool(message.status.devices) and not over
+    table = rounds_table(message.records)
+    for record in message.records[-(MAX_ROUNDS - is_open) :]:
         add_round(table, record)
     if is_open:
-        add_open_round(table, snapshot)
+        add_open_round(table, message)
     return table
 
 
@@ -164,21 +185,21 @@ DRAWS_PER_SECOND = 8
 
 
 class RunView(View, Display, Protocol):
-    """A view that has a beginning and an end."""
+    """A view that is opened and closed: a context manager."""
 
 
 def make_view(stderr: TextIO, *, plain: bool = False) -> RunView:
-    """A live view where `stderr` is a terminal that can be drawn on, unless `plain` lines are wanted."""
+    """Make a live view if `stderr` is a terminal that supports it and `plain` is false, else a view of plain lines."""
     console = plain_console(stderr)
     return LiveView(console) if can_draw(console) and not plain else PlainView(stderr)
 
 
 class LiveView:
-    """Draws the newest snapshot at its own pace, in a thread of rich's, and says lines above it."""
+    """Draws the newest status eight times a second, in a thread of rich, and prints lines above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._latest: Snapshot | None = None
+        self._latest: StatusMessage | None = None
         self._over = False
         # stdout stays as it is: what is printed there is a result and may go into a file.
         self._live = Live(
@@ -196,41 +217,42 @@ class LiveView:
         self._over = True
         self._live.stop()
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Only takes note; the next drawing shows it."""
-        self._latest = snapshot
+    def show(self, message: StatusMessage) -> None:
+        """Keep the status for the next frame."""
+        self._latest = message
 
     def say(self, line: str) -> None:
-        """Prints a line above the display."""
-        with suppress(OSError):  # nobody reads any more, which is no reason to stop training
+        """Print a line above the display."""
+        with suppress(OSError):  # a closed stderr must not stop the training
             self._console.print(line, markup=False, soft_wrap=True)
 
 
 class PlainView(PlainLines):
-    """One line when the coordinator begins to wait for devices or others are starting or unwilling, and one per round."""
+    """One line per round, and one when the run begins to wait for devices or the reason of the wait changes."""
 
     def __init__(self, stderr: TextIO) -> None:
         super().__init__(stderr)
-        self._told: int | None = None  # number of the last round that needs no line
+        self._last_round: int | None = None  # the last round that needs no line
         self._waiting = False
-        self._news = (False, "", "")
+        self._causes = (False, "", "")
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Says what is new since the last time."""
-        last = snapshot.records[-1].round if snapshot.records else 0
-        if self._told is None:
-            self._told = last  # a resumed run begins with the rounds of before
-        for record in snapshot.records if last > self._told else ():
-            if record.round > self._told:
-                self.say(round_line(record, snapshot.rounds))
-        self._told = max(last, self._told)
-        waiting = snapshot.phase == "waiting" and snapshot.present < snapshot.wanted
-        starting = starting_words(snapshot)
-        unwilling = f"unwilling: {counted(snapshot.unwilling)}" if snapshot.unwilling else ""
-        missing = f"missing: {snapshot.missing}" if snapshot.missing else ""
-        others = "".join(f"; {words}" for words in (starting, unwilling, missing) if words)
-        # In a large fleet, not a line for each device that starts, comes or goes.
-        news = bool(starting), unwilling, "" if snapshot.missing.endswith(" more") else missing
-        if waiting and (not self._waiting or news != self._news):
-            self.say(f"waiting for devices: {snapshot.present} of {snapshot.wanted} are there{others}")
-        self._waiting, self._news = waiting, news
+    def show(self, message: StatusMessage) -> None:
+        """Print what is new since the last call."""
+        status = message.status
+        last = message.records[-1].round if message.records else 0
+        if self._last_round is None:
+            self._last_round = last  # the rounds before a resume are not printed again
+        for record in message.records if last > self._last_round else ():
+            if record.round > self._last_round:
+                self.say(round_line(record, status.rounds_in_all))
+        self._last_round = max(last, self._last_round)
+        waiting = is_short_of_devices(status)
+        starting = _starting_text(status)
+        unwilling = f"unwilling: {counted(reason_counts(status.unwilling))}" if status.unwilling else ""
+        missing = f"missing: {status.missing}" if status.missing else ""
+        details = "".join(f"; {text}" for text in (starting, unwilling, missing) if text)
+        # In a large fleet no line is printed for each device that starts, comes or goes.
+        causes = bool(starting), unwilling, "" if status.missing.endswith(" more") else missing
+        if waiting and (not self._waiting or causes != self._causes):
+            self.say(f"waiting for devices: {status.present} of {status.wanted} are there{details}")
+        self._waiting, self._causes = waiting, causes

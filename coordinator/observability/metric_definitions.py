@@ -1,7 +1,7 @@
-"""The metrics of a coordinator, by Prometheus' conventions; docs/metrics.md is their table.
+"""The metrics of a coordinator, named by the conventions of Prometheus; docs/metrics.md lists them.
 
-Each has its series from the start where all values of its labels are known, so that the first increase of a counter shows.
-The registry is one's own: two runs in one process do not meet in it.
+Where the values of all labels are known, each series exists from the start, so that the first increase of a counter is visible.
+Each run has a registry of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prometheus_client import (
 from fedpatch.coordinator.rounds.participant_states import State
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, RefuseReason
 
-# From a round of a demo to one of the slowest fleets.
+# From the round of a demo to that of the slowest fleet.
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
@@ -34,7 +34,7 @@ IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted"
 BOUNDS = ("norm", "num_examples")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
-# What did not travel compressed has no raw form.
+# Uncompressed kinds have no raw size.
 BYTES = (
     ("down", "model", "wire"),
     ("down", "model", "raw"),
@@ -46,7 +46,7 @@ BYTES = (
 
 
 class RoundGauges:
-    """Of the run and its rounds."""
+    """Metrics of the run and its rounds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         gauge = partial(_gauge, registry)
@@ -96,7 +96,7 @@ class RoundGauges:
 
 
 class FleetGauges:
-    """Of the devices, all together."""
+    """Metrics of the fleet as a whole."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
@@ -120,7 +120,7 @@ class FleetGauges:
 
 
 class TrafficGauges:
-    """Of what travels, what waits, and the disk."""
+    """Metrics of bytes, queues and the disk."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
@@ -154,10 +154,10 @@ class TrafficGauges:
 
 
 class Metrics:
-    """All of them, and the process's own; `registry` is what an endpoint serves."""
+    """All metrics and those of the process; the endpoint serves `registry`."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # when each counter began: as many series again
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # creation times would double the number of series
         self.registry = CollectorRegistry()
         self.rounds = RoundGauges(self.registry)
         self.fleet = FleetGauges(self.registry)
@@ -174,6 +174,6 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> G
 
 
 def begin(metric: Counter | Gauge, words: Iterable[str]) -> None:
-    """The series of these values of its one label, at 0."""
+    """Create the series of these values of the only label, at 0."""
     for word in words:
         metric.labels(str(word))

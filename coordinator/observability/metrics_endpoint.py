@@ -1,6 +1,6 @@
-"""Serves the metrics of a run at http://HOST:PORT/metrics while it goes on; a run never fails for want of them.
+"""Serves the metrics of a run at http://HOST:PORT/metrics. A run goes on without metrics if they cannot be served.
 
-When the certificates expire that a run depends on, asked anew at each scrape: whoever renews one sees it at once.
+Expiry times of certificates are read at each scrape, so that a renewal is visible at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.observer import NullObserver, Observer
-from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.issued_certificates import DEVICE
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.settings import RunSettings
@@ -31,15 +31,15 @@ Ask = Callable[[], float | None]
 
 
 def of_files(settings: RunSettings) -> dict[str, Ask]:
-    """`ca`: the first of ca_file; `coordinator`: our own. Only those that there are."""
+    """Expiry times of the certificates that exist: `ca`, the first in ca_file, and `coordinator`, its own."""
     files = {"ca": settings.ca_file, "coordinator": settings.cert_file}
     return {name: partial(expiry_of, path) for name, path in files.items() if expiry_of(path) is not None}
 
 
 def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
-    """`device`: the first device whose newest certificate ends; `broker`: what it showed in the last handshake.
+    """Expiry times of other certificates: `device`, the first to expire, and `broker`, the one in the last handshake.
 
-    Asked by the threads of the endpoint: they take one reference and change nothing.
+    The threads of the endpoint call these functions. They read one reference and change nothing.
     """
     asks: dict[str, Ask] = {}
     if revocations.index.entries:  # there is a CA, and the first device may come while the run goes on
@@ -50,7 +50,7 @@ def of_others(revocations: Revocations, broker_ends: Ask) -> dict[str, Ask]:
 
 
 def as_number(ask: Ask) -> float:
-    """As a gauge wants it: what is not known is not a number."""
+    """Convert to the value of a gauge: None becomes NaN."""
     found = ask()
     return math.nan if found is None else float(found)
 
@@ -62,10 +62,17 @@ NO_OTHERS: Mapping[str, Ask] = MappingProxyType({})
 def observed(
     settings: RunSettings, engine: Engine, directory: Path, view: View, certificates: Mapping[str, Ask] = NO_OTHERS
 ) -> Iterator[Observer]:
-    """The observer of a run whose files are in `directory`: it counts along where the settings want metrics.
+    """Yield the observer of a run, and serve its metrics where the settings ask for it.
 
-    `certificates` are others than those of the settings, by name: when they expire.
-    Where they cannot be served, `view` says why, once, and nobody counts.
+    Args:
+        settings: `metrics` is the address, `metrics_max_devices` the largest number of devices with own series.
+        engine: The run.
+        directory: Directory of the run's files.
+        view: Prints the reason if the metrics cannot be served.
+        certificates: Expiry times of further certificates by name, read at each scrape.
+
+    Returns:
+        A context manager with the observer; a NullObserver where nothing is served.
     """
     if settings.metrics is None:
         yield NullObserver()
@@ -99,7 +106,7 @@ def observed(
 
 
 def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
-    """Serves in threads of its own; returns what ends that, and the URL. OSError where the address cannot be had."""
+    """Serve in threads of their own; return a function that stops them, and the URL. OSError where the address is taken."""
     from prometheus_client import start_http_server
 
     server, thread = start_http_server(address.port, address.host, metrics.registry)
@@ -113,7 +120,7 @@ def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
 
 
 def _of_disk(directory: Path, what: str) -> float:
-    """Asked at each scrape: the coordinator's thread does not wait for a disk that is slow to answer."""
+    """Free bytes of the disk, read at each scrape so that a slow disk does not delay the coordinator's thread."""
     try:
         return float(getattr(shutil.disk_usage(directory), what))
     except OSError:

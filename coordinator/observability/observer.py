@@ -1,4 +1,4 @@
-"""What a run tells whoever counts along: a few calls from the coordinator's thread, which must be cheap and raise nothing."""
+"""The interface between a run and its metrics: calls from the coordinator's thread, which must be cheap and raise nothing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from fedpatch.shared.wire.vitals import Vitals
 
 
 class Observer(Protocol):
-    """Sees a run go by. All times are seconds of the coordinator's monotonic clock."""
+    """Receives the events of a run. Times are seconds of the monotonic clock."""
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """An effect was performed; the effects that follow from it come later."""
+        """An effect was performed; effects that follow from it are reported later."""
 
     def sent(self, size_bytes: int) -> None:
-        """A message went to a device."""
+        """A message was sent to a device."""
 
     def received(self, kind: str, size_bytes: int) -> None:
-        """A message of a device came, on a topic of `kind` (shared.wire.topics)."""
+        """A message of a device arrived on a topic of `kind` (shared.wire.topics)."""
 
     def presence(self, device: str) -> None:
-        """A device told of itself; the engine's fleet knows what."""
+        """The presence of a device changed; the engine has the new state."""
 
     def vitals(self, device: str, vitals: Vitals, now: float) -> None:
-        """A device told how it is, which nobody else wants to know."""
+        """The vitals of a device arrived."""
 
     def link(self, *, connected: bool) -> None:
-        """The broker went or came back."""
+        """The connection to the broker was lost or restored."""
 
     def look(self, now: float, *, waiting: int) -> None:
-        """Called after every event, and at least twice a second: `waiting` events are still to be taken."""
+        """Called after every event and at least twice a second; `waiting` events are in the queue."""
 
 
 class NullObserver:
-    """An observer for runs that nobody counts along with."""
+    """An observer that ignores all events."""
 
     def _let_pass(self, *_: object, **__: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What the metrics say of the run and its rounds: phases from both clocks, outcomes, user accuracy."""
+"""Metrics of the run and its rounds: phases by both clocks, outcomes, user accuracy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gaining", "losing"})
 
 
 class RoundMetrics:
-    """Reads `engine` in the coordinator's thread only."""
+    """Updates the metrics of rounds from `engine`, in the coordinator's thread."""
 
     def __init__(self, metrics: RoundGauges, engine: Engine, strategy: str) -> None:
         self._metrics = metrics
@@ -34,7 +34,7 @@ class RoundMetrics:
         metrics.planned.set(spec.rounds)
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """Takes what is about rounds."""
+        """Take an effect that concerns rounds."""
         match effect:
             case SaveJournal():
                 self._open(began_at)
@@ -46,7 +46,7 @@ class RoundMetrics:
                 self._record(effect.record, began_at, ended_at)
 
     def look(self, now: float) -> None:
-        """The run as it stands."""
+        """Update the metrics of the run."""
         metrics, engine = self._metrics, self._engine
         current = engine.open.round if engine.open else None
         metrics.number.set(engine.last_round)
@@ -59,13 +59,13 @@ class RoundMetrics:
         metrics.pause.set(engine.pause_s(now))
 
     def _open(self, now: float) -> None:
-        """Keeps hold of the reports, since the engine lets go of them before the record comes."""
+        """Keep the reports of the round: the engine drops them before the record comes."""
         if self._engine.open is not None:
             self._reports = self._engine.open.reports
             began_at = now - self._engine.open.round.elapsed_s(now)
-        else:  # it was over as soon as it began
+        else:  # the round ended in the call that opened it
             self._reports, began_at = {}, now
-        # The engine opens the next round before the last one is on the disk: that time is the last one's.
+        # The engine opens the next round before the last one is saved: that time belongs to the last one.
         self._began_at = max(began_at, self._ended_at)
         self._overlap_s = self._began_at - began_at
 
@@ -107,7 +107,7 @@ class RoundMetrics:
 
 
 def spread(values: Iterable[float | None], metric: MetricTerms) -> dict[str, float]:
-    """Mean, worst tenth (MetricTerms.worst_tenth) and worst of what was measured; nothing where nobody measured."""
+    """Return mean, worst tenth (MetricTerms.worst_tenth) and worst of the values; empty for no values."""
     known = [value for value in values if value is not None]
     tenth, worst = metric.worst_tenth(known), metric.worst(known)
     return (

@@ -1,4 +1,4 @@
-"""A round that is over, as text: in one line, or as a row of a table."""
+"""The text of a round: one line, or a row of a table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 _MAX_NAMED = 3
 
 if TYPE_CHECKING:
-    from fedpatch.coordinator.observability.snapshot import Snapshot
+    from fedpatch.coordinator.observability.status_message import StatusMessage
 
 
 def troubles(record: RoundRecord) -> list[str]:
-    """Why devices that were asked are missing from the round, or count for less, e.g. `declined: unwilling 2`."""
+    """List why invited devices are missing from the round or weigh less, e.g. `declined: unwilling 2`."""
     counts = (
         ("declined", record.decline_reasons),
         ("failed", record.failures),
@@ -37,7 +37,7 @@ def troubles(record: RoundRecord) -> list[str]:
 
 
 def _absent(record: RoundRecord) -> str:
-    """The devices that missed most rounds in a row, and how many more there are."""
+    """Name the devices that missed most rounds in a row and count the others."""
     first = sorted(record.absent.items(), key=lambda one: (-one[1], one[0]))[:_MAX_NAMED]
     names = ", ".join(f"{device} ({missed} in a row)" for device, missed in first)
     more = len(record.absent) - len(first)
@@ -51,17 +51,17 @@ def _named(offenders: Mapping[str, str]) -> str:
 
 
 def _bounded_words(record: RoundRecord) -> str:
-    """Whose updates count for less, and what of them: `bounded: pi-3 (weights, exp_avg_sq)`."""
+    """Name devices whose updates were bounded, with the bounded parts: `bounded: pi-3 (weights, exp_avg_sq)`."""
     known = sorted(record.bounded_devices.items())
     named = ", ".join(f"{device} ({', '.join(parts)})" for device, parts in known[:_MAX_NAMED])
-    # The record names no more than MAX_NAMED. Then there are as many as met one bound, or more that met the other.
+    # A record names at most MAX_NAMED devices. Beyond that the true number is at least the larger of the two counts.
     more = max(len(known), *record.bounded.values()) - len(known[:_MAX_NAMED])
     at_least = "at least " if len(known) >= MAX_NAMED and len(record.bounded) > 1 else ""
     return f"bounded: {named}" + (f" and {at_least}{more} more" if more > 0 else "")
 
 
 def round_line(record: RoundRecord, rounds: int) -> str:
-    """The round in one line; `rounds` is how many there may be."""
+    """Format a round as one line; `rounds` is the largest number of rounds of the run."""
     parts = [f"{record.reported}/{record.cohort} reported"]
     if record.user_accuracy is not None:
         word = "min" if record.metric_goal == "max" else "worst"
@@ -73,9 +73,10 @@ def round_line(record: RoundRecord, rounds: int) -> str:
 
 
 def rounds_table(records: Sequence[RoundRecord] = ()) -> Table:
-    """An empty table for `add_round` of `records`; UA is the user accuracy before the round's training, UA after that after it.
+    """Make an empty table for `add_round`.
 
-    Where the task's metric is another, its name stands in place of UA.
+    The column UA is user accuracy before the training of the round, "UA after" the one after it. If the metric of `records` is
+    not accuracy, its name replaces UA.
     """
     label, word = (
         (records[-1].label, "min" if records[-1].metric_goal == "max" else "worst") if records else ("UA", "min")
@@ -89,7 +90,7 @@ def rounds_table(records: Sequence[RoundRecord] = ()) -> Table:
 
 
 def add_round(table: Table, record: RoundRecord) -> None:
-    """The round as a row."""
+    """Add a completed round as a row."""
     table.add_row(
         str(record.round),
         record.outcome_words,
@@ -104,17 +105,18 @@ def add_round(table: Table, record: RoundRecord) -> None:
     )
 
 
-def add_open_round(table: Table, snapshot: Snapshot) -> None:
-    """The open round as a row, as far as it has come."""
+def add_open_round(table: Table, message: StatusMessage) -> None:
+    """Add the open round as a row."""
+    status = message.status
     table.add_row(
-        str(snapshot.round),
-        snapshot.phase,
-        f"{snapshot.reported}/{snapshot.cohort}",
-        accuracy(snapshot.user_accuracy),
+        str(message.round),
+        status.phase,
+        f"{status.reported}/{status.cohort}",
+        accuracy(status.user_accuracy),
         "",
         "",
-        duration(snapshot.elapsed_s),
-        size(snapshot.bytes_down),
-        size(snapshot.bytes_up),
+        duration(status.elapsed_s),
+        size(status.round_bytes_down),
+        size(status.round_bytes_up),
         style="cyan",
     )

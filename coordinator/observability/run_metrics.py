@@ -1,4 +1,4 @@
-"""Feeds the metrics from a run, as its observer: cheap for each event, and once a second a look at everything."""
+"""Feeds the metrics of a run: counts each event cheaply, and updates the gauges once a second."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from fedpatch.coordinator.observability.traffic_metrics import TrafficMetrics
 from fedpatch.coordinator.rounds.effects import Effect, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
 
-# A look costs as much as the fleet has devices, and nobody scrapes more often.
+# An update is linear in the size of the fleet, and no scraper asks more often.
 LOOK_EVERY_S = 1.0
 
 
 class RunMetrics:
-    """An observer. `directory` is the run's; at most `max_devices` devices have series of their own."""
+    """The observer that updates the metrics.
+
+    Args:
+        metrics: The metrics to update.
+        engine: The run.
+        directory: Directory of the run's files.
+        strategy: Name of the federated algorithm, a label.
+        max_devices: Largest number of devices with own series.
+    """
 
     def __init__(self, metrics: Metrics, engine: Engine, directory: Path, *, strategy: str, max_devices: int) -> None:
         series = DeviceSeries()
@@ -26,14 +34,14 @@ class RunMetrics:
         self._vitals = VitalsMetrics(metrics.fleet, metrics.rounds, engine)
         self._fleet = FleetMetrics(metrics, self._vitals, series, engine, max_devices)
         self._traffic = TrafficMetrics(metrics.traffic, directory, engine.spec.encoding)
-        # What one of them alone wants to know goes to it at once.
+        # Events with a single receiver go to it directly.
         self.sent, self.received, self.link = self._traffic.sent, self._traffic.received, self._traffic.link
         self.presence, self.vitals = self._fleet.presence, self._vitals.take
         self._looked_at = -math.inf
 
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """An effect was performed."""
-        if isinstance(effect, SendMessage):  # most of them are, and only one of the three wants to know
+        """Take an effect that was performed."""
+        if isinstance(effect, SendMessage):  # the most frequent effect, used by the traffic metrics alone
             self._traffic.told(effect)
             return
         self._rounds.performed(effect, began_at, ended_at)
@@ -41,7 +49,7 @@ class RunMetrics:
         self._traffic.performed(effect)
 
     def look(self, now: float, *, waiting: int) -> None:
-        """Everything that is counted by looking, once a second."""
+        """Update the gauges, at most once a second."""
         if now < self._looked_at + LOOK_EVERY_S:
             return
         self._looked_at = now

@@ -1,11 +1,14 @@
-"""What somebody who watches a run knows of it: messages and the time go in, a picture and sentences come out."""
+"""Follows a run by the messages of its coordinator: events and the time go in, a status and lines of text come out.
+
+There is no IO here: `fedpatch watch` owns the connection and the terminal.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from fedpatch.coordinator.observability.snapshot import Snapshot, snapshot_of
+from fedpatch.coordinator.observability.status_message import StatusMessage, received_message
 from fedpatch.coordinator.rounds.records import end_words
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
@@ -15,7 +18,7 @@ from fedpatch.shared.wire.run_status import RunStatus
 from fedpatch.shared.wire.topics import run_status
 
 PATIENCE_S = 12.0
-"""Without a word for so long, it is said why that may be. A coordinator tells the same again after 5 s."""
+"""Silence after which a line explains its likely cause. A coordinator repeats its status every 5 s."""
 
 AWAY = "coordinator away"
 _BACK = "the coordinator is back"
@@ -23,15 +26,24 @@ _TIMES = ("eta_s", "elapsed_s", "pause_s")
 
 
 class StatusFollower:
-    """Drive it with `take` and `tick`, which return what there is to say; read `picture` and `document`."""
+    """The last status of a fleet's run and whether its coordinator is online.
+
+    Call `take` for each event of the connection and `tick` now and then; both return lines to print. Read `message` and
+    `document`.
+
+    Args:
+        fleet: Name of the fleet.
+        broker: Address of the broker, for lines of text.
+        now: Monotonic time, in seconds.
+    """
 
     def __init__(self, fleet: str, broker: str, now: float) -> None:
         self._fleet, self._broker = fleet, broker
         self._topic = run_status(fleet)
-        self._said: Envelope | None = None
+        self._envelope: Envelope | None = None
         self._status: RunStatus | None = None
-        self._heard_at = now
-        # Whether a coordinator is at work; None: nobody has said so or otherwise.
+        self._received_at = now
+        # Whether the coordinator is online; None: not known yet.
         self._online: bool | None = None
         self._boot = ""
         self._linked = True
@@ -39,20 +51,20 @@ class StatusFollower:
 
     @property
     def ended(self) -> bool:
-        """The run that was heard of last is over."""
+        """Whether the last status is that of a run that is over."""
         return self._status is not None and bool(self._status.stopped)
 
     @property
     def alone(self) -> bool:
-        """The broker says that no coordinator is at work, and nothing was heard of one."""
+        """Whether the coordinator is offline and no status has arrived."""
         return self._online is False and self._status is None
 
     def take(self, event: LinkEvent, now: float) -> list[str]:
-        """Something came from the link."""
+        """Take an event of the connection; return lines to print."""
         match event:
             case Connected():
                 back, self._linked = not self._linked, True
-                self._heard_at, self._complained = now, False
+                self._received_at, self._complained = now, False
                 return [f"connected to {self._broker} again"] if back else []
             case Disconnected(reason=reason):
                 lost, self._linked = self._linked, False
@@ -60,15 +72,15 @@ class StatusFollower:
         return self._on_received(event, now)
 
     def tick(self, now: float) -> list[str]:
-        """Lets time pass: of silence, what may be behind it, once."""
+        """Return one line that explains a silence, once per silence."""
         quiet = self._linked and self._online is not False and not self.ended
-        if not quiet or self._complained or now < self._heard_at + PATIENCE_S:
+        if not quiet or self._complained or now < self._received_at + PATIENCE_S:
             return []
         self._complained = True
         return [self.why_silent()]
 
     def why_silent(self) -> str:
-        """Why nothing may be heard."""
+        """Explain why no status arrives."""
         where = f"nothing is heard of fleet {self._fleet!r} at {self._broker}"
         if self._online is False:
             return f"{where}: no coordinator is at work for it"
@@ -79,31 +91,34 @@ class StatusFollower:
             return f"{where}, though its coordinator is there: it is of a version that cannot be watched, or {allow}"
         return f"{where}: no coordinator is at work for it, the fleet has another name, or {allow}"
 
-    def picture(self, now: float) -> Snapshot | None:
-        """The run as it was told last, with the seconds that have passed since; None before anything was told."""
-        if self._said is None or self._status is None:
+    def message(self, now: float) -> StatusMessage | None:
+        """Return the last status with its times moved on to `now`; None before the first."""
+        if self._envelope is None or self._status is None:
             return None
-        seen = snapshot_of(self._said, self._status)
-        if self._status.stopped:
-            return replace(seen, phase=f"over ({self._status.stopped})", devices=(), others=())
+        message = received_message(self._envelope, self._status)
+        return replace(message, status=self._at(message.status, now))
+
+    def _at(self, status: RunStatus, now: float) -> RunStatus:
+        if status.stopped:
+            return replace(status, phase=f"over ({status.stopped})", devices=(), others=())
         if self._online is False:
-            return replace(seen, phase=AWAY, eta_s=None, pause_s=0.0)
-        passed_s = max(0.0, now - self._heard_at)
+            return replace(status, phase=AWAY, eta_s=None, pause_s=0.0)
+        passed_s = max(0.0, now - self._received_at)
         return replace(
-            seen,
-            eta_s=None if seen.eta_s is None else max(0.0, seen.eta_s - passed_s),
-            elapsed_s=seen.elapsed_s + passed_s,
-            pause_s=max(0.0, seen.pause_s - passed_s),
+            status,
+            eta_s=None if status.eta_s is None else max(0.0, status.eta_s - passed_s),
+            elapsed_s=status.elapsed_s + passed_s,
+            pause_s=max(0.0, status.pause_s - passed_s),
         )
 
     def document(self) -> dict[str, Any] | None:
-        """The message as plain data for JSON, and whether the `coordinator` is "online" or "away"."""
-        if self._said is None:
+        """Return the last status as plain data for JSON, with `coordinator`: "online" or "away"; None before the first."""
+        if self._envelope is None:
             return None
-        said = self._said
+        envelope = self._envelope
         where = {"fleet": self._fleet, "coordinator": "away" if self._online is False else "online"}
-        about = {"task": said.task, "run": said.run, "epoch": said.epoch, "round": said.round}
-        return {**where, **about, **to_plain(said.body)}
+        about = {"task": envelope.task, "run": envelope.run, "epoch": envelope.epoch, "round": envelope.round}
+        return {**where, **about, **to_plain(envelope.body)}
 
     def _on_received(self, event: Received, now: float) -> list[str]:
         try:
@@ -120,21 +135,21 @@ class StatusFollower:
 
     def _on_status(self, envelope: Envelope, status: RunStatus, now: float) -> list[str]:
         lines = []
-        if self._said is not None and self._said.run != envelope.run:
+        if self._envelope is not None and self._envelope.run != envelope.run:
             lines.append(f"run {envelope.run} has begun")
-        elif self._said is not None and self._online is False:
+        elif self._envelope is not None and self._online is False:
             lines.append(_BACK)
         if status.stopped and not (self.ended and not lines):
             lines.append(f"run {envelope.run} is over: {end_words(status.stopped)}")
-        self._said, self._status = envelope, status
-        self._online, self._heard_at, self._complained = True, now, False
+        self._envelope, self._status = envelope, status
+        self._online, self._received_at, self._complained = True, now, False
         return lines
 
     def _on_presence(self, state: CoordinatorState, now: float) -> list[str]:
         if state.online:
             back = self._online is False and self._status is not None and not self.ended
             self._online, self._boot = True, state.boot
-            self._heard_at = max(self._heard_at, now) if self._status is None else self._heard_at
+            self._received_at = max(self._received_at, now) if self._status is None else self._received_at
             return [_BACK] if back else []
         if self._boot and state.boot != self._boot:
             return []  # the last will of a connection that has been replaced since
@@ -147,5 +162,5 @@ class StatusFollower:
 
 
 def timeless(document: dict[str, Any]) -> dict[str, Any]:
-    """A document without what changes by the mere passing of time."""
+    """Return `document` without the fields that change with time alone."""
     return {key: value for key, value in document.items() if key not in _TIMES}

@@ -1,4 +1,4 @@
-"""What the metrics say of what travels: bytes, updates and what became of them, repairs, stalls, the spool."""
+"""Metrics of traffic: bytes, updates and their outcomes, chunks sent again, stalled uploads, the updates on disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("
 
 
 class TrafficMetrics:
-    """`directory` is the run's, whose updates should travel in `encoding`: those of an open round may lie there from before."""
+    """Updates the metrics of traffic. `directory` is the run's: an open round may have updates there from before a restart."""
 
     def __init__(self, metrics: TrafficGauges, directory: Path, encoding: str = "") -> None:
         self._metrics = metrics
@@ -37,32 +37,32 @@ class TrafficMetrics:
         self._granted: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._arrived: dict[str, int] = {}
-        # Plain numbers until the next look: there is a message for every few microseconds of the coordinator's work.
+        # Plain numbers until the next update: a message may come every few microseconds.
         self._travelled = dict.fromkeys((_DOWN, _UP, _CHUNKS), 0)
         metrics.connected.set(1)
         metrics.spool.set(_size_of(directory / "updates"))
 
     def sent(self, size_bytes: int) -> None:
-        """A message to a device."""
+        """Count a message to a device."""
         self._travelled[_DOWN] += size_bytes
 
     def received(self, kind: str, size_bytes: int) -> None:
-        """A message or a chunk of a device."""
+        """Count a message or a chunk of a device."""
         self._travelled[_CHUNKS if kind == "update_chunk" else _UP] += size_bytes
 
     def link(self, *, connected: bool) -> None:
-        """The broker went or came back."""
+        """Count a lost or restored connection."""
         self._metrics.connected.set(connected)
 
     def look(self, waiting: int) -> None:
-        """What waits now, and what travelled since the last look."""
+        """Update queue lengths, and add the traffic since the last call."""
         self._metrics.waiting.set(waiting)
         for labels, size_bytes in self._travelled.items():
             self._metrics.bytes.labels(*labels).inc(size_bytes)
             self._travelled[labels] = 0
 
     def performed(self, effect: Effect) -> None:
-        """Takes what is about transfers, but for messages."""
+        """Take an effect that concerns transfers, except messages."""
         metrics = self._metrics
         match effect:
             case StoreUpdate():
@@ -82,19 +82,19 @@ class TrafficMetrics:
                 self._record(effect.record)
 
     def told(self, effect: SendMessage) -> None:
-        """Takes what the coordinator told a device."""
+        """Take a message to a device."""
         match effect.envelope.body:
             case WorkRequest(model=model, encoding=encoding):
                 self._model = model
                 (self._lacking.add if encoding != self._encoding else self._lacking.discard)(effect.device)
                 self._metrics.lacking.set(len(self._lacking))
             case Grant(digest=digest):
-                # A device offers again what it may send already only when it has heard nothing for a while.
+                # A device repeats an offer that was granted only after a silence.
                 if self._granted.get(effect.device) == digest:
                     self._metrics.stalls.inc()
                 self._granted[effect.device] = digest
             case Refused(digest=digest, reason=reason):
-                # The answer to an offer that is repeated is no other refusal.
+                # The answer to a repeated offer is not counted as another refusal.
                 if self._refused.get(effect.device) != digest:
                     self._refused[effect.device] = digest
                     self._metrics.refusals.labels(reason).inc()
@@ -110,7 +110,7 @@ class TrafficMetrics:
 
 
 def _size_of(spool: Path) -> int:
-    """Bytes of the updates there; those that go while one looks count as gone."""
+    """Bytes of the updates in a directory; a file that disappears meanwhile counts 0."""
     try:
         return sum(path.stat().st_size for path in spool.glob("*/*.fp"))
     except OSError:

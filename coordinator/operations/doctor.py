@@ -1,6 +1,6 @@
-"""`fedpatch doctor`: is everything here that a run needs, does the broker let it do its work, and do the devices fit it?
+"""The checks of `fedpatch doctor`: installation, task, disk, broker and devices.
 
-A coordinator that is at work is left alone: no model is built beside it, and the doctor is another client to the broker.
+A running coordinator is left alone: no model is built beside it, and the checks connect as a client of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHOWN_DEVICES = 5
 
 
 def examine(settings: RunSettings, checkup: Checkup) -> None:
-    """All checks of a coordinator."""
+    """Yield all checks of a coordinator."""
     broker = parse_broker_url(settings.broker)
     directory = settings.state_dir.absolute()
     check_versions("coordinator", checkup)
@@ -72,7 +72,7 @@ def _is_running(directory: Path, fleet: str) -> bool:
 
 
 def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
-    """The checks `task` and, where the model could be built, `memory`."""
+    """Yield the check `task` and, if the model could be built, `memory`."""
     checkup.say(f"building the model of task {settings.task} (torch takes its time)")
     try:
         prepared = prepare(settings)
@@ -82,7 +82,7 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
         )
         checkup.fail("task", error_text(error), remedy)
         return None
-    except Exception as error:  # the task is the user's: whatever its code raises is told in one sentence
+    except Exception as error:  # the code of a user's task may raise anything
         text = f"the model of task {settings.task} cannot be built: {type(error).__name__}: {error}"
         checkup.fail("task", " ".join(text.split()), "mend build_model() of the task")
         return None
@@ -95,7 +95,7 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
 
 
 def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
-    """Two checkpoints, and the updates of a cohort until they are one."""
+    """Check for room for two checkpoints and the updates of a cohort."""
     if prepared is None:
         return Space(_LEAST_DISK_BYTES, _LEAST_DISK_BYTES, "checkpoints and updates")
     cohort = math.ceil(settings.devices * settings.participation * settings.over_select)
@@ -117,7 +117,7 @@ def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
 
 
 def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Checkup, running: bool) -> None:
-    """One that is online, and not in our state directory: the two would take each other's devices."""
+    """Check that no other coordinator serves the fleet: both would use the same devices."""
     topic = topics.coordinator_state(settings.fleet)
     states = [body for one in asked.presence if one.topic == topic and (body := body_of(one))]
     if not running and states and isinstance(states[-1], CoordinatorState) and states[-1].online:
@@ -126,7 +126,7 @@ def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Check
 
 
 def _check_devices(settings: RunSettings, prepared: Prepared | None, asked: Asked, checkup: Checkup) -> None:
-    """The check `devices`, and one for each way in which some of them do not fit."""
+    """Yield the check `devices`, and one for each kind of mismatch."""
     online = dict(_online(settings.fleet, asked.presence))
     if not online:
         remedy = (
@@ -155,7 +155,7 @@ def _online(fleet: str, presence: Sequence[Received]) -> Iterator[tuple[str, Dev
 def _misfits(
     settings: RunSettings, prepared: Prepared | None, online: dict[str, DeviceState]
 ) -> Iterator[tuple[str, list[str], str, str]]:
-    """Name of the finding, the devices, what is wrong with them, the mend."""
+    """Yield name, devices, problem and remedy of each kind of mismatch."""
     other_version = [name for name, state in online.items() if state.version != __version__]
     if other_version:
         remedy = "install the same version everywhere: what changed between them may matter"

@@ -1,4 +1,4 @@
-"""The global model of a run as ONNX. What is private to the devices has its initial values, as on a device before training."""
+"""Exports the global model of a run as ONNX. Private tensors have their initial values, as on a device before training."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class GlobalExport:
-    """Where the model lies, and what is said of it beside it.
+    """An exported model and its metadata.
 
-    `asked_round` is the round that was asked for, or the last one. Where the model is of an earlier one (`metadata.round`),
-    `problem` says what is wrong with the checkpoint of the former.
+    Attributes:
+        asked_round: The round that was requested, or the last one.
+        problem: Where the model is that of an earlier round (`metadata.round`): what is wrong with the requested checkpoint.
     """
 
     path: Path
@@ -44,23 +45,31 @@ class GlobalExport:
 
     @property
     def is_earlier(self) -> bool:
-        """Whether this is the model of an earlier round, since that of the last one cannot be read."""
+        """Whether this is the model of an earlier round because the requested one cannot be read."""
         return self.metadata.round < self.asked_round
 
 
 def export_global_model(state_dir: Path, name: str, out: Path | None, round: int | None) -> GlobalExport:
-    """Write the model of a run after `round` rounds (None: the last) to `out`, by default beside its checkpoints.
+    """Write the global model of a run. Its outputs are compared with those of torch on random inputs.
 
-    Its outputs are compared with torch's on random inputs, since a coordinator has no data. Raises UsageError for a run, a
-    round or a task that cannot be exported, SchemaMismatch where the task is another by now, ExportRefused where it has no
-    ONNX, StateError for files.
+    Args:
+        state_dir: State directory of the coordinator.
+        name: Id of the run, its beginning, or "last".
+        out: File to write; None: beside the checkpoints.
+        round: Number of completed rounds; None: the last.
+
+    Raises:
+        UsageError: The run, the round or the task cannot be exported.
+        SchemaMismatch: The task has changed since the run.
+        ExportRefused: The model has no ONNX form.
+        StateError: A file cannot be read or written.
     """
     with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
         run = registry.run(name)
         records = registry.rounds.records(run.id)
     directory = state_dir / "runs" / run.id
     last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
-    # Before it is read: a run that goes on meanwhile writes a newer one.
+    # Found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
     asked = max(last, newest_round(directory)) if round is None else round
     state = load_checkpoint(directory)[0] if round is None else load_checkpoint_after(directory, round)
     problem = _problem_of(directory, asked) if state.round < asked else ""
@@ -78,7 +87,7 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
 
 
 def _problem_of(directory: Path, round: int) -> str:
-    """Why the state after `round` rounds cannot be used."""
+    """Why the state after this round cannot be used."""
     try:
         load_checkpoint_after(directory, round)
     except FedpatchError as error:
@@ -134,6 +143,6 @@ def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, Mod
 
 
 def _samples(task: Task) -> np.ndarray:
-    """From 0 to 1, or 0 and 1 where the model takes whole numbers."""
+    """Random inputs from 0 to 1; 0 and 1 where the model takes integers."""
     drawn = np.random.default_rng(_SEED).random((_SAMPLES, *task.input_shape))
     return (drawn if np.dtype(task.input_dtype).kind == "f" else drawn.round()).astype(task.input_dtype)

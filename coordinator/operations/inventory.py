@@ -1,4 +1,4 @@
-"""The devices of a registry as an inventory for Ansible: the JSON that its inventory scripts print."""
+"""The devices of a registry as an inventory for Ansible: the JSON of an inventory script."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ Inventory = dict[str, dict[str, Any]]
 
 
 def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Collection[str] = ()) -> Inventory:
-    """Groups of hosts, and of each host its variables in `_meta`, so that Ansible asks once.
+    """Group devices as hosts. The variables of all hosts are in `_meta`, so that Ansible calls the script once.
 
-    A device's host is its id, with `domain` after it its address. Groups: `devices`, `online` or `offline`, `fleet_NAME`,
-    `task_NAME`, `version_X_Y_Z`. Devices in `without` are left out. UsageError where two fleets have a device of one id.
+    Args:
+        devices: Devices of the registry.
+        domain: Appended to the device id to make the address.
+        without: Ids of devices to leave out.
+
+    Returns:
+        Groups `devices`, `online` or `offline`, `fleet_NAME`, `task_NAME` and `version_X_Y_Z` of device ids.
+
+    Raises:
+        UsageError: Two fleets have a device of the same id.
     """
     groups: Inventory = {"devices": {"hosts": []}}
     variables: dict[str, dict[str, Any]] = {}
@@ -32,7 +40,7 @@ def inventory(devices: Iterable[DeviceInfo], *, domain: str = "", without: Colle
 
 
 def host_variables(known: Inventory, host: str) -> dict[str, Any]:
-    """Those of one host; UsageError for one that nobody knows."""
+    """Return the variables of one host; UsageError for an unknown one."""
     variables: dict[str, dict[str, Any]] = known["_meta"]["hostvars"]
     if host not in variables:
         raise unknown_name("device", host, sorted(variables)[:20])

@@ -1,6 +1,6 @@
-"""`fedpatch watch`: listens to what a coordinator tells of its run, and shows it; it writes nothing anywhere.
+"""The work of `fedpatch watch`: receive the status messages of a coordinator and show them. It publishes nothing.
 
-What was asked for is on stdout: the picture, lines, or JSON. What hinders it is said on stderr, or above the picture.
+The status goes to stdout as frames, lines or JSON. Warnings and errors go to stderr, or above the frame.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import typer
 from rich.console import Console
 
 from fedpatch.coordinator.observability.live_view import LiveView, PlainView, draw, make_view
-from fedpatch.coordinator.observability.snapshot import Snapshot
 from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower, timeless
+from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.records import RunInfo
 from fedpatch.coordinator.storage.database import exists
 from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
@@ -33,86 +33,91 @@ CONNECT_TIMEOUT_S = 10.0
 _IDLE_S = 0.5
 
 
-class Outlet(ABC):
-    """Where things are shown."""
+class Output(ABC):
+    """A form in which the status is shown."""
 
     @abstractmethod
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """How the run stands, as a picture and as data; called at every opportunity."""
+    def show(self, message: StatusMessage, document: dict[str, Any]) -> None:
+        """Show the status, given as a message and as plain data. Called after every event."""
 
     def say(self, line: str) -> None:
-        """Something worth a line of its own: on stderr."""
+        """Print a line on stderr."""
         typer.echo(line, err=True)
 
 
-class LiveOutput(Outlet):
-    """A live display."""
+class LiveOutput(Output):
+    """The status as a live display in a terminal."""
 
     def __init__(self, view: LiveView) -> None:
         self._view = view
 
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """Drawn at the display's own pace."""
-        self._view.show(seen)
+    def show(self, message: StatusMessage, document: dict[str, Any]) -> None:
+        """Hand the status to the display, which draws at its own pace."""
+        self._view.show(message)
 
     def say(self, line: str) -> None:
-        """Above the picture."""
+        """Print a line above the frame."""
         self._view.say(line)
 
 
-class LineOutput(Outlet):
-    """A line per round, as `fedpatch run` has them."""
+class LineOutput(Output):
+    """One line per round, as `fedpatch run` prints them."""
 
     def __init__(self) -> None:
         self._run = ""
         self._view = _Stdout(sys.stdout)
 
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """Says what is new."""
-        if seen.run != self._run:
-            self._run, self._view = seen.run, _Stdout(sys.stdout)
-            round_words = f", round {seen.round}/{seen.rounds}" if seen.round else ""
-            self._view.say(f"run {seen.run}: {document['task']}{round_words}, {seen.phase}")
-        self._view.show(seen)
+    def show(self, message: StatusMessage, document: dict[str, Any]) -> None:
+        """Print what is new since the last call."""
+        if message.run != self._run:
+            self._run, self._view = message.run, _Stdout(sys.stdout)
+            round_text = f", round {message.round}/{message.status.rounds_in_all}" if message.round else ""
+            self._view.say(f"run {message.run}: {document['task']}{round_text}, {message.status.phase}")
+        self._view.show(message)
 
 
-class JsonOutput(Outlet):
-    """A JSON document per change, each on its line."""
+class JsonOutput(Output):
+    """One JSON document per change, each on a line."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
 
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """Only where something else than the time has changed."""
+    def show(self, message: StatusMessage, document: dict[str, Any]) -> None:
+        """Print the document if more than the time has changed."""
         if timeless(document) != self._last:
             self._last = timeless(document)
             typer.echo(json.dumps(document, allow_nan=False))
 
 
-class WatchFrame(Outlet):
-    """One picture, and that is all."""
+class FrameOutput(Output):
+    """A single frame."""
 
-    def show(self, seen: Snapshot, document: dict[str, Any]) -> None:
-        """As it would be drawn in a terminal."""
+    def show(self, message: StatusMessage, document: dict[str, Any]) -> None:
+        """Print the frame as a live display would draw it."""
         console = Console(highlight=False, markup=False, emoji=False)
         with console.capture() as captured:
-            console.print(draw(seen, lines=console.height))
+            console.print(draw(message, lines=console.height))
         encoding = sys.stdout.encoding or "utf-8"
         for line in captured.get().splitlines():
             typer.echo(line.rstrip().encode(encoding, "replace").decode(encoding))
 
 
 class _Stdout(PlainView):
-    """When nobody reads any more, there is nothing left to do."""
+    """Lines on stdout. A closed stdout ends the command, unlike a closed stderr in `fedpatch run`."""
 
     def say(self, line: str) -> None:
         typer.echo(line)
 
 
 def newest_run(places: Iterable[Path], fleet: str | None) -> RunInfo:
-    """The newest run in these state directories, of `fleet` if one is named; one that goes on comes first.
+    """Return the newest run in these state directories; a run that still goes on comes before newer ones.
 
-    UsageError where there is none.
+    Args:
+        places: State directories; one without a registry has no runs.
+        fleet: Only runs of this fleet, if given.
+
+    Raises:
+        UsageError: There is no such run.
     """
     found = [run for place in places if (run := _newest_of(place, fleet))]
     if not found:
@@ -129,16 +134,22 @@ def _newest_of(place: Path, fleet: str | None) -> RunInfo | None:
 
 
 def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
-    """Shows what is told of the fleet's run until somebody presses Ctrl-C; `once`: until something was told.
+    """Show the status of the fleet's run until Ctrl-C. Call it within `shared.app.signals.interruptible`.
 
-    Raises BrokerError where the broker cannot be reached at the beginning, and, with `once`, StateError where nothing is
-    heard. To be called within shared.app.command.interruptible.
+    Args:
+        settings: Broker, fleet and credentials.
+        once: Show one status and return.
+        as_json: Print JSON instead of text.
+
+    Raises:
+        BrokerError: The broker cannot be reached at the start.
+        StateError: With `once`: no status arrived.
     """
-    heard: SimpleQueue[LinkEvent] = SimpleQueue()
+    events: SimpleQueue[LinkEvent] = SimpleQueue()
     link = MqttLink(
         settings.broker,
         client_id=f"fedpatch.{settings.fleet}.watch.{secrets.token_hex(4)}",
-        events=heard.put,
+        events=events.put,
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
@@ -150,49 +161,51 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
     link.start()
     try:
         link.wait_connected(CONNECT_TIMEOUT_S)
-        onlooker = StatusFollower(settings.fleet, str(link.broker), time.monotonic())
+        follower = StatusFollower(settings.fleet, str(link.broker), time.monotonic())
         if once:
-            _show_once(heard, onlooker, JsonOutput() if as_json else WatchFrame())
+            _show_once(events, follower, JsonOutput() if as_json else FrameOutput())
         elif as_json:
-            _show(heard, onlooker, JsonOutput())
+            _show(events, follower, JsonOutput())
         else:
-            _show_to_people(heard, onlooker)
+            _show_text(events, follower)
     finally:
         link.stop(0.0)
 
 
-def _show_to_people(heard: SimpleQueue[LinkEvent], onlooker: StatusFollower) -> None:
+def _show_text(events: SimpleQueue[LinkEvent], follower: StatusFollower) -> None:
     view = make_view(sys.stdout)
     if not isinstance(view, LiveView):
-        _show(heard, onlooker, LineOutput())
+        _show(events, follower, LineOutput())
         return
     with view:
-        _show(heard, onlooker, LiveOutput(view))
+        _show(events, follower, LiveOutput(view))
 
 
-def _show(heard: SimpleQueue[LinkEvent], onlooker: StatusFollower, outlet: Outlet) -> None:
+def _show(events: SimpleQueue[LinkEvent], follower: StatusFollower, output: Output) -> None:
     while True:
-        _hear(heard, onlooker, outlet)
-        seen, document = onlooker.picture(time.monotonic()), onlooker.document()
-        if seen is not None and document is not None:
-            outlet.show(seen, document)
+        _take_event(events, follower, output)
+        message, document = follower.message(time.monotonic()), follower.document()
+        if message is not None and document is not None:
+            output.show(message, document)
 
 
-def _show_once(heard: SimpleQueue[LinkEvent], onlooker: StatusFollower, outlet: Outlet) -> None:
+def _show_once(events: SimpleQueue[LinkEvent], follower: StatusFollower, output: Output) -> None:
     give_up_at = time.monotonic() + PATIENCE_S
-    while (seen := onlooker.picture(time.monotonic())) is None:
-        if onlooker.alone or time.monotonic() > give_up_at:
-            raise StateError(onlooker.why_silent())
-        _hear(heard, onlooker, outlet, complain=False)
-    outlet.show(seen, onlooker.document() or {})
+    while (message := follower.message(time.monotonic())) is None:
+        if follower.alone or time.monotonic() > give_up_at:
+            raise StateError(follower.why_silent())
+        _take_event(events, follower, output, explain=False)
+    output.show(message, follower.document() or {})
 
 
-def _hear(heard: SimpleQueue[LinkEvent], onlooker: StatusFollower, outlet: Outlet, *, complain: bool = True) -> None:
+def _take_event(
+    events: SimpleQueue[LinkEvent], follower: StatusFollower, output: Output, *, explain: bool = True
+) -> None:
     try:
-        lines = onlooker.take(heard.get(timeout=_IDLE_S), time.monotonic())
+        lines = follower.take(events.get(timeout=_IDLE_S), time.monotonic())
     except Empty:
         lines = []
-    if complain:
-        lines += onlooker.tick(time.monotonic())
+    if explain:
+        lines += follower.tick(time.monotonic())
     for line in lines:
-        outlet.say(line)
+        output.say(line)

@@ -64,16 +64,16 @@ _FILES = {BROKER: "broker"}
 
 @dataclass(frozen=True)
 class Issued:
-    """What somebody was given: the entry in the record, the certificate and its key."""
+    """The result of issuing: the entry in the record, the certificate and its key."""
 
     entry: Entry
     pair: Pair
 
 
 class Authority:
-    """A CA whose directory this process alone may change, from `create` or `open` to `close`.
+    """A CA whose directory only this process may change, from `create` or `open` to `close`.
 
-    `now` is unix time throughout. UsageError for what cannot be issued, StateError for a directory that is damaged.
+    `now` is unix time in seconds. UsageError: a certificate cannot be issued. StateError: the directory is damaged.
     """
 
     def __init__(self, directory: Path, lock: FileLock, index: Index, issuer: Issuer) -> None:
@@ -84,9 +84,19 @@ class Authority:
 
     @classmethod
     def create(cls, directory: Path, fleet: str, *, now: float, days: int = CA_DAYS) -> Self:
-        """The CA of `fleet` in `directory`, which is made where absent; one that is there already is opened.
+        """Create the CA of a fleet, or open the existing one.
 
-        UsageError where it is that of another fleet.
+        Args:
+            directory: Directory of the CA.
+            fleet: Name of the fleet.
+            now: Unix time, in seconds.
+            days: Validity of the CA's own certificate.
+
+        Returns:
+            The CA, locked for this process.
+
+        Raises:
+            UsageError: The directory has the CA of another fleet.
         """
         _check_name("fleet", fleet)
         with refusals_of(directory):
@@ -111,8 +121,8 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path, *, now: float) -> Self:
-        """The CA that is in `directory`; UsageError where there is none."""
-        must_read(directory)  # where there is no CA, no lock is to be made
+        """Open the CA in `directory`; UsageError where there is none."""
+        must_read(directory)  # raises before a lock file is created
         lock = _locked(directory)
         try:
             return cls._opened(directory, lock, must_read(directory), now)
@@ -127,7 +137,7 @@ class Authority:
         return opened
 
     def close(self) -> None:
-        """Let others change it."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -138,25 +148,34 @@ class Authority:
 
     @property
     def fleet(self) -> str:
-        """The fleet it is for."""
+        """Name of the fleet."""
         return self.index.fleet
 
     @property
     def ends(self) -> int:
-        """When the CA itself expires."""
+        """When the certificate of the CA expires, in unix seconds."""
         return self._issuer.ends
 
     @property
     def certificate(self) -> bytes:
-        """The CA's certificate, as PEM."""
+        """The certificate of the CA, as PEM."""
         return self._issuer.pem()
 
     def issue(
         self, part: str, name: str, *, now: float, days: int = DAYS, names: Sequence[str] = (), key: bytes | None = None
     ) -> Issued:
-        """A new certificate, for `key` or a new one, on the disk when this returns; older ones stay as good as they were.
+        """Issue a certificate and write it to disk; older certificates stay valid.
 
-        `names` are what the broker's is for. A name belongs to one part: the broker knows its clients by it.
+        Args:
+            part: Kind of holder, e.g. DEVICE.
+            name: Name at the broker. A name belongs to one part only.
+            now: Unix time, in seconds.
+            days: Validity.
+            names: Host names and addresses, for the broker only.
+            key: Key as PEM; None: create one.
+
+        Returns:
+            The entry in the record, the certificate and its key.
         """
         if part != BROKER:
             _check_name(part, name)
@@ -177,7 +196,7 @@ class Authority:
         return Issued(entry, pair)
 
     def note_password(self, part: str, name: str) -> Entry:
-        """Takes note of a password that somebody was given; the password itself is not kept."""
+        """Record that a user has a password; the password is not stored."""
         _check_name(part, name)
         self._check_free(part, name)
         entry = Entry(serial=f"{self._new_serial():x}", part=part, name=name, kind=PASSWORD)
@@ -185,9 +204,20 @@ class Authority:
         return entry
 
     def revoke(self, part: str, name: str, *, now: float, reason: str = "", keep: str = "") -> tuple[Entry, ...]:
-        """Takes back all that `name` was given, but for the serial `keep`; returns what was good until now.
+        """Revoke the entries of a holder. A second call changes nothing.
 
-        UsageError for somebody who never got anything. Doing it twice changes nothing.
+        Args:
+            part: Kind of holder, e.g. DEVICE.
+            name: Name of the holder.
+            now: Unix time, in seconds.
+            reason: Kept in the record.
+            keep: Serial number of an entry that stays valid.
+
+        Returns:
+            The entries that were valid until now.
+
+        Raises:
+            UsageError: Nothing was ever issued to the holder.
         """
         found = self.index.of(part, name)
         if not found:
@@ -200,7 +230,7 @@ class Authority:
         return fresh
 
     def write_crl(self, now: float) -> Path:
-        """Makes the revocation list anew; brokers have to be told to read it again."""
+        """Write the revocation list; brokers must reload it."""
         self._note(replace(self.index, crl_number=self.index.crl_number + 1))
         revoked = [
             (int(one.serial, 16), one.revoked_at)
@@ -211,7 +241,7 @@ class Authority:
         return self.directory / CRL
 
     def renew(self, *, now: float, days: int = CA_DAYS) -> None:
-        """A new certificate for the CA's own key: what it has issued stays good, also to those who trust the old one."""
+        """Issue a new certificate for the CA's own key; issued certificates stay valid."""
         key = (self.directory / KEY).read_bytes()
         period = Period(int(now) - BACKDATED_S, int(now) + days * DAY_S)
         certificate = make_ca(self.fleet, key, self._new_serial(), period)
@@ -220,11 +250,11 @@ class Authority:
         self.write_crl(now)
 
     def place(self, part: str, name: str) -> Path:
-        """The directory of somebody's certificate."""
+        """Return the directory of a holder's certificate."""
         return self.directory / _FOLDERS[part] / name if part in _FOLDERS else self.directory / part
 
     def _finish(self, now: float) -> None:
-        """Does what a command that was killed had still to do: the list of what is revoked."""
+        """Complete the revocation list where a command was killed."""
         for one in (self.directory, self.directory / BROKER, self.directory / COORDINATOR):
             if one.is_dir():
                 remove_unfinished(one)
@@ -267,7 +297,7 @@ class Authority:
 
 
 def _begin(directory: Path, fleet: str, now: int, days: int) -> None:
-    """Key, then certificate; a key without one is of a command that was killed, and is used."""
+    """Write the key, then the certificate. A key without certificate is left from a killed command, and is used."""
     path = directory / KEY
     with refusals_of(directory):
         if not path.exists():

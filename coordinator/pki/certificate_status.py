@@ -1,4 +1,4 @@
-"""How everything stands that a CA has issued: for lists, and for `fedpatch doctor`."""
+"""The state of all that a CA has issued, for lists and for `fedpatch doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class IdentityRow:
-    """One holder: what is good of his, or was at last. `expires_at` is None for a password."""
+    """One holder with its valid, or last, certificate. `expires_at` is None for a password."""
 
     part: str
     name: str
@@ -34,7 +34,7 @@ class IdentityRow:
 
 
 def rows(index: Index, now: float, *parts: str) -> list[IdentityRow]:
-    """Every holder of these parts, or of all, by part and name."""
+    """Return all holders of these parts, sorted by part and name."""
     found = dict.fromkeys((one.part, one.name) for one in index.entries if not parts or one.part in parts)
     return [_row(index.of(*holder), now) for holder in sorted(found)]
 
@@ -57,7 +57,7 @@ def _row(entries: tuple[Entry, ...], now: float) -> IdentityRow:
 
 
 def check_authority(settings: RunSettings, checkup: Checkup) -> None:
-    """The check `identities`: the CA, its key, and what expires soon. Nothing is told where there is no CA."""
+    """Yield the check `identities`: the CA, its key, and certificates that expire soon; nothing where there is no CA."""
     directory = settings.ca_directory
     try:
         index = read_index(directory)

@@ -1,4 +1,4 @@
-"""Makes what a device is enrolled with, and takes it back: the CA, the password file and the bundle together."""
+"""Enrols and revokes: changes the CA, the password file and the bundle together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 
 @contextmanager
 def opened(directory: Path) -> Iterator[Authority]:
-    """The CA to be changed; what a command that was killed had still to do is done first."""
+    """Open the CA for a change; complete a change that was killed first."""
     with Authority.open(directory, now=time.time()) as authority:
         keep_passwords(directory, authority.index)
         yield authority
@@ -31,9 +31,22 @@ def opened(directory: Path) -> Iterator[Authority]:
 def enrol(
     authority: Authority, device: str, out: Path, *, broker: str, days: int, password: bool, renewal: bool
 ) -> Entry:
-    """Writes the bundle of a device to `out` (mode 0600); UsageError where it already has what it needs, or has nothing.
+    """Write the bundle of a device.
 
-    `renewal`: it has something that is good, which stays so; otherwise it must not have.
+    Args:
+        authority: The CA.
+        device: Device id.
+        out: File to write, mode 0600.
+        broker: URL of the broker.
+        days: Validity of a certificate.
+        password: Create a password instead of a certificate.
+        renewal: The device is enrolled already, and its present certificate stays valid.
+
+    Returns:
+        The entry in the record.
+
+    Raises:
+        UsageError: The device is enrolled already, or with `renewal` it is not.
     """
     current = authority.index.current(DEVICE, device)
     if renewal and current is None:
@@ -59,7 +72,18 @@ def enrol(
 
 
 def revoke(authority: Authority, part: str, name: str, *, reason: str, only_old: bool) -> tuple[Entry, ...]:
-    """Takes back all that somebody has or, with `only_old`, all but the newest; the broker's files are made anew."""
+    """Revoke the certificates and passwords of a holder and write the broker's files again.
+
+    Args:
+        authority: The CA.
+        part: Kind of holder, e.g. DEVICE.
+        name: Name of the holder.
+        reason: Kept in the record.
+        only_old: Keep the newest entry.
+
+    Returns:
+        The entries that were valid until now.
+    """
     current = authority.index.current(part, name)
     keep = current.serial if only_old and current is not None else ""
     taken = authority.revoke(part, name, now=time.time(), reason=reason, keep=keep)
@@ -68,7 +92,7 @@ def revoke(authority: Authority, part: str, name: str, *, reason: str, only_old:
 
 
 def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> Entry:
-    """A certificate and its key in one PEM file, for `fedpatch watch --cert-file`."""
+    """Write a certificate and its key to one PEM file, for `fedpatch watch --cert-file`."""
     check_out(out)
     issued = authority.issue(WATCHER, name, now=time.time(), days=days)
     with refusals_of(out):
@@ -77,14 +101,28 @@ def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> En
 
 
 def ensure_coordinator(authority: Authority, *, days: int, again: bool = False, new_key: bool = False) -> bool:
-    """The coordinator's own certificate, with the key it has, unless it is there and good; True where one was made."""
+    """Create the coordinator's certificate with its present key, unless a valid one exists; return whether it was created."""
     return _ensure(authority, COORDINATOR, "client", (), days=days, again=again, new_key=new_key)
 
 
 def ensure_broker(
     authority: Authority, names: tuple[str, ...], *, days: int, again: bool = False, new_key: bool = False
 ) -> bool:
-    """The broker's certificate for these names, likewise; UsageError where there is one for others, unless `again`."""
+    """Create the broker's certificate unless a valid one exists.
+
+    Args:
+        authority: The CA.
+        names: Host names and addresses of the broker.
+        days: Validity.
+        again: Create it even if a valid one exists.
+        new_key: Create a new key, too.
+
+    Returns:
+        Whether a certificate was created.
+
+    Raises:
+        UsageError: The present certificate is for other names, and `again` is false.
+    """
     known = server_names(authority)
     if known and not again and check_server_names(names) != check_server_names(known):
         remedy = f"fedpatch ca broker {' '.join(f'--broker-name {one}' for one in names)} makes one that is"
@@ -93,7 +131,7 @@ def ensure_broker(
 
 
 def give_coordinator_password(authority: Authority) -> Path:
-    """User name and password of the coordinator, as an environment file for systemd or a shell; returns where."""
+    """Write user name and password of the coordinator as an environment file; return its path."""
     _entry, words = _give_password(authority, COORDINATOR, COORDINATOR)
     path = authority.place(COORDINATOR, COORDINATOR) / "password.env"
     with refusals_of(path):
@@ -103,7 +141,7 @@ def give_coordinator_password(authority: Authority) -> Path:
 
 
 def server_names(authority: Authority) -> list[str]:
-    """What the broker's present certificate is for; empty without one."""
+    """Return the names in the broker's present certificate; empty without one."""
     try:
         return names_of((authority.place(BROKER, "broker") / "broker.crt").read_bytes())
     except (OSError, ValueError):
@@ -111,7 +149,7 @@ def server_names(authority: Authority) -> list[str]:
 
 
 def check_out(out: Path) -> None:
-    """UsageError where a secret cannot be put at `out`, before one is made."""
+    """Raise UsageError where a secret cannot be written to `out`."""
     if out.exists():
         raise UsageError(f"{out} exists already; name another file with --out, or delete it")
     if not out.absolute().parent.is_dir() or not os.access(out.absolute().parent, os.W_OK):
@@ -121,7 +159,7 @@ def check_out(out: Path) -> None:
 def _ensure(
     authority: Authority, part: str, stem: str, names: tuple[str, ...], *, days: int, again: bool, new_key: bool
 ) -> bool:
-    """Of those of whom there is one, who are called as their part is."""
+    """Create the broker's or coordinator's certificate unless a valid one exists."""
     place = authority.place(part, part)
     certificate, key = place / f"{stem}.crt", place / f"{stem}.key"
     if not again and _fit(certificate, key):

@@ -1,9 +1,7 @@
-"""The record of a CA: what was issued to whom, and what of it was revoked. A text, and what is read from it.
+"""The record of a CA: issued certificates and passwords, and which of them are revoked.
 
-A certificate is in the record before it exists, and a revocation before the list that brokers read: whatever moment a
-command is killed in, no serial number is given twice and no revocation is lost.
-
-The record of a CA as a file: read, written durably, and looked at again by a coordinator at work.
+A certificate is recorded before it is created, and a revocation before the list that brokers read. A command may be killed at
+any moment: no serial number is used twice and no revocation is lost.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ _Seconds = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A certificate, or a password, that was issued. Times are unix seconds; `revoked_at` 0: it was not.
+    """An issued certificate or password. Times are unix seconds; `revoked_at` is 0 unless it was revoked.
 
-    `serial` is in hexadecimal, and of a password a number that only this record knows. A password has no end (0).
+    `serial` is hexadecimal; that of a password is known to this record only. A password does not expire (0).
     """
 
     serial: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,40}$")]
@@ -46,13 +44,13 @@ class Entry:
     reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
     def good(self, now: float) -> bool:
-        """Whether it lets its holder in: not revoked, not expired."""
+        """Whether it is neither revoked nor expired."""
         return not self.revoked_at and (not self.not_after or now < self.not_after)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """All that a CA has issued for its fleet, the oldest first. `crl_number` counts the revocation lists."""
+    """All entries of a fleet, the oldest first. `crl_number` counts revocation lists."""
 
     fleet: _Name
     version: int = _VERSION
@@ -60,28 +58,28 @@ class Index:
     entries: tuple[Entry, ...] = ()
 
     def of(self, part: str, name: str) -> tuple[Entry, ...]:
-        """All that one holder ever got, the oldest first."""
+        """All entries of a holder, the oldest first."""
         return tuple(one for one in self.entries if (one.part, one.name) == (part, name))
 
     def current(self, part: str, name: str) -> Entry | None:
-        """The newest that is not revoked."""
+        """The newest entry that is not revoked."""
         return next((one for one in reversed(self.of(part, name)) if not one.revoked_at), None)
 
     def names(self, part: str) -> list[str]:
-        """Everybody who ever got something, sorted."""
+        """All holders of a part, sorted."""
         return sorted({one.name for one in self.entries if one.part == part})
 
     def serials(self) -> frozenset[str]:
-        """Those that are taken."""
+        """All serial numbers in use."""
         return frozenset(one.serial for one in self.entries)
 
     def revoked_devices(self) -> frozenset[str]:
-        """Devices of which all that they ever got was revoked: not one that was rotated, or enrolled again since."""
+        """Devices whose entries are all revoked; a device that was rotated or enrolled again is not among them."""
         known = {one.name for one in self.entries if one.part == DEVICE}
         return frozenset(known - {one.name for one in self.entries if one.part == DEVICE and not one.revoked_at})
 
     def first_expiry(self, part: str) -> int | None:
-        """When the first holder's newest certificate ends that is not revoked; None where nobody has any."""
+        """The earliest expiry of a holder's newest valid certificate; None where there is none."""
         ends: dict[str, int] = {}
         for one in self.entries:
             if one.part == part and not one.revoked_at and one.not_after:
@@ -89,11 +87,11 @@ class Index:
         return min(ends.values(), default=None)
 
     def with_entry(self, entry: Entry) -> Index:
-        """As it is once this was issued."""
+        """Return the record with a new entry."""
         return replace(self, entries=(*self.entries, entry))
 
     def revoked(self, serials: Iterable[str], now: int, reason: str) -> Index:
-        """As it is once these are revoked; those that were before stay as they were."""
+        """Return the record with these serial numbers revoked; earlier revocations keep their time and reason."""
         taken = frozenset(serials)
         entries = tuple(
             replace(one, revoked_at=max(now, 1), reason=reason) if one.serial in taken and not one.revoked_at else one
@@ -103,12 +101,12 @@ class Index:
 
 
 def encode_index(index: Index) -> bytes:
-    """As the file holds it: JSON that people can read."""
+    """Encode the record as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
 
 
 def decode_index(data: bytes, place: object) -> Index:
-    """Reads it back; StateError, naming `place`, where it is damaged or of another version."""
+    """Decode a record; StateError, naming `place`, where it is damaged or of another version."""
     remedy = "put it back from a backup: without it nobody knows what was revoked"
     try:
         found = msgspec.json.decode(data, type=Index)
@@ -126,7 +124,7 @@ MAX_INDEX_BYTES = 256 * 2**20
 
 
 def read_index(directory: Path) -> Index | None:
-    """The record in the CA directory, None where there is no CA; StateError where it is damaged or cannot be read."""
+    """Read the record of a CA directory; None where there is no CA, StateError where it is damaged or unreadable."""
     path = directory / INDEX_NAME
     try:
         with path.open("rb") as file:
@@ -143,7 +141,7 @@ def read_index(directory: Path) -> Index | None:
 
 
 def must_read(directory: Path) -> Index:
-    """The same; UsageError where there is no CA."""
+    """Read the record; UsageError where there is no CA."""
     index = read_index(directory)
     if index is None:
         raise UsageError(f"{directory}: no CA there; make one with `fedpatch ca init`, or name it with --ca-dir")
@@ -151,6 +149,6 @@ def must_read(directory: Path) -> Index:
 
 
 def write_index(directory: Path, index: Index) -> None:
-    """Puts it there; it outlasts a power cut once this returns."""
+    """Write the record durably."""
     with refusals_of(directory):
         write_atomic(directory / INDEX_NAME, encode_index(index))

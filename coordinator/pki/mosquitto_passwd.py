@@ -1,8 +1,8 @@
-"""Passwords for brokers that take no client certificates: mosquitto's password file, of which only hashes are kept.
+"""The password file of mosquitto, for brokers without client certificates. It holds hashes only.
 
 A line is `user:$7$ITERATIONS$SALT$HASH`: PBKDF2 (RFC 8018) with HMAC-SHA-512, salt and hash in base64, as mosquitto_passwd
-writes it. The passwords are 256 random bits, so that guessing is hopeless and stretching them gains nothing: what
-mosquitto does itself, 101 iterations, keeps a small broker awake when a fleet comes back at once.
+writes it. Passwords have 256 random bits and cannot be guessed, so more iterations would gain nothing. The 101 iterations of
+mosquitto keep a small broker responsive when a whole fleet reconnects.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SALT_BYTES = 12
 
 
 def new_password() -> str:
-    """256 random bits, as letters, digits, - and _."""
+    """Return 256 random bits as letters, digits, - and _."""
     return secrets.token_urlsafe(32)
 
 
 def password_line(user: str, password: str, salt: bytes | None = None) -> str:
-    """The line for a user, without its end."""
+    """Return the line of a user, without line end."""
     salt = salt or secrets.token_bytes(SALT_BYTES)
     derived = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS)
     parts = (str(ITERATIONS), *(base64.b64encode(one).decode() for one in (salt, derived)))
@@ -35,14 +35,15 @@ def password_line(user: str, password: str, salt: bytes | None = None) -> str:
 
 
 def password_file(ca_directory: Path) -> Path:
-    """Where mosquitto's password file of a fleet is made."""
+    """Path of the fleet's password file."""
     return ca_directory / "broker" / PASSWORDS_NAME
 
 
 def keep_passwords(ca_directory: Path, index: Index, *new_lines: str) -> Path | None:
-    """The password file with `new_lines` in the place of their users' old ones, without those who were revoked.
+    """Write the password file: `new_lines` replace old lines of their users, lines of revoked users go.
 
-    Returns where it is, None where the fleet has no passwords.
+    Returns:
+        Its path; None where the fleet has no passwords.
     """
     path = password_file(ca_directory)
     allowed = {one.name for one in index.entries if one.kind == PASSWORD and not one.revoked_at}

@@ -1,7 +1,7 @@
-"""Makes certificates and revocation lists (RFC 5280) with ECDSA over P-256; the one file that uses `cryptography`.
+"""Creates certificates and revocation lists (RFC 5280) with ECDSA over P-256. No other module imports `cryptography`.
 
-Subject: CN is the name at the broker, O the fleet, OU the part. A certificate begins an hour before it was made, so that a
-clock which is a little behind takes it, and none outlives its CA.
+The subject has the name at the broker (CN), the fleet (O) and the part (OU). A certificate starts an hour in the past, for
+clocks that are slow, and ends no later than its CA.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHA256 = hashes.SHA256()
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a certificate is for: the fleet (O), the part (OU) and the name at the broker (CN)."""
+    """The holder of a certificate: fleet (O), part (OU) and name at the broker (CN)."""
 
     fleet: str
     part: str
@@ -40,7 +40,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Period:
-    """From when until when a certificate is good, in unix seconds."""
+    """Validity of a certificate, in unix seconds."""
 
     not_before: int
     not_after: int
@@ -48,7 +48,7 @@ class Period:
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, both as PEM; the key is PKCS#8 without a password."""
+    """A certificate and its key as PEM; the key is PKCS#8 without password."""
 
     certificate: bytes
     key: bytes
@@ -67,12 +67,12 @@ class Issuer:
         return int(self.certificate.not_valid_after_utc.timestamp())
 
     def pem(self) -> bytes:
-        """The certificate, as everybody gets it."""
+        """The certificate as PEM."""
         return _pem(self.certificate)
 
 
 def new_key() -> bytes:
-    """A key over P-256, as PEM."""
+    """Create a key over P-256, as PEM."""
     key = generate_private_key(SECP256R1())
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -80,12 +80,12 @@ def new_key() -> bytes:
 
 
 def new_serial() -> int:
-    """A serial number of 159 random bits, which nobody can foresee and none has had before (RFC 5280, 4.1.2.2)."""
+    """Return a serial number of 159 random bits (RFC 5280, 4.1.2.2)."""
     return x509.random_serial_number()
 
 
 def make_ca(fleet: str, key: bytes, serial: int, period: Period) -> bytes:
-    """The self-signed certificate of a fleet's CA, as PEM; it signs certificates and lists, and no further CA."""
+    """Create the self-signed certificate of a CA as PEM. It may sign certificates and lists, and no further CA."""
     private = _key(key)
     name = _name(Subject(fleet, "ca", f"fedpatch CA of {fleet}"))
     builder = _builder(name, name, private, serial, period)
@@ -97,9 +97,19 @@ def make_ca(fleet: str, key: bytes, serial: int, period: Period) -> bytes:
 def make_leaf(
     issuer: Issuer, subject: Subject, key: bytes, serial: int, period: Period, names: Sequence[str] = ()
 ) -> bytes:
-    """A certificate for `key`, as PEM: a server's of these `names` (hosts, addresses), or without names a client's.
+    """Create a certificate.
 
-    A client's own name is a URI, fedpatch://FLEET/PART/NAME: device ids need not be host names.
+    Args:
+        issuer: The CA.
+        subject: The holder.
+        key: Its key, as PEM.
+        serial: A serial number that the CA has not used.
+        period: Validity; it is cut at the end of the CA's.
+        names: Host names and addresses of a server. Empty for a client, whose name is the URI fedpatch://FLEET/PART/NAME:
+            a device id need not be a host name.
+
+    Returns:
+        The certificate, as PEM.
     """
     private = _key(key)
     ends = min(period.not_after, issuer.ends)
@@ -117,9 +127,15 @@ def make_leaf(
 
 
 def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int, int]]) -> bytes:
-    """The revocation list as PEM; `revoked` holds (serial, when).
+    """Create the revocation list as PEM.
 
-    It is good for as long as the CA: a broker takes no client at all once its list is out of date.
+    It is valid as long as the CA: with an expired list a broker accepts no client.
+
+    Args:
+        issuer: The CA.
+        number: Number of the list; each list has a higher one.
+        now: Unix time, in seconds.
+        revoked: Pairs of serial number and time of revocation.
     """
     builder = (
         x509.CertificateRevocationListBuilder()
@@ -136,7 +152,7 @@ def make_crl(issuer: Issuer, number: int, now: int, revoked: Iterable[tuple[int,
 
 
 def read_crl(pem: bytes) -> tuple[int, int]:
-    """Number of a revocation list, and until when it is good, in unix seconds; ValueError where it is none of ours."""
+    """Return the number of a revocation list and its expiry in unix seconds; ValueError where it is not one of this CA."""
     found = x509.load_pem_x509_crl(pem)
     try:
         number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
@@ -148,7 +164,7 @@ def read_crl(pem: bytes) -> tuple[int, int]:
 
 
 def read_issuer(certificate: bytes, key: bytes) -> Issuer:
-    """A CA from PEM; ValueError where it is damaged, or the key is not that of the certificate."""
+    """Read a CA from PEM; ValueError where it is damaged or the key does not match."""
     issuer = Issuer(x509.load_pem_x509_certificate(certificate), _key(key))
     if issuer.certificate.public_key() != issuer.key.public_key():
         raise ValueError("the key is not that of the certificate")
@@ -156,7 +172,7 @@ def read_issuer(certificate: bytes, key: bytes) -> Issuer:
 
 
 def names_of(certificate: bytes) -> list[str]:
-    """Hosts and addresses that a server's certificate is for; ValueError where it is damaged."""
+    """Host names and addresses in a server certificate; ValueError where it is damaged."""
     try:
         found = x509.load_pem_x509_certificate(certificate).extensions
         names = found.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -166,7 +182,7 @@ def names_of(certificate: bytes) -> list[str]:
 
 
 def check_server_names(names: Iterable[str]) -> frozenset[str]:
-    """These names as `names_of` gives them; UsageError for one that no certificate can hold."""
+    """Return the names in the form of `names_of`; UsageError for a name that no certificate can hold."""
     return frozenset(str(_server_name(name).value) for name in names)
 
 

@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.update_validation import decode_and_valida
 from fedpatch.coordinator.cohort.offences import is_offence
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.observability.observer import NullObserver, Observer
-from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.effects import (
     AggregateUpdates,
     CountEvent,

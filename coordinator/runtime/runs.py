@@ -15,7 +15,7 @@ from typing import Any
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
-from fedpatch.coordinator.observability.snapshot import View
+from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.participant_states import RoundStart
 from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_engine import Engine

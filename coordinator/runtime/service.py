@@ -10,11 +10,10 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from queue import Empty
 
 from fedpatch.coordinator.guard.revocations import Revocations
-from fedpatch.coordinator.observability.snapshot import View, take_snapshot
+from fedpatch.coordinator.observability.status_message import View, status_message
 from fedpatch.coordinator.observability.status_publisher import StatusPublisher
 from fedpatch.coordinator.rounds.effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED
@@ -70,7 +69,7 @@ class Service:
         """Returns when the engine has stopped; its `stopped` says why."""
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
-            self._view.show(replace(take_snapshot(self._engine, time.monotonic()), phase="starting"))
+            self._view.show(status_message(self._engine, time.monotonic(), phase="starting"))
         with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(UpdateWritten())):
             self._performer.perform(self._engine.start(self._inbox.now_is_present()))
             while not self._engine.stopped:
@@ -99,11 +98,11 @@ class Service:
         self._performer.perform(self._engine.tick(self._inbox.now))
 
     def _show(self, now: float) -> None:
-        """A snapshot costs as much as the round has devices: not one for each event, and of large rounds fewer."""
+        """Show the status, seldom in large rounds: building it takes time in proportion to the cohort."""
         if now >= self._show_at or self._engine.stopped:
-            snapshot = take_snapshot(self._engine, now)
-            self._view.show(snapshot)
-            self._watchers.tell(snapshot, self._engine.stopped or "", now)
+            message = status_message(self._engine, now)
+            self._view.show(message)
+            self._watchers.publish(message, now)
             pause_s = max(_SHOW_EVERY_S, (time.monotonic() - now) / _SHOW_SHARE)
             self._show_at = now + min(pause_s, _SHOW_AT_LEAST_EVERY_S)
 

@@ -1,6 +1,6 @@
-"""What a coordinator tells whoever watches its run: one message that says how everything stands, of bounded size.
+"""The status of a run, which a coordinator publishes for people: one message of bounded size.
 
-It is told for people to look at. Nothing depends on it: it may be lost, and each one holds all that the one before did.
+Nothing depends on it. A lost message does no harm, for each holds the whole status.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_EARLIER = 52
 
 @dataclass(frozen=True)
 class ReasonCount:
-    """How many devices gave a reason."""
+    """The number of devices that gave a reason."""
 
     reason: Word
     count: Count
@@ -32,7 +32,7 @@ Reasons = Annotated[tuple[ReasonCount, ...], Meta(max_length=MAX_REASONS)]
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """A device of the open round; `progress` is the fraction of its training that is done."""
+    """A participant of the open round; `progress` is the completed fraction of its training."""
 
     device: Word
     state: Word
@@ -42,7 +42,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class StateCount:
-    """How many devices of the open round are in a state for a reason."""
+    """The number of participants of the open round that are in a state for a reason."""
 
     state: Word
     reason: Word
@@ -51,7 +51,7 @@ class StateCount:
 
 @dataclass(frozen=True)
 class RoundStatus:
-    """A round that is over. User accuracies are values of the task's metric, bytes as they travelled."""
+    """A completed round. User accuracies are values of the task's metric; bytes are those on the wire."""
 
     round: Count
     outcome: Word
@@ -72,14 +72,34 @@ class RoundStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The run of the envelope now. `phase` is that of its round, or "waiting"; of a run that is over `stopped` says why.
+    """The present status of the run that the envelope names.
 
-    `devices` are those of the open round, of many only the slowest; `others` counts the rest. While waiting, `present` of
-    `wanted` devices are there and willing, `starting` have not loaded their task, `unwilling` says why others are not, and
-    `missing` names some of those that count and cannot be asked. `reported` of `needed` updates make the
-    quorum. `rounds` are the last ones, `earlier` the user accuracies of those before them; bytes are those of all rounds
-    that are over, and of the open one so far (0 from a coordinator that does not tell them). `metric` is what user
-    accuracies are of, and `lower_is_better` says so of an error.
+    Attributes:
+        phase: Phase of the open round, or "waiting" between rounds.
+        stopped: Why the run is over; "" while it goes on.
+        rounds_in_all: Largest number of rounds of the run.
+        target_ua: User accuracy at which the run ends earlier.
+        metric: Name of the metric that all user accuracies are values of.
+        lower_is_better: True where the metric is an error.
+        devices: Participants of the open round; of a large cohort the slowest.
+        others: Counts of the participants that are not among `devices`.
+        present: Devices that could be invited now.
+        wanted: Devices that the next round needs.
+        unwilling: While waiting: reasons of devices that cannot be invited.
+        reported: Committed updates of the open round.
+        needed: Updates that make the quorum.
+        user_accuracy: Mean of the open round so far.
+        eta_s: Expected time to the quorum.
+        elapsed_s: Age of the open round.
+        pause_s: Least time to the next round.
+        rounds: The last completed rounds.
+        earlier: User accuracies of the rounds before `rounds`.
+        bytes_down: Bytes to devices, in all completed rounds.
+        bytes_up: Bytes from devices, in all completed rounds.
+        round_bytes_down: Bytes to devices in the open round; 0 from an older coordinator.
+        round_bytes_up: Bytes from devices in the open round; 0 from an older coordinator.
+        starting: Devices that have not loaded their task yet.
+        missing: While waiting: some devices that count and cannot be invited, with reasons.
     """
 
     phase: Word
@@ -107,3 +127,8 @@ class RunStatus:
     round_bytes_up: Count = 0
     starting: Count = 0
     missing: Text = ""
+
+    @property
+    def cohort(self) -> int:
+        """Number of devices that were invited to the open round."""
+        return len(self.devices) + sum(count.count for count in self.others)

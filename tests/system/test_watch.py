@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.observability.snapshot import status_of
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import CoordinatorState, Envelope
 from fedpatch.shared.wire.topics import mosquitto_acl
-from tests.coordinator.observability.test_live_view import collecting, fleet
+from tests.coordinator.observability.statuses import collecting, fleet
 from tests.support.brokers import Mosquitto, client
 from tests.support.paths import ROOT
 from tests.system.commands import PATIENCE_S, Command, run
@@ -191,7 +190,7 @@ def test_a_watcher_needs_no_right_but_to_read_that():
             environment={"FEDPATCH_PASSWORD": "a"},
         ) as watching,
     ):
-        status = encode(Envelope(status_of(collecting(*fleet(9))), run="run-1", round=3))
+        status = encode(Envelope(collecting(*fleet(9)).status, run="run-1", round=3))
 
         def told() -> bool:
             works.link.publish(topics.run_status("home"), status, qos=0)

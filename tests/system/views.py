@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedpatch.coordinator.observability.snapshot import Snapshot
+from fedpatch.coordinator.observability.status_message import StatusMessage
 
 
 class Silent:
     """Shows nothing, says nothing."""
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, message: StatusMessage) -> None:
         """Not this one."""
 
     def say(self, line: str) -> None:

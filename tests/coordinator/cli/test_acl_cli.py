@@ -1,4 +1,4 @@
-"""`fedpatch broker acl`: its rules are the table's, its members the CA's, and it warns of rules that hold for everybody."""
+"""`fedpatch broker acl`: rules from the topic table, members from the CA, a warning about rules for every user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True).filter(lambda
 
 
 def read_rules(text: str) -> set[tuple[str, str, str]]:
-    """Every (user, access, filter) of an acl_file, where `readwrite` is two."""
+    """All (user, access, filter) of an acl_file; `readwrite` counts as two."""
     found, user = set(), ""
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
@@ -27,7 +27,7 @@ def read_rules(text: str) -> set[tuple[str, str, str]]:
 
 
 def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
-    """The same by the table: a device's own name stands where a topic has one, for others it is `+`."""
+    """The same by the topic table: a device has its own name in topics, other users have `+`."""
     found = set()
     for row in TOPICS:
         for user, party in members.items():
@@ -39,8 +39,8 @@ def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
 
 
 @given(fleet=NAMES, devices=st.sets(NAMES, max_size=5), watchers=st.sets(NAMES, max_size=3))
-def test_the_file_says_what_the_table_says(fleet, devices, watchers):
-    """For whatever members: no line more, no line less, and none without a user before it."""
+def test_acl_file_has_exactly_the_rules_of_the_topic_table(fleet, devices, watchers):
+    """For any members."""
     watchers -= devices
     members = {"coordinator": "coordinator"} | dict.fromkeys(devices, "device") | dict.fromkeys(watchers, "watcher")
     text = mosquitto_acl(fleet, devices=sorted(devices), watchers=sorted(watchers))
@@ -48,8 +48,8 @@ def test_the_file_says_what_the_table_says(fleet, devices, watchers):
     assert "pattern" not in text and not any(user == "" for user, _, _ in read_rules(text))
 
 
-def test_the_members_are_those_that_the_ca_knows_and_has_not_revoked(fedpatch, tmp_path):
-    """With certificate or password; more may be named beside them."""
+def test_acl_has_the_members_of_the_ca_without_the_revoked_ones(fedpatch, tmp_path):
+    """With certificate or password; `--device` adds more."""
     with Authority.create(tmp_path, "kitchen", now=time.time()) as authority:
         for device in ("pi-1", "pi-2", "gone"):
             authority.issue(DEVICE, device, now=time.time())
@@ -65,30 +65,30 @@ def test_the_members_are_those_that_the_ca_knows_and_has_not_revoked(fedpatch, t
     assert read_rules(ended.out) == expected("kitchen", members)
 
 
-def test_a_ca_without_devices_lets_nobody_in(fedpatch, tmp_path):
-    """There is nobody yet; that is not the same as not to know."""
+def test_acl_of_a_ca_without_devices_has_no_device_rules(fedpatch, tmp_path):
+    """An empty list is not an unknown one."""
     Authority.create(tmp_path, "kitchen", now=time.time()).close()
     ended = fedpatch("broker", "acl", "--ca-dir", tmp_path)
     assert ended.err == "" and read_rules(ended.out) == expected("kitchen", {"coordinator": "coordinator"})
 
 
-def test_rules_for_nobody_in_particular_are_warned_of(fedpatch):
-    """They are patterns, which hold for every user; the file itself stays clean of the warning."""
+def test_acl_without_members_has_patterns_and_a_warning_on_stderr(fedpatch):
+    """Patterns hold for every user."""
     ended = fedpatch("broker", "acl", "--fleet", "kitchen")
     assert ended.code == 0 and "pattern read" in ended.out and "warning" not in ended.out
     assert "hold" not in ended.out and "--ca-dir or --device" in ended.err and len(ended.err.splitlines()) == 1
 
 
-def test_the_same_members_have_rules_for_ejabberd(fedpatch):
-    """Where nobody is named there are none: it knows no users by pattern alone."""
+def test_ejabberd_rules_need_named_devices(fedpatch):
+    """Ejabberd has no patterns of users."""
     ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--device", "pi-1", "--ejabberd", "broker.lan")
     assert ended.code == 0 and 'user: ["pi-1@broker.lan"]' in ended.out and "access_publish" in ended.out
     ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--ejabberd", "broker.lan")
     assert (ended.code, ended.out) == (2, "")
 
 
-def test_it_must_be_clear_whose_rules_they_are(fedpatch, tmp_path):
-    """No fleet, no CA, or the CA of another fleet: exit code 2, and nothing that could be taken for rules."""
+def test_acl_without_fleet_or_ca_or_of_another_fleet_is_a_usage_error(fedpatch, tmp_path):
+    """Exit code 2, and nothing on stdout."""
     Authority.create(tmp_path / "ca", "kitchen", now=time.time()).close()
     for words, remedy in (
         ((), "--fleet"),

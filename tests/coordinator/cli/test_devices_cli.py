@@ -1,4 +1,4 @@
-"""`fedpatch devices quarantine`, `release`, `drain` and `resume`: what an operator decides, and what is said of it."""
+"""`fedpatch devices quarantine`, `release`, `drain` and `resume`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def devices(fedpatch: Program, tmp_path: Path) -> Callable[..., Ended]:
 @pytest.mark.parametrize(
     ("hold", "lift", "field"), [("quarantine", "release", "quarantined"), ("drain", "resume", "drained")]
 )
-def test_what_is_decided_again_changes_nothing_and_says_so(devices, hold, lift, field):
-    """The first reason and its time stay; what is not there cannot be lifted."""
+def test_repeated_hold_or_lift_changes_nothing_and_prints_a_note(devices, hold, lift, field):
+    """The first reason and its time stay."""
     first = devices(hold, "pi-2", "--reason", "hums", "--json")
     again = devices(hold, "pi-2", "--reason", "smells", "--json")
     assert (first.err, again.err) == ("", f"pi-2 is {field} already; reason and time stay as they were\n")
@@ -48,16 +48,16 @@ def test_what_is_decided_again_changes_nothing_and_says_so(devices, hold, lift, 
         (("pi-2", "--reason", "x" * 501), "--reason must have 1 to 500 printable characters"),
     ],
 )
-def test_a_device_that_is_not_meant_beyond_doubt_is_not_touched(devices, argv, words):
-    """Nor is a reason taken that no table could show."""
+def test_ambiguous_device_or_bad_reason_is_a_usage_error(devices, argv, words):
+    """No device is held."""
     reason = () if "--reason" in argv else ("--reason", "hums")
     ended = devices("quarantine", *argv, *reason)
     assert (ended.code, ended.out) == (2, "") and words in ended.err
     assert all(one["quarantined"] is None for one in json.loads(devices("--json").out))
 
 
-def test_a_fleet_tells_devices_of_one_name_apart(devices):
-    """Only the one that is meant is held back."""
+def test_fleet_selects_one_of_two_devices_with_the_same_id(devices):
+    """Only that device is held."""
     assert devices("drain", "pi-1", "--fleet", "garden").code == 0
     held = [(one["fleet"], one["id"]) for one in json.loads(devices("--json").out) if one["drained"]]
     assert held == [("garden", "pi-1")]
@@ -72,8 +72,10 @@ def test_a_fleet_tells_devices_of_one_name_apart(devices):
         (None, None, "c", "c"),
     ],
 )
-def test_what_is_typed_counts_more_than_the_variable(fedpatch, tmp_path, monkeypatch, before, after, variable, looked):
-    """On whichever side of the command's name it stands; the last word counts."""
+def test_option_on_either_side_of_the_command_overrides_the_variable(
+    fedpatch, tmp_path, monkeypatch, before, after, variable, looked
+):
+    """The last option counts."""
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         with Registry(tmp_path / name / REGISTRY_FILE) as registry:

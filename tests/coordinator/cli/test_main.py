@@ -81,23 +81,23 @@ def _first_run(state_dir: Path) -> str:
         return registry.runs()[-1].id
 
 
-def test_show_prints_the_object_that_the_run_printed(fedpatch, state_dir):
-    """The JSON contract of a run holds for `show --json`, byte for byte."""
+def test_show_json_prints_the_object_of_the_run(fedpatch, state_dir):
+    """Byte for byte."""
     run = _first_run(state_dir)
     ended = fedpatch("show", run, "--state-dir", state_dir, "--json")
     assert ended == Ended(0, RunSummary(run, "target_ua", 0.9125, "/models/a.npz", ROUNDS).to_json() + "\n", "")
 
 
-def test_show_takes_no_user_accuracy_from_a_round_that_failed(fedpatch, state_dir):
-    """It was measured on a part of its devices, so the run did not print it either."""
+def test_show_json_takes_user_accuracy_from_the_last_aggregated_round(fedpatch, state_dir):
+    """A failed round measured a part of its devices."""
     run = _first_run(state_dir)
     with Registry(state_dir / REGISTRY_FILE) as registry:
         registry.rounds.finish(run, replace(ROUNDS[1], round=3, outcome="failed", user_accuracy=0.1, failure="x"))
     assert json.loads(fedpatch("show", run, "--state-dir", state_dir, "--json").out)["user_accuracy"] == 0.9125
 
 
-def test_show_tells_a_person_each_round_and_the_end(fedpatch, state_dir):
-    """A row per round, why devices were missing, how the run ended and where the model is."""
+def test_show_prints_each_round_and_the_end(fedpatch, state_dir):
+    """With reasons of missing devices and the path of the model."""
     out = fedpatch("show", _first_run(state_dir)[:10], "--state-dir", state_dir).out
     assert re.search(r"^ +1  failed \(x\) +0/3 +- +- +- +0.0 s +0 B +0 B$", out, re.MULTILINE)
     assert re.search(r"^ +2  aggregated +3/3  0\.912 +0\.500 +0\.950  2\.0 s  54 kB  51 kB$", out, re.MULTILINE)
@@ -106,14 +106,14 @@ def test_show_tells_a_person_each_round_and_the_end(fedpatch, state_dir):
     assert "model: /models/a.npz" in out
 
 
-def test_show_last_is_the_newest_run(fedpatch, state_dir):
-    """One that has not ended says that it is running."""
+def test_show_last_shows_the_newest_run(fedpatch, state_dir):
+    """Its status is "running"."""
     shown = json.loads(fedpatch("show", "last", "--state-dir", state_dir, "--json").out)
     assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
 
 
-def test_runs_lists_the_newest_first(fedpatch, state_dir):
-    """As rows for people and as an array for programs."""
+def test_runs_lists_the_newest_run_first(fedpatch, state_dir):
+    """As a table and as JSON."""
     listed = json.loads(fedpatch("runs", "--state-dir", state_dir, "--json").out)
     assert [one["status"] for one in listed] == ["running", "finished"]
     rows = fedpatch("runs", "--state-dir", state_dir).out.splitlines()[1:]
@@ -121,8 +121,8 @@ def test_runs_lists_the_newest_first(fedpatch, state_dir):
     assert "finished (target reached)" in rows[1]
 
 
-def test_devices_tells_what_came_of_asking_them(fedpatch, state_dir):
-    """State, tasks, counters and the last reason; `--fleet` leaves out the others."""
+def test_devices_lists_state_tasks_counters_and_last_reason(fedpatch, state_dir):
+    """`--fleet` selects."""
     listed = json.loads(fedpatch("devices", "--state-dir", state_dir, "--json").out)
     assert [(one["id"], one["online"], one["declined"]) for one in listed] == [("pi-1", True, 1), ("pi-2", False, 0)]
     rows = fedpatch("devices", "--state-dir", state_dir, "--fleet", "kitchen").out.splitlines()
@@ -131,8 +131,8 @@ def test_devices_tells_what_came_of_asking_them(fedpatch, state_dir):
     assert rows[1].endswith("unwilling")
 
 
-def test_options_of_devices_hold_for_its_commands(fedpatch, state_dir):
-    """`--json` and `--state-dir` mean the same before a command's name and after it."""
+def test_options_of_devices_hold_before_and_after_a_subcommand(fedpatch, state_dir):
+    """`--json` and `--state-dir`."""
     reason = ("--reason", "battery")
     before = fedpatch("devices", "--state-dir", state_dir, "--json", "drain", "pi-1", *reason)
     assert json.loads(before.out)["drained"]["reason"] == "battery"
@@ -140,23 +140,23 @@ def test_options_of_devices_hold_for_its_commands(fedpatch, state_dir):
     assert json.loads(after.out)["drained"] is None
 
 
-def test_the_state_directory_may_come_from_the_environment(fedpatch, state_dir, monkeypatch):
-    """FEDPATCH_STATE_DIR serves as --state-dir does."""
+def test_state_directory_may_come_from_the_environment(fedpatch, state_dir, monkeypatch):
+    """FEDPATCH_STATE_DIR."""
     monkeypatch.setenv("FEDPATCH_STATE_DIR", str(state_dir))
     assert len(json.loads(fedpatch("runs", "--json").out)) == 2
 
 
 @pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",)])
-def test_runs_of_another_directory_are_shown_with_its_name(fedpatch, elsewhere, argv):
-    """Without runs in the current directory the latest others are meant, which is said on stderr, never on stdout."""
+def test_default_state_directory_is_the_latest_and_printed_on_stderr(fedpatch, elsewhere, argv):
+    """Where the current directory has no runs."""
     ended = fedpatch(*argv, "--json")
     assert (ended.code, ended.err) == (0, f"in {elsewhere}\n")
     assert ended.out == fedpatch(*argv, "--json", "--state-dir", elsewhere).out
     assert fedpatch("show", _first_run(elsewhere)).err == ""
 
 
-def test_runs_of_several_directories_are_not_forgotten(fedpatch, elsewhere, tmp_path):
-    """Only those of one are shown, and which others there are is said."""
+def test_other_state_directories_are_named_on_stderr(fedpatch, elsewhere, tmp_path):
+    """One is shown."""
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(elsewhere / REGISTRY_FILE, other)
@@ -164,31 +164,31 @@ def test_runs_of_several_directories_are_not_forgotten(fedpatch, elsewhere, tmp_
     assert fedpatch("runs").err == f"in {other}; --state-dir names another, such as {elsewhere}\n"
 
 
-def test_resume_does_not_guess_the_directory_of_the_last_run(fedpatch, elsewhere):
-    """It would go on with a run that nobody spoke of."""
+def test_resume_last_needs_the_state_directory(fedpatch, elsewhere):
+    """A guess could continue another run."""
     ended = fedpatch("resume", "last")
     assert (ended.code, ended.out) == (2, "")
     assert f"fedpatch resume last --state-dir {elsewhere}" in ended.err
 
 
 @pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",), ("resume", "last")])
-def test_a_state_directory_without_runs_is_a_usage_error_and_stays_as_it_is(fedpatch, tmp_path, argv):
-    """Reading makes no files, not even for `resume`."""
+def test_state_directory_without_runs_is_a_usage_error_and_not_created(fedpatch, tmp_path, argv):
+    """For all commands that read."""
     ended = fedpatch(*argv, "--state-dir", tmp_path / "none")
     assert (ended.code, ended.out) == (2, "")
     assert "--state-dir" in ended.err
     assert not (tmp_path / "none").exists()
 
 
-def test_a_run_that_does_not_exist_is_a_usage_error(fedpatch, state_dir):
-    """With the known ones in the message."""
+def test_show_of_an_unknown_run_is_a_usage_error(fedpatch, state_dir):
+    """The message has known runs."""
     ended = fedpatch("show", "1999", "--state-dir", state_dir)
     assert ended.code == 2
     assert "'1999'" in ended.err and "last" in ended.err
 
 
-def test_a_broken_task_is_listed_with_the_reason(fedpatch, tmp_path, monkeypatch):
-    """It hides none of the others."""
+def test_tasks_lists_a_broken_task_with_its_problem(fedpatch, tmp_path, monkeypatch):
+    """The others are listed, too."""
     install("[fedpatch.tasks]\nlamp = no_such_module:TASK\n", tmp_path, monkeypatch)
     row = next(line for line in fedpatch("tasks").out.splitlines() if line.startswith("lamp"))
     assert "cannot be used" in row and "no_such_module" in row
@@ -196,8 +196,8 @@ def test_a_broken_task_is_listed_with_the_reason(fedpatch, tmp_path, monkeypatch
     assert "no_such_module" in listed["lamp"]["problem"]
 
 
-def test_strategies_lists_all_of_them(fedpatch):
-    """By name, with what they do."""
+def test_strategies_lists_all_strategies(fedpatch):
+    """By name, with descriptions."""
     listed = json.loads(fedpatch("strategies", "--json").out)
     assert {one["name"]: one["description"] for one in listed} == {n: s.description for n, s in STRATEGIES.items()}
     assert "fedavg-adam" in fedpatch("strategies").out
@@ -207,8 +207,8 @@ def test_strategies_lists_all_of_them(fedpatch):
     ("because", "code"),
     [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)],
 )
-def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypatch, because, code):
-    """The JSON object is alone on stdout; only a run that did not get there says how to go on."""
+def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, because, code):
+    """Stdout has the JSON object alone; a failed run prints how to resume it."""
     summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
     monkeypatch.setattr("fedpatch.coordinator.runtime.runs.run_or_go_on", lambda settings, view, **_: summary)
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
@@ -217,8 +217,8 @@ def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeypatch, number):
-    """Once there is one, it is printed, and the exit code is the run's."""
+def test_signal_after_the_end_of_a_run_does_not_lose_its_result(fedpatch, tmp_path, monkeypatch, number):
+    """The exit code is that of the run."""
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
     monkeypatch.setattr("fedpatch.coordinator.runtime.runs.run_or_go_on", lambda settings, view, **_: summary)
     monkeypatch.setattr("fedpatch.coordinator.cli.main._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
@@ -226,8 +226,8 @@ def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeyp
     assert (ended.code, ended.out) == (0, summary.to_json() + "\n")
 
 
-def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_dir, monkeypatch):
-    """The password comes from the environment or a file, since a run does not keep it; the file is named, and counts."""
+def test_resume_passes_on_changed_settings_and_the_password(fedpatch, state_dir, monkeypatch):
+    """A run does not store the password; a password file overrides the environment."""
     calls = []
 
     def resume_run(*args: object, **given: object) -> RunSummary:
@@ -246,8 +246,8 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
     assert (calls[1][2]["password"], calls[1][2]["password_file"]) == (None, Path("/a/file"))
 
 
-def test_wrong_settings_are_told_together(fedpatch):
-    """Before anything is started, one line each, with exit code 2."""
+def test_wrong_settings_are_printed_together(fedpatch):
+    """One line each, exit code 2."""
     ended = fedpatch("run", "--quorum", "7", "--rounds", "many")
     assert (ended.code, ended.out) == (2, "")
     assert sorted(line.split(": ")[:2] for line in ended.err.splitlines()) == [
@@ -256,8 +256,8 @@ def test_wrong_settings_are_told_together(fedpatch):
     ]
 
 
-def test_a_ca_file_is_used_for_the_broker(fedpatch, tmp_path):
-    """One that is not there is told before anything is tried."""
+def test_missing_ca_file_is_a_usage_error(fedpatch, tmp_path):
+    """Before the connection."""
     ended = fedpatch(
         "run", "--broker", "mqtts://broker.local", "--ca-file", tmp_path / "ca.pem", "--state-dir", tmp_path
     )
@@ -265,8 +265,8 @@ def test_a_ca_file_is_used_for_the_broker(fedpatch, tmp_path):
     assert f"{tmp_path}/ca.pem: not a file of CA certificates" in ended.err
 
 
-def test_print_config_shows_the_settings_and_runs_nothing(fedpatch, tmp_path):
-    """As TOML that can be given back."""
+def test_print_config_prints_toml_and_runs_nothing(fedpatch, tmp_path):
+    """The TOML can be loaded again."""
     ended = fedpatch("demo", "--devices", "3", "--print-config", "--out", tmp_path / "demo")
     assert ended.code == 0
     assert re.search(r"^devices = 3", ended.out, re.MULTILINE)
@@ -277,8 +277,8 @@ def test_print_config_shows_the_settings_and_runs_nothing(fedpatch, tmp_path):
     ("argv", "heavy"),
     [(["runs", "--help"], HEAVY | {"fedpatch.simulator"}), (["--help"], HEAVY), (["simulate", "--help"], HEAVY)],
 )
-def test_the_command_line_loads_nothing_heavy(argv, heavy):
-    """Help, `runs` and `show` come at once; the simulator is loaded only for itself and for the list of all commands."""
+def test_command_line_imports_no_heavy_package(argv, heavy):
+    """Help, `runs` and `show` start quickly."""
     program = (
         "import sys, typer, fedpatch.cli, fedpatch.coordinator.cli.tables;"
         "import fedpatch.coordinator.storage.registry;"

@@ -56,22 +56,22 @@ def device(tmp_path: Path) -> Iterator[Callable[..., DemoDevice]]:
         one.process.stdin.close()
 
 
-def test_names_are_in_order_when_sorted():
-    """They are as wide as the last one needs, and never less than two digits."""
+def test_device_names_sort_in_order():
+    """With at least two digits."""
     assert device_names(3) == ["device-00", "device-01", "device-02"]
     assert device_names(101) == sorted(device_names(101))
 
 
-def test_a_demos_devices_ask_no_owner(tmp_path):
-    """Whoever starts a demo wants to see it, whatever conditions this machine is in."""
+def test_demo_devices_ignore_conditions_of_the_machine(tmp_path):
+    """Their admission is "always"."""
     device = start_device("device-00", ["--data", "shard:0/2", "--print-config"], tmp_path)
     assert device.process.wait(120.0) == 0
     stop_devices([device])
     assert 'admission = "always"  # --admission' in device.log.read_text().splitlines()
 
 
-def test_waiting_ends_when_every_device_is_ready(device):
-    """Those that are ready are counted while others are not."""
+def test_wait_ends_when_every_device_is_ready(device):
+    """It reports the number of ready devices."""
     told: list[int] = []
     late = device(_SLEEP)
 
@@ -84,8 +84,8 @@ def test_waiting_ends_when_every_device_is_ready(device):
 
 
 @pytest.mark.parametrize(("code", "error"), [(1, FedpatchError), (2, UsageError), (3, BrokerError)])
-def test_a_device_that_ends_ends_the_wait_with_its_own_words(device, code, error):
-    """All of its complaints and where its log is, with its own exit code; nothing of the logs between them."""
+def test_wait_ends_with_the_error_of_a_device_that_ended(device, code, error):
+    """All its errors, the path of its log, its exit code."""
     words = "\\n".join(["WARNING it is cold", "fedpatch-agent: no pictures", "fedpatch-agent: no labels", "bye"])
     broken = device(f"print('''{words}'''); raise SystemExit({code})")
     with pytest.raises(FedpatchError) as told:
@@ -94,22 +94,22 @@ def test_a_device_that_ends_ends_the_wait_with_its_own_words(device, code, error
     assert str(told.value) == f"{broken.name} ended: no pictures\nno labels (its log: {broken.log})"
 
 
-def test_a_device_that_a_signal_ended_is_told_as_such(device):
-    """It had no time to complain."""
+def test_device_killed_by_a_signal_has_an_error_with_the_signal(device):
+    """There is no error in its log."""
     killed = device(_SLEEP)
     killed.process.kill()
     killed.process.wait()
     assert "signal 9; is there enough memory?" in str(killed.why_ended())
 
 
-def test_a_device_that_never_becomes_ready_is_not_waited_for_for_ever(device):
-    """The error names it, its log and what to do."""
+def test_wait_ends_after_its_time_limit(device):
+    """The error has the device, its log and the option."""
     with pytest.raises(FedpatchError, match=r"device-01 is not ready after 0 s; .*device-01\.log.* --wait-s"):
         wait_until_ready([device(_SLEEP, ready=True), device(_SLEEP)], 0.0, lambda there: None)
 
 
-def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
-    """Nobody is left behind, whether they had ended before, end when asked, or do not."""
+def test_stop_kills_devices_that_ignore_sigterm(device, monkeypatch):
+    """No process is left."""
     ended, usual, deaf = device("pass"), device(_SLEEP), device(_STUBBORN)
     ended.process.wait()
     while not deaf.log.read_text():
@@ -121,8 +121,8 @@ def test_devices_that_do_not_heed_sigterm_are_killed(device, monkeypatch):
     assert [one.process.poll() for one in (ended, usual, deaf)] == [0, -15, -9]
 
 
-def test_the_devices_of_an_earlier_demo_are_gone_and_its_runs_are_not(tmp_path):
-    """Devices begin without patches, so the same seed gives the same result."""
+def test_new_demo_removes_devices_and_keeps_runs(tmp_path):
+    """The same seed gives the same result."""
     with open_directory(tmp_path / "demo") as out:
         (out / "coordinator").mkdir()
         (out / "devices" / "device-00").mkdir(parents=True)
@@ -142,8 +142,8 @@ def test_the_devices_of_an_earlier_demo_are_gone_and_its_runs_are_not(tmp_path):
         ({"private": "names:zzz*", "devices": 1}, "zzz"),
     ],
 )
-def test_a_demo_that_cannot_begin_leaves_the_devices_of_the_one_before(tmp_path, terms, error, killed):
-    """With their models, whatever is wrong; also where one was killed at that moment."""
+def test_demo_that_cannot_start_restores_the_devices_before(tmp_path, terms, error, killed):
+    """Also after a demo that was killed at that moment."""
     with open_directory(tmp_path / "demo") as out:
         model = out / (".devices-before" if killed else "devices") / "device-00" / "models" / "model.onnx"
         model.parent.mkdir(parents=True)
@@ -157,16 +157,16 @@ def test_a_demo_that_cannot_begin_leaves_the_devices_of_the_one_before(tmp_path,
     assert os.listdir(out / "devices") == ["device-00"]
 
 
-def test_a_directory_with_files_of_somebody_else_is_refused(tmp_path):
-    """A demo removes nothing that no demo made."""
+def test_directory_with_other_files_is_refused(tmp_path):
+    """A demo removes only its own files."""
     (tmp_path / "devices").mkdir()
     with pytest.raises(UsageError, match="holds files that no demo made"), open_directory(tmp_path):
         pass
     assert os.listdir(tmp_path) == ["devices"]
 
 
-def test_two_demos_cannot_share_a_directory(tmp_path):
-    """The second is told to take another one; the first one's devices stay."""
+def test_second_demo_in_a_directory_is_refused(tmp_path):
+    """The devices of the first stay."""
     with open_directory(tmp_path) as out:
         (out / "devices" / "device-00").mkdir(parents=True)
         with pytest.raises(UsageError, match="a demo is running"), open_directory(tmp_path):
@@ -176,23 +176,23 @@ def test_two_demos_cannot_share_a_directory(tmp_path):
         assert (tmp_path / MARK).exists()
 
 
-def test_a_file_is_no_directory(tmp_path):
-    """A mistyped --out is a usage error."""
+def test_out_that_is_a_file_is_a_usage_error(tmp_path):
+    """--out was mistyped."""
     (tmp_path / "notes").write_text("")
     with pytest.raises(UsageError, match="is not a directory"), open_directory(tmp_path / "notes"):
         pass
 
 
-def test_a_broker_that_is_not_there_is_told_before_anything_is_started(tmp_path):
-    """Devices would try for ever."""
+def test_demo_without_its_broker_ends_before_devices_start(tmp_path):
+    """Devices would retry for ever."""
     settings = DemoSettings(out=tmp_path / "demo", broker=f"mqtt://127.0.0.1:{free_port()}")
     with pytest.raises(BrokerError, match=r"no broker at 127.*start it, or leave --broker out"):
         run_demo(settings, PlainView(sys.stderr))
     assert os.listdir(tmp_path / "demo" / "devices") == []
 
 
-def test_a_task_that_cannot_be_shared_out_has_no_demo(tmp_path):
-    """The sentence says what to give it."""
+def test_task_without_demo_data_has_no_demo(tmp_path):
+    """The error names the task."""
     settings = DemoSettings(out=tmp_path / "demo", task="tests.device_agent.toy_tasks:TOY")
     with pytest.raises(UsageError, match="task 'toy' does not say how to share its data out in a demo"):
         run_demo(settings, PlainView(sys.stderr))
@@ -228,8 +228,8 @@ def _processes_of(out: Path) -> list[str]:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_fleet_is_ended_costs_no_result(tmp_path, monkeypatch, capsys, number):
-    """The run is over and its summary is printed; the devices are ended all the same."""
+def test_signal_during_the_stop_does_not_lose_the_result(tmp_path, monkeypatch, capsys, number):
+    """All devices end."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
 
     def stop(devices: list[DemoDevice]) -> None:
@@ -246,8 +246,8 @@ def test_a_signal_while_the_fleet_is_ended_costs_no_result(tmp_path, monkeypatch
 
 @pytest.mark.system
 @pytest.mark.slow
-def test_a_device_without_data_ends_the_demo_with_its_own_message(tmp_path):
-    """Nobody waits for a device that cannot come, and the others are ended."""
+def test_device_without_data_ends_the_demo_with_its_error(tmp_path):
+    """The other devices end, too."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     (tmp_path / "hungry.py").write_text(
         "from dataclasses import replace\n"

@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.observability.fleet_metrics: the states of devices, and a bound on the series of single ones."""
+"""Metrics of the fleet: states of devices, and a bound on the series of single devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EVENTS = st.tuples(st.sampled_from("abc"), _STATES | _DECLINES)
 
 
 def _series(metrics: Metrics) -> dict[str, set[str]]:
-    """Which devices have series, by the metric's name."""
+    """Devices with series, by name of the metric."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
@@ -56,8 +56,8 @@ def _play(devices: int, directory, max_devices: int, rounds: int = 2, **terms) -
 
 
 @given(events=st.lists(_EVENTS, max_size=20))
-def test_every_device_has_one_standing_and_the_eligible_are_those_that_can_be_asked(events):
-    """However they came, went, paused and declined."""
+def test_each_device_has_one_state_and_eligible_devices_can_be_invited(events):
+    """After any sequence of presence and declines."""
     fleet = engine(devices=9).fleet
     for device, event in events:
         if isinstance(event, DeviceState):
@@ -70,8 +70,8 @@ def test_every_device_has_one_standing_and_the_eligible_are_those_that_can_be_as
     assert found["unwilling"] == fleet.unwilling().total()
 
 
-def test_a_thousand_devices_have_no_more_series_than_are_allowed(tmp_path):
-    """Fifty of them have series, and it is told how many have none."""
+def test_large_fleet_has_series_of_max_devices_only(tmp_path):
+    """50 of 1000."""
     _, metrics = _play(1000, tmp_path, 50)
     series = _series(metrics)
     assert len(set().union(*series.values())) == 50
@@ -80,8 +80,8 @@ def test_a_thousand_devices_have_no_more_series_than_are_allowed(tmp_path):
     assert len(generate_latest(metrics.registry).splitlines()) < 1_800
 
 
-def test_of_a_large_fleet_the_slowest_have_series(tmp_path):
-    """No other device took longer in its last round than one that is shown."""
+def test_slowest_devices_have_series(tmp_path):
+    """No device without series took longer in its last round."""
     _, metrics = _play(60, tmp_path, 60, unwilling=0.0, dropout_training=0.0, dropout_upload=0.0, message_loss=0.0)
     took = {
         sample.labels["device"]: sample.value
@@ -96,15 +96,15 @@ def test_of_a_large_fleet_the_slowest_have_series(tmp_path):
     assert min((took[one] for one in in_time), default=1e9) >= max(took[one] for one in took.keys() - shown)
 
 
-def test_with_no_series_allowed_no_device_has_any(tmp_path):
-    """The fleet as a whole is still counted."""
+def test_max_devices_0_exports_no_device(tmp_path):
+    """The fleet is still counted."""
     _, metrics = _play(10, tmp_path, 0)
     assert _series(metrics) == {}
     assert metrics.registry.get_sample_value("fedpatch_devices_without_series") == 10
 
 
-def test_what_devices_do_is_counted_in_the_fleet_and_for_each(tmp_path):
-    """The sums over single devices are the numbers of the fleet."""
+def test_counters_of_devices_add_up_to_those_of_the_fleet(tmp_path):
+    """Declines, disconnects, failures."""
     _, metrics = _play(40, tmp_path, 40, rounds=5, unwilling=0.2, dropout_training=0.2)
 
     def total(name: str) -> float:
@@ -120,8 +120,8 @@ def test_what_devices_do_is_counted_in_the_fleet_and_for_each(tmp_path):
     assert total("failures_total") + total("refusals_total") >= total("device_failures_total") > 0
 
 
-def test_a_device_that_made_way_has_no_series(tmp_path):
-    """More devices than may be known, and fewer series than those: who is not known any more is not drawn."""
+def test_evicted_device_has_no_series(tmp_path):
+    """Only devices that the fleet knows have series."""
     drawn = Metered(tmp_path, "abc", limits=Limits(max_devices=3))
     drawn.metrics = Metrics()
     drawn.meter = RunMetrics(drawn.metrics, drawn.engine, tmp_path, strategy="fedavg", max_devices=2)
@@ -133,8 +133,8 @@ def test_a_device_that_made_way_has_no_series(tmp_path):
     assert set().union(*_series(drawn.metrics).values()) <= set("xyz") == drawn.engine.fleet.members.keys()
 
 
-def test_what_is_bounded_and_turned_away_is_counted(tmp_path):
-    """Updates that count for less, by the bound that they met, and messages of devices in quarantine."""
+def test_bounded_updates_and_messages_from_quarantine_are_counted(tmp_path):
+    """By bound."""
     drawn = Metered(tmp_path, "a")
     drawn.meter.performed(
         SaveRecord(RoundRecord(1, "aggregated", 1, 1, 0, 1, bounded={"norm": 2, "num_examples": 1})), 0.0, 0.0

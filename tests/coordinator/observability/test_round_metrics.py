@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.observability.round_metrics and traffic_meter: what they make of a run that is played by hand."""
+"""Metrics of rounds and of traffic, in runs that are driven by hand."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _MORE, _LESS = MetricTerms("score", "max", -1e9, 1e9), MetricTerms("error", "min
 
 
 @given(values=_VALUES)
-def test_nine_of_ten_devices_are_at_least_as_good_as_p10(values):
-    """At most one in ten is worse, to the next whole device; the worst is no better."""
+def test_p10_has_at_most_a_tenth_of_the_devices_below(values):
+    """Rounded up to a whole device."""
     found = spread(values, _MORE)
     assert sum(value < found["p10"] for value in values) <= math.ceil(0.1 * len(values))
     assert found["min"] == min(values) <= found["p10"]
 
 
 @given(values=_VALUES)
-def test_where_less_is_better_the_worst_is_the_greatest(values):
-    """The same devices, seen from the other side."""
+def test_spread_of_an_error_mirrors_that_of_a_score(values):
+    """The worst is the greatest."""
     mirrored = spread([-value for value in values], _LESS)
     assert {stat: -value for stat, value in mirrored.items()} == pytest.approx(spread(values, _MORE))
 
 
-def test_whoever_measured_nothing_does_not_count():
-    """And where nobody did there is no value at all."""
+def test_spread_ignores_devices_without_a_value():
+    """It is empty for no values."""
     assert spread([None, 0.5, None], _MORE) == {"mean": 0.5, "p10": 0.5, "min": 0.5}
     assert spread([None], _MORE) == {}
 
 
-def test_a_round_is_observed_once_in_each_phase_and_they_add_up(tmp_path):
-    """Rounds that follow at once share no second: what was saved meanwhile is the earlier one's."""
+def test_phases_of_rounds_add_up_to_their_time(tmp_path):
+    """Rounds that follow each other share no second."""
     run = Metered(tmp_path, busy_s=1.0)
     for device in "ab":
         run.hear(device, Accept(10))
@@ -63,8 +63,8 @@ def test_a_round_is_observed_once_in_each_phase_and_they_add_up(tmp_path):
     assert run.value("rounds_total", outcome="aggregated") == 3.0
 
 
-def test_the_open_round_is_told_and_then_it_is_over(tmp_path):
-    """Number, age, quorum and participants; between rounds there is none."""
+def test_gauges_of_the_open_round_are_0_between_rounds(tmp_path):
+    """Number, age, quorum, participants."""
     run = Metered(tmp_path, round_interval_s=1000.0)
     run.hear("a", Accept(10))
     run.look()
@@ -81,8 +81,8 @@ def test_the_open_round_is_told_and_then_it_is_over(tmp_path):
     assert run.value("pause_seconds") == 980.0
 
 
-def test_user_accuracy_is_of_the_last_round_that_was_aggregated(tmp_path):
-    """A round that failed was measured on a part of its devices only."""
+def test_user_accuracy_is_that_of_the_last_aggregated_round(tmp_path):
+    """A failed round measured a part of its devices."""
     run = Metered(tmp_path, rounds=9)
     assert run.value("user_accuracy", stat="mean", moment="before") is None
     run.upload("a", 0.2)
@@ -97,8 +97,8 @@ def test_user_accuracy_is_of_the_last_round_that_was_aggregated(tmp_path):
     assert run.value("user_accuracy", stat="mean", moment="after") == pytest.approx(0.3)
 
 
-def test_failed_rounds_in_a_row_are_counted_until_one_succeeds(tmp_path):
-    """Nobody accepts, twice; then both do."""
+def test_failed_rounds_in_a_row_are_reset_by_a_success(tmp_path):
+    """Two rounds without accepts, then one with."""
     run = Metered(tmp_path, rounds=9, max_failed_rounds=9)
     for _ in range(2):
         for device in "ab":
@@ -111,8 +111,8 @@ def test_failed_rounds_in_a_row_are_counted_until_one_succeeds(tmp_path):
     assert run.value("rounds_failed_in_a_row") == 0.0
 
 
-def test_participants_that_stay_away_are_failures_and_those_that_come_back_are_not(tmp_path):
-    """Both were lost for a while."""
+def test_lost_participant_is_a_failure_unless_it_comes_back(tmp_path):
+    """Both count as lost and disconnected."""
     run = Metered(tmp_path, "abc", quorum=0.3, rejoin_s=30.0)
     for device in "abc":
         run.hear(device, Accept(10))
@@ -130,8 +130,8 @@ def test_participants_that_stay_away_are_failures_and_those_that_come_back_are_n
     assert run.value("device_disconnects_total", device="a") == 1.0
 
 
-def test_single_devices_tell_their_last_round_and_why_they_are_not_in_this_one(tmp_path):
-    """Times by both clocks, and the word that a device gave."""
+def test_device_series_have_times_of_the_last_round_and_the_reason_of_absence(tmp_path):
+    """Times by both clocks."""
     run = Metered(tmp_path, quorum=0.4)
     run.now += 5.0
     run.upload("a")
@@ -144,8 +144,8 @@ def test_single_devices_tell_their_last_round_and_why_they_are_not_in_this_one(t
     assert run.value("unwilling_devices", condition="too_hot") == run.value("devices", state="unwilling") == 1.0
 
 
-def test_the_same_refusal_told_twice_is_one_refusal(tmp_path):
-    """A device offers again until it hears."""
+def test_repeated_refusal_is_counted_once(tmp_path):
+    """A device repeats its offer until it is answered."""
     run = Metered(tmp_path, "abc", quorum=0.3, grace_s=0.0, round_interval_s=1000.0)
     run.hear("b", Accept(10))
     run.hear("c", Accept(10))
@@ -157,8 +157,8 @@ def test_the_same_refusal_told_twice_is_one_refusal(tmp_path):
     assert run.value("updates_total", result="committed") == 1.0
 
 
-def test_an_upload_that_goes_quiet_is_a_stall_and_what_is_missed_a_repair(tmp_path):
-    """The device offers what it may send already; another asks for two chunks of the model."""
+def test_repeated_offer_is_a_stall_and_requested_chunks_are_repairs(tmp_path):
+    """A granted device offers again; another needs two chunks."""
     run = Metered(tmp_path)
     run.hear("a", Accept(10))
     run.hear("a", Offer(update(BLOB)))
@@ -169,8 +169,8 @@ def test_an_upload_that_goes_quiet_is_a_stall_and_what_is_missed_a_repair(tmp_pa
     assert run.value("chunks_repaired_total") == 2.0
 
 
-def test_bytes_are_counted_by_what_they_are(tmp_path):
-    """The model when the round is over, for each device that had it; the spool is empty then."""
+def test_bytes_are_counted_by_direction_kind_and_form(tmp_path):
+    """Those of the model at the end of the round."""
     run = Metered(tmp_path, "ab")
     run.upload("a")
     assert run.value("update_spool_bytes") == len(BLOB)
@@ -193,8 +193,8 @@ def test_bytes_are_counted_by_what_they_are(tmp_path):
     assert run.value("bytes_total", direction="up", kind="update", form="raw") == 2 * update(BLOB).raw_bytes
 
 
-def test_updates_of_a_round_that_is_taken_up_are_in_the_spool(tmp_path):
-    """They lie on the disk from before."""
+def test_updates_of_a_resumed_round_are_in_the_spool(tmp_path):
+    """They are on disk from before."""
     folder = tmp_path / "updates" / "000001"
     folder.mkdir(parents=True)
     (folder / "a.fp").write_bytes(b"1234")

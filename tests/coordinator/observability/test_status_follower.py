@@ -1,161 +1,161 @@
-"""What a watcher is shown, and what it is told of silence."""
+"""The follower of a run: the status that it shows, and the lines about silence, absence and the end."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.observability.snapshot import DeviceLine, status_of
 from fedpatch.coordinator.observability.status_follower import AWAY, PATIENCE_S, StatusFollower, timeless
 from fedpatch.coordinator.rounds.participant_states import State
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelope
-from tests.coordinator.observability.test_live_view import collecting
+from fedpatch.shared.wire.run_status import DeviceStatus
+from tests.coordinator.observability.statuses import collecting
 from tests.shared.arbitrary_messages import envelopes
 
 PRESENCE, PROGRESS = topics.coordinator_state("home"), topics.run_status("home")
-SEEN = collecting(DeviceLine("pi-1", State.TRAINING, "", 0.5), eta_s=30.0)
+DEVICE = DeviceStatus("pi-1", State.TRAINING, "", 0.5)
+SEEN = collecting(DEVICE, eta_s=30.0).status
 LATER = PATIENCE_S + 1.0
 
 
-def told(body: Body, run: str = "run-1", topic: str = PROGRESS) -> Received:
-    """A message."""
+def received(body: Body, run: str = "run-1", topic: str = PROGRESS) -> Received:
+    """A message of the coordinator."""
     return Received(topic, encode(Envelope(body, run=run, round=3)), False)
 
 
 def there(boot: str = "b1", *, online: bool = True) -> Received:
-    """What the coordinator says of itself."""
-    return told(CoordinatorState(online, boot), "", PRESENCE)
+    """Presence of the coordinator."""
+    return received(CoordinatorState(online, boot), "", PRESENCE)
 
 
-STATUS = told(status_of(SEEN))
-OVER = told(status_of(replace(SEEN, devices=()), "target_ua"))
+STATUS = received(SEEN)
+OVER = received(collecting(stopped="target_ua").status)
 
 
 @pytest.fixture
-def onlooker() -> StatusFollower:
-    """One that is connected since second 0."""
+def follower() -> StatusFollower:
+    """A follower that is connected since second 0."""
     return StatusFollower("home", "broker.local:1883", 0.0)
 
 
-def test_the_picture_is_what_was_told_and_time_goes_on_in_it(onlooker):
-    """Between two messages the seconds are counted here."""
-    assert onlooker.picture(0.0) is None
-    assert onlooker.take(STATUS, 10.0) == []
-    seen: Any = onlooker.picture(14.0)
-    assert (seen.run, seen.round, seen.devices, seen.phase) == ("run-1", 3, SEEN.devices, "collecting")
-    assert (seen.elapsed_s, seen.eta_s) == (SEEN.elapsed_s + 4.0, 26.0)
+def test_status_is_the_last_one_with_times_moved_on(follower):
+    """Between two messages."""
+    assert follower.message(0.0) is None
+    assert follower.take(STATUS, 10.0) == []
+    shown: Any = follower.message(14.0)
+    assert (shown.run, shown.round, shown.status.devices, shown.status.phase) == ("run-1", 3, (DEVICE,), "collecting")
+    assert (shown.status.elapsed_s, shown.status.eta_s) == (SEEN.elapsed_s + 4.0, 26.0)
 
 
-def test_silence_from_the_beginning_is_explained_once(onlooker):
-    """All that may be behind it, and how to mend the one thing that can be mended here."""
-    assert onlooker.tick(PATIENCE_S - 1.0) == []
-    (line,) = onlooker.tick(LATER)
+def test_silence_from_the_start_is_explained_once(follower):
+    """With all likely causes, and the remedy for a missing permission."""
+    assert follower.tick(PATIENCE_S - 1.0) == []
+    (line,) = follower.tick(LATER)
     assert "no coordinator is at work for it, the fleet has another name" in line
     assert "fedpatch broker acl --watcher USER" in line
-    assert onlooker.tick(LATER + 100.0) == []
+    assert follower.tick(LATER + 100.0) == []
 
 
-def test_a_coordinator_that_is_there_and_silent_is_old_or_may_not_be_read(onlooker):
-    """Its presence says that it is at work."""
-    onlooker.take(there(), 1.0)
-    (line,) = onlooker.tick(LATER + 1.0)
+def test_silence_of_an_online_coordinator_is_explained_by_version_or_permission(follower):
+    """Its presence is online."""
+    follower.take(there(), 1.0)
+    (line,) = follower.tick(LATER + 1.0)
     assert "of a version that cannot be watched" in line and PROGRESS in line
 
 
-def test_where_nobody_is_at_work_that_is_said_at_once(onlooker):
-    """And nothing more while nobody comes."""
-    assert onlooker.take(there(online=False), 0.1) == ["no coordinator is at work for fleet 'home'; waiting for one"]
-    assert onlooker.alone
-    assert onlooker.tick(LATER) == []
-    onlooker.take(STATUS, LATER + 1.0)
-    assert not onlooker.alone
+def test_offline_coordinator_is_reported_at_once(follower):
+    """Once, until a status arrives."""
+    assert follower.take(there(online=False), 0.1) == ["no coordinator is at work for fleet 'home'; waiting for one"]
+    assert follower.alone
+    assert follower.tick(LATER) == []
+    follower.take(STATUS, LATER + 1.0)
+    assert not follower.alone
 
 
-def test_a_coordinator_that_dies_is_waited_for(onlooker):
-    """Its last will says so; the picture stands still, and goes on when it is back."""
-    onlooker.take(there(), 0.0)
-    onlooker.take(STATUS, 1.0)
-    assert onlooker.take(there(online=False), 2.0) == ["the coordinator is gone; waiting for it to come back"]
-    seen: Any = onlooker.picture(100.0)
-    assert (seen.phase, seen.elapsed_s) == (AWAY, SEEN.elapsed_s)
-    assert onlooker.document()["coordinator"] == "away"
-    assert onlooker.tick(LATER) == []
-    assert onlooker.take(there(online=False), 50.0) == []
-    assert "no coordinator is at work for it" in onlooker.why_silent()
-    assert onlooker.take(there("b2"), 100.0) == ["the coordinator is back"]
-    assert onlooker.take(STATUS, 101.0) == []
-    assert onlooker.picture(101.0).phase == "collecting"
+def test_coordinator_that_dies_is_away_until_it_is_back(follower):
+    """From its last will on, the times of the status stand still."""
+    follower.take(there(), 0.0)
+    follower.take(STATUS, 1.0)
+    assert follower.take(there(online=False), 2.0) == ["the coordinator is gone; waiting for it to come back"]
+    shown: Any = follower.message(100.0)
+    assert (shown.status.phase, shown.status.elapsed_s) == (AWAY, SEEN.elapsed_s)
+    assert follower.document()["coordinator"] == "away"
+    assert follower.tick(LATER) == []
+    assert follower.take(there(online=False), 50.0) == []
+    assert "no coordinator is at work for it" in follower.why_silent()
+    assert follower.take(there("b2"), 100.0) == ["the coordinator is back"]
+    assert follower.take(STATUS, 101.0) == []
+    assert follower.message(101.0).status.phase == "collecting"
 
 
-def test_the_first_word_of_a_coordinator_that_is_back_may_be_its_progress(onlooker):
-    """Topics have no order among each other; its return is told once."""
-    onlooker.take(STATUS, 1.0)
-    onlooker.take(there(online=False), 2.0)
-    assert onlooker.take(STATUS, 3.0) == ["the coordinator is back"]
-    assert onlooker.take(there("b2"), 4.0) == []
+def test_status_before_presence_reports_the_return_once(follower):
+    """Messages of different topics have no order."""
+    follower.take(STATUS, 1.0)
+    follower.take(there(online=False), 2.0)
+    assert follower.take(STATUS, 3.0) == ["the coordinator is back"]
+    assert follower.take(there("b2"), 4.0) == []
 
 
-def test_a_document_differs_where_more_than_the_time_has_changed(onlooker):
-    """A program that reads them is told no news where there is none."""
-    onlooker.take(STATUS, 1.0)
-    first = onlooker.document()
-    onlooker.take(told(status_of(replace(SEEN, elapsed_s=99.0, eta_s=1.0))), 2.0)
-    second = onlooker.document()
+def test_timeless_documents_differ_only_where_more_than_time_has_changed(follower):
+    """`--json` prints a document per change."""
+    follower.take(STATUS, 1.0)
+    first = follower.document()
+    follower.take(received(collecting(DEVICE, elapsed_s=99.0, eta_s=1.0).status), 2.0)
+    second = follower.document()
     assert first != second and timeless(first) == timeless(second)
-    onlooker.take(there(online=False), 3.0)
-    assert timeless(onlooker.document()) != timeless(second)
+    follower.take(there(online=False), 3.0)
+    assert timeless(follower.document()) != timeless(second)
 
 
-def test_the_will_of_a_connection_that_was_replaced_is_passed_over(onlooker):
-    """Its boot is an older one."""
-    onlooker.take(there("b2"), 0.0)
-    onlooker.take(STATUS, 1.0)
-    assert onlooker.take(there("b1", online=False), 2.0) == []
-    assert onlooker.picture(2.0).phase == "collecting"
+def test_last_will_of_an_older_boot_is_ignored(follower):
+    """The coordinator has connected again since."""
+    follower.take(there("b2"), 0.0)
+    follower.take(STATUS, 1.0)
+    assert follower.take(there("b1", online=False), 2.0) == []
+    assert follower.message(2.0).status.phase == "collecting"
 
 
-def test_the_end_of_a_run_is_no_absence(onlooker):
-    """It is over, and that is said once; silence afterwards is what one expects."""
-    onlooker.take(there(), 0.0)
-    onlooker.take(STATUS, 1.0)
-    assert onlooker.take(OVER, 2.0) == ["run run-1 is over: target reached"]
-    assert onlooker.take(OVER, 3.0) == []
-    assert onlooker.take(there(online=False), 4.0) == ["waiting for the next run"]
-    assert onlooker.picture(4.0).phase == "over (target_ua)"
-    assert onlooker.tick(LATER + 4.0) == []
-    assert onlooker.take(told(status_of(SEEN), "run-2"), 50.0) == ["run run-2 has begun"]
+def test_end_of_a_run_is_reported_once_and_its_silence_not(follower):
+    """The next run is announced."""
+    follower.take(there(), 0.0)
+    follower.take(STATUS, 1.0)
+    assert follower.take(OVER, 2.0) == ["run run-1 is over: target reached"]
+    assert follower.take(OVER, 3.0) == []
+    assert follower.take(there(online=False), 4.0) == ["waiting for the next run"]
+    assert follower.message(4.0).status.phase == "over (target_ua)"
+    assert follower.tick(LATER + 4.0) == []
+    assert follower.take(received(SEEN, "run-2"), 50.0) == ["run run-2 has begun"]
 
 
-def test_a_broken_connection_is_told_once_and_its_return(onlooker):
-    """Not each attempt; and silence without a connection needs no other explanation."""
-    onlooker.take(STATUS, 0.0)
-    assert onlooker.take(Disconnected("it broke"), 1.0) == ["broker: it broke; trying again"]
-    assert onlooker.take(Disconnected("connection refused"), 2.0) == []
-    assert onlooker.tick(LATER) == []
-    assert onlooker.take(Connected("5", None, True, False), 50.0) == ["connected to broker.local:1883 again"]
-    assert onlooker.tick(50.0 + LATER) != []
+def test_lost_and_restored_connection_are_reported_once(follower):
+    """Not each attempt; silence without a connection is not explained."""
+    follower.take(STATUS, 0.0)
+    assert follower.take(Disconnected("it broke"), 1.0) == ["broker: it broke; trying again"]
+    assert follower.take(Disconnected("connection refused"), 2.0) == []
+    assert follower.tick(LATER) == []
+    assert follower.take(Connected("5", None, True, False), 50.0) == ["connected to broker.local:1883 again"]
+    assert follower.tick(50.0 + LATER) != []
 
 
 @settings(max_examples=25)
 @given(st.lists(envelopes().map(encode) | st.binary(max_size=40), max_size=5), st.booleans())
-def test_nothing_that_arrives_makes_it_fail(payloads, on_presence):
-    """Whoever may write there may write anything."""
-    onlooker = StatusFollower("home", "broker.local:1883", 0.0)
+def test_any_payload_is_accepted(payloads, on_presence):
+    """A publisher may send anything."""
+    follower = StatusFollower("home", "broker.local:1883", 0.0)
     for payload in payloads:
-        onlooker.take(Received(PRESENCE if on_presence else PROGRESS, payload, False), 1.0)
-        onlooker.picture(2.0)
-        onlooker.document()
+        follower.take(Received(PRESENCE if on_presence else PROGRESS, payload, False), 1.0)
+        follower.message(2.0)
+        follower.document()
 
 
-def test_a_status_counts_only_where_the_coordinator_alone_may_write_it(onlooker):
-    """Nor does a claim say that anybody is there."""
-    onlooker.take(told(status_of(SEEN), topic=PRESENCE), 1.0)
-    onlooker.take(told(Claim("b9"), topic=PRESENCE), 1.0)
-    assert onlooker.picture(2.0) is None
+def test_status_on_another_topic_is_ignored(follower):
+    """Only the coordinator may publish to the topic for watchers."""
+    follower.take(received(SEEN, topic=PRESENCE), 1.0)
+    follower.take(received(Claim("b9"), topic=PRESENCE), 1.0)
+    assert follower.message(2.0) is None

@@ -1,4 +1,4 @@
-"""What the metrics make of the vitals that devices tell."""
+"""Metrics of the vitals that devices report."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _uploads(played: Metered) -> tuple[float | None, float | None]:
     return played.value("round_phase_seconds_count", **of_device), played.value("round_phase_seconds_sum", **of_device)
 
 
-def test_a_device_has_series_of_what_it_told(played):
-    """And none of what it could not tell; a device that told nothing has none at all."""
+def test_device_has_series_of_the_vitals_that_it_reported(played):
+    """A missing value has no series."""
     played.vitals("a", WELL)
     played.look()
     assert {name: played.value(f"device_{name}", device="a") for name in SERIES} == SERIES
@@ -56,8 +56,8 @@ def test_a_device_has_series_of_what_it_told(played):
     assert played.value("device_battery_ratio", device="a") == 0.75
 
 
-def test_what_is_old_or_of_a_device_that_is_gone_is_no_news(played):
-    """A gauge that stands still would look like a device that is well."""
+def test_stale_vitals_and_those_of_offline_devices_have_no_series(played):
+    """A constant gauge would look healthy."""
     played.vitals("a", WELL)
     played.vitals("b", WELL)
     played.state("b", replace(there(), online=False))
@@ -71,8 +71,8 @@ def test_what_is_old_or_of_a_device_that_is_gone_is_no_news(played):
     assert played.value("devices_showing", sign="told") == 0
 
 
-def test_a_device_that_made_way_is_forgotten(tmp_path):
-    """It told how it is, went, and another has its place: nothing is left of it, and the next look does not miss it."""
+def test_vitals_of_an_evicted_device_are_dropped(tmp_path):
+    """The next update works."""
     played = Metered(tmp_path, limits=Limits(max_devices=2))
     played.vitals("b", WELL)
     played.state("b", replace(there(), online=False))
@@ -86,7 +86,7 @@ def test_a_device_that_made_way_is_forgotten(tmp_path):
 
 
 def test_signs_of_trouble_are_counted_over_all_devices(played):
-    """Also of those that have no series."""
+    """Including devices without series."""
     played.vitals("a", replace(WELL, under_voltage=True, throttled=True, temperature_c=80.0))
     played.vitals("b", replace(WELL, external_power=False, under_voltage=None, temperature_c=79.9))
     played.look()
@@ -94,8 +94,8 @@ def test_signs_of_trouble_are_counted_over_all_devices(played):
     assert counts == {"told": 2, "on_battery": 1, "under_voltage": 1, "throttled": 1, "hot": 1}
 
 
-def test_an_upload_is_observed_once_by_the_clock_of_its_device(played):
-    """However often it is told; of another run, of a round to come or of before this coordinator, it is not."""
+def test_upload_time_of_a_device_is_observed_once_per_round(played):
+    """Not of other runs, future rounds or rounds before this coordinator."""
     last = LastRound(RUN, 1, 20.0, 2.5)
     for other in (replace(last, run="other"), replace(last, round=0), replace(last, round=7)):
         played.vitals("a", replace(WELL, last_round=other))
@@ -110,8 +110,8 @@ def test_an_upload_is_observed_once_by_the_clock_of_its_device(played):
 
 
 @given(vitals=st.lists(st.tuples(st.sampled_from("abxyz"), of_message(Vitals)), max_size=5))
-def test_any_vitals_can_be_told_by_anybody(tmp_path_factory, vitals):
-    """Only devices that have shown their presence are known by them."""
+def test_vitals_of_unknown_devices_are_ignored(tmp_path_factory, vitals):
+    """For any vitals."""
     played = Metered(tmp_path_factory.getbasetemp())
     for device, one in vitals:
         played.vitals(device, one)

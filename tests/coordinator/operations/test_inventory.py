@@ -42,8 +42,8 @@ def state_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_devices_are_grouped_by_what_is_known_of_them():
-    """State, fleet, version and tasks are groups, with names that Ansible takes."""
+def test_inventory_groups_devices_by_state_fleet_version_and_task():
+    """With names that Ansible takes."""
     made = inventory([_device("a"), _device("b", online=False, version="0.2.0")])
     groups = {name: group["hosts"] for name, group in made.items() if name != "_meta"}
     assert groups["devices"] == groups["fleet_kitchen"] == groups["task_my_task"] == ["a", "b"]
@@ -51,42 +51,42 @@ def test_devices_are_grouped_by_what_is_known_of_them():
     assert (groups["version_0_1_0"], groups["version_0_2_0"]) == (["a"], ["b"])
 
 
-def test_a_domain_makes_ids_addresses():
-    """Without one, no address is given, so that another inventory's stands."""
+def test_inventory_with_a_domain_has_addresses():
+    """Without one another inventory may set them."""
     assert inventory([_device("a")], domain=".local")["_meta"]["hostvars"]["a"]["ansible_host"] == "a.local"
     assert "ansible_host" not in inventory([_device("a")])["_meta"]["hostvars"]["a"]
 
 
-def test_one_id_in_two_fleets_is_refused():
+def test_inventory_refuses_one_id_in_two_fleets():
     """Two devices would be one host."""
     with pytest.raises(UsageError, match="--fleet"):
         inventory([_device("a", "kitchen"), _device("a", "garage")])
 
 
-def test_list_is_the_registry_without_those_revoked(fedpatch, state_dir):
-    """`--list` prints one document, with the variables of all hosts in it."""
+def test_inventory_list_has_devices_that_are_not_revoked(fedpatch, state_dir):
+    """With the variables of all hosts."""
     told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
     assert told["devices"]["hosts"] == ["pi-1", "pi-2"]
     assert told["offline"]["hosts"] == ["pi-2"]
     assert told["_meta"]["hostvars"]["pi-1"]["fedpatch_tasks"] == ["digits"]
 
 
-def test_host_is_what_list_says_of_it(fedpatch, state_dir):
-    """`--host` prints the variables of one host."""
+def test_inventory_host_has_the_variables_of_the_list(fedpatch, state_dir):
+    """For one host."""
     told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
     one = json.loads(fedpatch("inventory", "--host", "pi-1", "--state-dir", state_dir).out)
     assert one == told["_meta"]["hostvars"]["pi-1"]
 
 
 @pytest.mark.parametrize("options", [(), ("--list", "--host", "pi-1"), ("--host", "pi-9"), ("--host", "pi-3")])
-def test_what_cannot_be_answered_is_a_mistake(fedpatch, state_dir, options):
-    """Neither option, both, and a host that is unknown or revoked: exit code 2, and nothing on stdout."""
+def test_inventory_of_an_unknown_host_or_wrong_options_is_a_usage_error(fedpatch, state_dir, options):
+    """Neither option, both, an unknown host, a revoked one."""
     ended = fedpatch("inventory", *options, "--state-dir", state_dir)
     assert (ended.code, ended.out) == (2, "")
 
 
-def test_ansible_reads_it(state_dir, tmp_path):
-    """ansible-inventory takes a script that calls the command, and finds groups and variables."""
+def test_ansible_reads_the_inventory(state_dir, tmp_path):
+    """`ansible-inventory` calls the command as a script."""
     ansible_inventory = Path(sysconfig.get_path("scripts"), "ansible-inventory")
     if not ansible_inventory.exists():
         pytest.skip("ansible-core is not installed (pip install 'fedpatch[dev]')")

@@ -92,7 +92,7 @@ from tests.support.specs import CHUNK_BYTES, RUN, TASKS, model, run_spec, said, 
 
 
 class TestDownload:
-    def test_keeps_chunks_and_trains_when_it_has_them(self):
+    def test_last_chunk_arrives_starts_training(self):
         """The last chunk begins the training, and says so."""
         job = downloading(have=frozenset({0}))
         assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == [WriteChunk(cut(BLOB, model(), 2))]
@@ -103,13 +103,13 @@ class TestDownload:
         assert train.ends_at == 10.0 + REQUEST.deadline_s
         assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 14.0) == []
 
-    def test_that_was_complete_before_trains_at_once(self):
+    def test_all_chunks_on_disk_starts_training_at_once(self):
         """A reboot after the last chunk costs nothing."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
         assert [type(effect) for effect in here(job, range(3), 10.0)] == [SendMessage, StartTraining]
 
-    def test_asks_for_what_is_missing(self):
+    def test_missing_chunks_are_requested_after_a_quiet_second(self):
         """After a quiet second, and while it is not yet prepared not at all."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
@@ -121,13 +121,13 @@ class TestDownload:
         assert said_back(job.tick(201.0)) == [Need(model().digest, b"\x05")]
         assert job.tick(201.5) == []
 
-    def test_that_is_damaged_begins_anew(self):
+    def test_damaged_model_is_downloaded_again(self):
         """What the disk made of it is not what was announced."""
         job = training()
         assert job.handle(DownloadDamaged(), 20.0) == [StartDownload((model(),))]
         assert (job.state, here(job, frozenset(), 20.0)) == (JobState.DOWNLOADING, [])
 
-    def test_ends_at_the_deadline(self):
+    def test_deadline_passes_sends_failed(self):
         """As does training; the coordinator hears of it."""
         for job in (downloading(), training()):
             assert job.next_deadline() is not None
@@ -136,21 +136,21 @@ class TestDownload:
 
 
 class TestTraining:
-    def test_shows_signs_of_life(self):
+    def test_progress_is_sent_until_the_deadline(self):
         """And is not interrupted by anything but its deadline."""
         job = training()
         assert said_back(job.handle(TrainingProgressed(KEY, 3, 5), 20.0)) == [Progress(JobPhase.TRAINING, 3, 5)]
         assert job.next_deadline() == 310.0
         assert job.tick(309.9) == []
 
-    def test_ends_with_an_offer(self):
+    def test_trained_update_is_spooled_before_it_is_offered(self):
         """What must survive a restart is remembered before it is offered."""
         job = training()
         spool, offer = job.handle(UpdateTrained(KEY, update()), 20.0)
         assert (spool, said_back([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
 
-    def test_that_fails_is_told(self):
+    def test_training_fails_sends_reason_without_detail(self):
         """The coordinator hears the reason; what an error's words hold is for the device alone."""
         effects = training().handle(TrainingFailed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan"), 20.0)
         assert said_back(effects) == [Failed(FailReason.NOT_FINITE)]
@@ -158,7 +158,7 @@ class TestTraining:
         assert effects[-1] == EndJob("gave up: not_finite: secret.weight holds nan", gave_up=True)
 
     @pytest.mark.parametrize("other", [{"run": "run-2"}, {"round": 2}, {"epoch": 0}, {"task": "mnist"}], ids=str)
-    def test_of_another_job_is_of_no_interest(self, other):
+    def test_answers_about_another_job_are_ignored(self, other):
         """The training process may be late with its news: of the same round, from before the coordinator's restart."""
         job = training()
         key = replace(KEY, **other)
@@ -173,13 +173,13 @@ class TestUpload:
         """Two chunks at a time."""
         return Grant(DIGEST, 2, have)
 
-    def test_sends_within_the_window(self):
+    def test_grant_and_ack_send_chunks_within_the_window(self):
         """A grant opens it, acknowledgements move it."""
         job = uploading()
         assert job.handle(MessageReceived(said(self.grant())), 21.0) == [SendChunk(0), SendChunk(1)]
         assert job.handle(MessageReceived(said(Ack(DIGEST, b"\x01"))), 22.0) == [SendChunk(2)]
 
-    def test_is_offered_again_when_it_is_quiet(self):
+    def test_quiet_upload_is_offered_again(self):
         """Or at once when the link is back, but not before it is time to come again."""
         job = uploading()
         assert job.next_deadline() == 23.0
@@ -198,7 +198,7 @@ class TestUpload:
             (Cancel("late"), "cancelled: late"),
         ],
     )
-    def test_ends_when_the_coordinator_says_so(self, end, outcome):
+    def test_final_message_ends_the_job(self, end, outcome):
         """Only then is the update forgotten."""
         job = uploading()
         assert job.handle(MessageReceived(said(end)), 21.0) == [
@@ -218,13 +218,13 @@ class TestUpload:
         ],
         ids=lambda body: type(body).__name__,
     )
-    def test_takes_no_answer_to_another_update(self, body):
+    def test_answer_with_another_digest_is_ignored(self, body):
         """The digest must be its own; and what is no answer to an offer is none, whatever its digest."""
         job = uploading()
         assert job.handle(MessageReceived(said(body)), 21.0) == []
         assert job.state is JobState.UPLOADING
 
-    def test_goes_on_after_a_restart(self):
+    def test_restored_update_is_offered(self):
         """The same offer, as if nothing had been."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update()), 5.0)
@@ -232,7 +232,7 @@ class TestUpload:
         assert said_back(job.tick(5.0)) == [Offer(update())]
         assert job.handle(MessageReceived(said(Committed(DIGEST))), 6.0) == [EndJob("committed", committed=KEY)]
 
-    def test_a_bitmap_that_does_not_fit_is_a_wire_error(self):
+    def test_bitmap_of_wrong_length_raises_wire_error(self):
         """The job stays as it was."""
         job = uploading()
         with pytest.raises(WireError):
@@ -240,12 +240,12 @@ class TestUpload:
         assert job.handle(MessageReceived(said(self.grant())), 22.0) == [SendChunk(0), SendChunk(1)]
 
 
-class TestNews:
+class TestUnexpectedMessages:
     """What comes at the wrong time, or is meant for another job, changes nothing."""
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("other", [{"run": "run-2"}, {"round_number": 2}, {"epoch": 0}, {"epoch": 2}], ids=str)
-    def test_for_another_job_is_passed_over(self, make, other):
+    def test_message_to_another_job_is_ignored(self, make, other):
         """Not even a cancel of the same round from before the coordinator's restart ends this job."""
         job = make()
         state = job.state
@@ -254,7 +254,7 @@ class TestNews:
         assert job.state is state
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
-    def test_of_an_upload_means_nothing_before_there_is_one(self, make):
+    def test_upload_message_before_upload_is_ignored(self, make):
         """Only a cancel ends the job then."""
         job = make()
         for body in (Committed(DIGEST), Grant(DIGEST, 4, b"\x00")):
@@ -262,11 +262,11 @@ class TestNews:
         assert EndJob("cancelled: late") in job.handle(MessageReceived(said(Cancel("late"))), 13.0)
         assert job.state is JobState.IDLE
 
-    def test_that_only_a_device_says_is_nothing(self):
+    def test_message_of_a_device_is_ignored(self):
         """A coordinator that speaks out of its part is not answered."""
         assert uploading().handle(MessageReceived(said(Accept(10))), 21.0) == []
 
-    def test_for_an_idle_device_is_nothing(self):
+    def test_events_while_idle_have_no_effect(self):
         """Completions of a job that has ended meanwhile have no effect either; a failed effect is only logged."""
         job = Job(max_blob_bytes=10_000)
         for event in (
@@ -286,20 +286,20 @@ class TestNews:
 
 
 class TestRequest:
-    def test_is_accepted_and_fetched(self):
+    def test_new_request_is_accepted_and_downloaded(self):
         """The answer carries the terms of the request; then the model is wanted."""
         job = Job(max_blob_bytes=10_000)
         effects = ask(job, 2, epoch=3)
         assert effects == [SendMessage(said(Accept(10), 2, epoch=3, id=1)), StartDownload((model(),))]
         assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
 
-    def test_again_is_answered_again(self):
+    def test_repeated_while_downloading_repeats_accept(self):
         """The answer was lost; the work goes on as it was, whatever the owner says now."""
         job = downloading()
         assert said_back(ask(job, accept=False)) == [Accept(10)]
         assert job.state is JobState.DOWNLOADING
 
-    def test_again_while_training_is_answered_with_how_far_it_is(self):
+    def test_repeated_while_training_repeats_accept_and_progress(self):
         """What was last told of it may be lost, too."""
         job = training()
         assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
@@ -307,13 +307,13 @@ class TestRequest:
         assert said_back(ask(job)) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
         assert job.state is JobState.TRAINING
 
-    def test_again_while_uploading_is_answered_by_the_offer(self):
+    def test_repeated_while_uploading_sends_nothing(self):
         """An acceptance would be a step back."""
         assert ask(uploading()) == []
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("newer", [{"round_number": 2}, {"round_number": 2, "epoch": 2}, {"run": "run-2"}], ids=str)
-    def test_that_is_newer_replaces_the_job(self, make, newer):
+    def test_newer_request_replaces_the_job(self, make, newer):
         """The old round is over; its training stops, its update is forgotten."""
         job = make()
         was_training = job.state is JobState.TRAINING
@@ -327,7 +327,7 @@ class TestRequest:
         assert job.state is JobState.DOWNLOADING
 
     @pytest.mark.parametrize("older", [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}], ids=str)
-    def test_that_is_older_is_passed_over(self, older):
+    def test_older_request_is_ignored(self, older):
         """It has been overtaken."""
         job = Job(max_blob_bytes=10_000)
         ask(job, 5, epoch=2)
@@ -337,7 +337,7 @@ class TestRequest:
     @pytest.mark.parametrize(
         "end", [Committed(DIGEST), Refused(DIGEST, RefuseReason.NOT_FINITE)], ids=lambda e: type(e).__name__
     )
-    def test_for_what_is_done_is_passed_over(self, end):
+    def test_request_for_ended_job_is_ignored(self, end):
         """A request that is delivered twice must not train twice."""
         job = uploading()
         job.handle(MessageReceived(said(end)), 21.0)
@@ -345,7 +345,7 @@ class TestRequest:
         assert job.state is JobState.IDLE
         assert said_back(ask(job, 2)) == [Accept(10)]
 
-    def test_before_the_device_is_ready_is_not_answered(self):
+    def test_request_before_task_is_loaded_is_not_answered(self):
         """It will be sent again; declining for want of tasks would be held against the device."""
         assert Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), ()), 10.0) == []
 
@@ -362,7 +362,7 @@ class TestDecline:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_has_its_reason(self, request_, accept, reason):
+    def test_decline_names_first_reason(self, request_, accept, reason):
         """A lasting reason comes before a passing one; nothing is begun."""
         job = Job(max_blob_bytes=10_000)
         effects = job.handle(requested(said(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
@@ -372,7 +372,7 @@ class TestDecline:
             "morse" in getattr(body, "detail", "") or reason != "unsupported" or "limit" in getattr(body, "detail", "")
         )
 
-    def test_for_a_task_that_is_not_here_says_which_are(self):
+    def test_unknown_task_decline_lists_installed_tasks(self):
         """Cut to what a message holds, however many there are."""
         many = tuple(replace(TASKS[0], task=f"task-{number:02}-{'x' * 50}") for number in range(40))
         [body] = said_back(Job(max_blob_bytes=1).handle(requested(said(REQUEST), many), 0.0))
@@ -381,13 +381,13 @@ class TestDecline:
         assert "'digits' is not installed" in detail
         assert len(detail) <= 500
 
-    def test_for_want_of_data(self):
+    def test_no_examples_declines_for_too_little_data(self):
         """Nothing can be learnt from no examples."""
         none = (replace(TASKS[0], num_examples=0),)
         [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
         assert getattr(body, "reason", "") == "too_little_data"
 
-    def test_for_a_preference_says_which_and_when_to_ask_again(self):
+    def test_preference_decline_names_condition_and_retry_time(self):
         """So that the coordinator does not ask in vain."""
         verdict = AdmissionDecision(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
         effects = Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 10.0)
@@ -395,7 +395,7 @@ class TestDecline:
         assert said_back(effects) == [expected]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
-    def test_costs_no_work_that_was_begun(self, make):
+    def test_decline_leaves_running_job_as_it_is(self, make):
         """Whoever is owed that work says itself when it is of no use any more."""
         job = make()
         state = job.state
@@ -407,7 +407,7 @@ NO = Decline(DeclineReason.UNWILLING, "no")
 
 
 class TestDeclinedRequest:
-    def test_stays_declined_whatever_the_owner_says_since(self):
+    def test_declined_request_stays_declined(self):
         """The coordinator has counted the device out of this round; the decline may have been lost on its way."""
         job = Job(max_blob_bytes=10_000)
         assert said_back(ask(job, accept=False)) == [NO]
@@ -415,20 +415,20 @@ class TestDeclinedRequest:
         assert job.state is JobState.IDLE
 
     @pytest.mark.parametrize("newer", [{"round_number": 2}, {"epoch": 2}, {"run": "run-2"}], ids=str)
-    def test_is_judged_anew_in_a_newer_round_or_epoch(self, newer):
+    def test_declined_request_is_decided_again_in_newer_round_or_epoch(self, newer):
         """That is another question."""
         job = Job(max_blob_bytes=10_000)
         ask(job, accept=False)
         assert said_back(ask(job, **newer)) == [Accept(10)]
 
-    def test_for_a_lasting_reason_is_said_again_in_the_same_words(self):
+    def test_lasting_decline_is_repeated_unchanged(self):
         """Even if the task's data or version changed meanwhile: the next round's request finds out."""
         job = Job(max_blob_bytes=10_000)
         none = (replace(TASKS[0], num_examples=0),)
         [first] = said_back(job.handle(requested(said(REQUEST), none), 10.0))
         assert said_back(ask(job)) == [first]
 
-    def test_overtakes_what_is_older(self):
+    def test_decline_supersedes_older_requests(self):
         """A request of an earlier round that was long on its way is not a chance that is left."""
         job = Job(max_blob_bytes=10_000)
         ask(job, 2, accept=False)
@@ -436,7 +436,7 @@ class TestDeclinedRequest:
         assert ask(job, 7, epoch=0) == []
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
-    def test_beside_a_job_of_another_run_leaves_both_as_they_are(self, make):
+    def test_decline_beside_job_of_another_run_changes_neither(self, make):
         """The one goes on, the other stays declined."""
         job = make()
         for _ in range(2):
@@ -448,26 +448,26 @@ class TestDeclinedRequest:
 class TestFailedRequest:
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("reason", [FailReason.TRAINING, FailReason.STORAGE], ids=str)
-    def test_is_said_again(self, make, reason):
+    def test_failed_is_repeated_for_the_same_request(self, make, reason):
         """A lost `failed` would leave the coordinator waiting until the deadline."""
         job = make()
         job.handle(EffectFailed(reason, "as it happens"), 20.0)
         assert [said_back(ask(job)) for _ in range(2)] == [[Failed(reason)]] * 2
         assert job.state is JobState.IDLE
 
-    def test_at_the_deadline_too(self):
+    def test_failed_at_deadline_is_repeated(self):
         """The device's patience and the coordinator's need not end at the same moment."""
         job = training()
         job.tick(310.0)
         assert said_back(ask(job)) == [Failed(FailReason.DEADLINE)]
 
-    def test_is_tried_again_in_a_newer_epoch(self):
+    def test_failed_job_is_accepted_in_newer_epoch(self):
         """The coordinator that came back asks for the round anew; the device may fare better."""
         job = training()
         job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         assert [type(effect) for effect in ask(job, epoch=2)][1:] == [StartDownload]
 
-    def test_in_the_epoch_that_took_the_job_over_is_said_there(self):
+    def test_failed_after_takeover_is_repeated_in_new_epoch_only(self):
         """The old epoch has nobody any more who would ask."""
         job = training()
         ask(job, epoch=2)
@@ -475,7 +475,7 @@ class TestFailedRequest:
         assert said_back(ask(job, epoch=2)) == [Failed(FailReason.TRAINING)]
         assert ask(job) == []
 
-    def test_is_remembered_beside_a_decline(self):
+    def test_failed_and_declined_are_both_remembered(self):
         """Of another run, for instance."""
         job = downloading()
         job.handle(EffectFailed(FailReason.DOWNLOAD, ""), 20.0)
@@ -483,14 +483,14 @@ class TestFailedRequest:
         assert said_back(ask(job)) == [Failed(FailReason.DOWNLOAD)]
         assert said_back(ask(job, run="run-2")) == [NO]
 
-    def test_is_no_longer_said_once_the_next_round_is_taken(self):
+    def test_failed_is_forgotten_after_next_accept(self):
         """Only the last needs remembering; what is older is overtaken."""
         job = training()
         job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         ask(job, 2)
         assert ask(job) == []
 
-    def test_of_a_spooled_update_is_said_after_a_restart(self):
+    def test_failed_restored_update_is_repeated(self):
         """A disk that fails under the update."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
@@ -502,7 +502,7 @@ questions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.bo
 
 
 @given(st.lists(questions, max_size=40))
-def test_no_question_is_ever_answered_in_two_ways(asked):
+def test_any_requests_and_failures_never_change_a_final_answer(asked):
     """Any requests of a run, willing or not, any failures: after `decline` or `failed` comes only the same, or silence."""
     job = Job(max_blob_bytes=10_000)
     final: dict[tuple, Decline | Failed] = {}
@@ -522,13 +522,6 @@ def test_no_question_is_ever_answered_in_two_ways(asked):
             final[key.epoch, key.round] = Failed(FailReason.TRAINING)
 
 
-def test_an_uploading_job_is_not_asked_to_speak_twice():
-    """The same request in the same epoch adds nothing to its offers."""
-    job = uploading()
-    assert ask(job) == []
-    assert said_back(job.tick(23.0)) == [Offer(update())]
-
-
 NOTHING_YET = Bitmap(4).to_bytes()
 
 
@@ -538,7 +531,7 @@ def sends(effects: list[Effect]) -> list[int]:
 
 
 class TestPause:
-    def test_of_a_download_stops_it_and_keeps_what_is_here(self):
+    def test_paused_download_stops_and_resumes_with_the_rest(self):
         """No chunk is taken and none asked for; later the rest is fetched."""
         job = downloading()
         job.handle(ChunkReceived(cut(BLOB, model(), 0)), 11.0)
@@ -551,7 +544,7 @@ class TestPause:
             job.handle(ChunkReceived(cut(BLOB, model(), index)), 62.0)
         assert job.state is JobState.TRAINING
 
-    def test_of_training_lets_it_wait(self):
+    def test_paused_training_waits_and_reports_when_resumed(self):
         """The coordinator hears that it goes on."""
         job = training()
         assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
@@ -559,7 +552,7 @@ class TestPause:
         assert go_on == ContinueTraining()
         assert said_back(told) == [Progress(JobPhase.TRAINING, 0, 1)]
 
-    def test_of_an_upload_sends_nothing_whatever_is_granted(self):
+    def test_paused_upload_sends_nothing(self):
         """It is offered again afterwards, and not before."""
         job = uploading()
         assert job.handle(OwnerPaused(), 20.0) == []
@@ -570,14 +563,14 @@ class TestPause:
         assert said_back(job.handle(OwnerResumed(), 501.0)) == [Offer(update())]
         assert sends(job.handle(MessageReceived(said(Grant(DIGEST, 4, NOTHING_YET))), 502.0)) == [0, 1, 2, 3]
 
-    def test_holds_for_an_update_that_was_finished_meanwhile(self):
+    def test_update_trained_in_a_pause_is_offered_after_it(self):
         """The last step may have been taken already: the update is kept, and offered later."""
         job = training()
         job.handle(OwnerPaused(), 20.0)
         assert job.handle(UpdateTrained(KEY, update()), 20.0) == [SpoolUpdate(KEY, update(), REQUEST)]
         assert said_back(job.handle(OwnerResumed(), 60.0)) == [Offer(update())]
 
-    def test_outlasts_a_coordinator(self):
+    def test_paused_upload_accepts_newer_epoch_and_stays_paused(self):
         """The newer epoch hears that the device is on it, and nothing more until it may go on."""
         job = uploading()
         job.handle(OwnerPaused(), 20.0)
@@ -586,7 +579,7 @@ class TestPause:
         assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
 
     @pytest.mark.parametrize("make", [downloading, training])
-    def test_does_not_move_the_deadline(self, make):
+    def test_pause_leaves_the_deadline(self, make):
         """The round does not wait."""
         job = make()
         job.handle(OwnerPaused(), 20.0)
@@ -594,7 +587,7 @@ class TestPause:
         assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE)
-    def test_is_over_with_its_job(self, make):
+    def test_job_ends_in_a_pause_ends_the_pause(self, make):
         """The next one is not born paused."""
         job = make()
         job.handle(OwnerPaused(), 20.0)
@@ -604,7 +597,7 @@ class TestPause:
         assert any(isinstance(effect, StartDownload) for effect in ask(job, 2, now=32.0))
 
     @pytest.mark.parametrize("make", IN_EACH_STATE)
-    def test_twice_is_once(self, make):
+    def test_second_pause_or_resume_has_no_effect(self, make):
         """And to go on without a pause is nothing."""
         job = make()
         assert job.handle(OwnerResumed(), 30.0) == []
@@ -613,28 +606,28 @@ class TestPause:
         job.handle(OwnerResumed(), 31.0)
         assert job.handle(OwnerResumed(), 32.0) == []
 
-    def test_of_nothing_is_nothing(self):
+    def test_pause_while_idle_has_no_effect(self):
         """Nor does an idle device stay paused."""
         job = Job(max_blob_bytes=10_000)
         assert job.handle(OwnerPaused(), 20.0) == []
         assert not job.paused
 
 
-def test_a_deadline_that_passes_in_a_pause_names_the_condition():
+def test_deadline_in_a_pause_sends_its_condition():
     """A longer deadline would be no help: the plug would."""
     job = training()
     job.handle(OwnerPaused(Condition.NOT_CHARGING), 20.0)
     assert said_back(job.tick(310.0)) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
 
 
-def test_what_is_committed_during_a_pause_is_committed():
+def test_committed_in_a_pause_ends_the_job():
     """The chunks had all arrived."""
     job = uploading()
     job.handle(OwnerPaused(), 20.0)
     assert job.handle(MessageReceived(said(Committed(DIGEST))), 30.0)[-1] == EndJob("committed", committed=KEY)
 
 
-def test_an_abandoned_job_names_the_condition():
+def test_abandoned_job_sends_its_condition():
     """The coordinator hears which preference; the words are for the owner."""
     job = training()
     job.handle(OwnerPaused(), 20.0)
@@ -661,7 +654,7 @@ def spoken_in(effects: list[Effect]) -> set[tuple[str, int, int]]:
 class TestTakeOver:
     """The same run, round and work, asked for in a newer epoch."""
 
-    def test_of_a_download_goes_on_where_it_was(self):
+    def test_download_continues_in_new_epoch(self):
         """Nothing is fetched anew; what is missing is asked for in the new epoch, and soon."""
         job = downloading(have=frozenset({0}))
         for second in range(11, 40):
@@ -677,7 +670,7 @@ class TestTakeOver:
         assert spoken_in([begun]) == {(RUN, 2, 1)}
         assert train == StartTraining(NEW_KEY, REQUEST, download_s=33.0, plan=DownloadPlan(model()))
 
-    def test_of_a_download_for_which_room_is_being_made_only_says_so(self):
+    def test_download_not_started_continues_in_new_epoch(self):
         """It begins in the new epoch as soon as there is room."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
@@ -686,7 +679,7 @@ class TestTakeOver:
         need = job.tick(32.0)
         assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x07")], {(RUN, 2, 1)})
 
-    def test_of_training_lets_it_go_on(self):
+    def test_training_continues_in_new_epoch(self):
         """The training process answers under the key that it was given; the coordinator hears of it in its own epoch."""
         job = training()
         job.handle(TrainingProgressed(KEY, 2, 5), 20.0)
@@ -699,7 +692,7 @@ class TestTakeOver:
         assert (spool, said_back([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
         assert spoken_in([offer]) == {(RUN, 2, 1)}
 
-    def test_of_training_keeps_its_failure_for_the_new_epoch(self):
+    def test_training_failure_is_sent_in_new_epoch(self):
         """And news under the new key, which the training process was never given, are none of its."""
         job = training()
         ask_in_epoch(job, REQUEST)
@@ -707,7 +700,7 @@ class TestTakeOver:
         failed = job.handle(TrainingFailed(KEY, FailReason.NOT_FINITE, ""), 20.0)
         assert spoken_in(failed) == {(RUN, 2, 1)}
 
-    def test_of_an_update_offers_it_again_at_once(self):
+    def test_upload_is_offered_again_in_new_epoch(self):
         """A reboot finds the new epoch in the spool's note; a grant of the old one is none any more."""
         job = uploading()
         job.handle(MessageReceived(said(Grant(DIGEST, 4, b"\x00"))), 21.0)
@@ -721,14 +714,14 @@ class TestTakeOver:
             EndJob("committed", committed=NEW_KEY)
         ]
 
-    def test_of_an_update_that_waited_out_a_restart(self):
+    def test_restored_update_continues_in_new_epoch(self):
         """The request lies in the spool beside it, so the device knows what it is of."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         spool, *answers = ask_in_epoch(job, REQUEST)
         assert (spool, said_back(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
 
-    def test_of_an_update_that_nobody_knows_the_request_of_begins_anew(self):
+    def test_restored_update_without_request_is_replaced_in_new_epoch(self):
         """An older version's note does not say from which model it was trained."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update()), 5.0)
@@ -736,7 +729,7 @@ class TestTakeOver:
         assert [type(effect) for effect in effects] == [EndJob, SendMessage, StartDownload]
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
-    def test_brings_its_own_deadline(self, make):
+    def test_new_epoch_sets_its_deadline(self, make):
         """The coordinator says how much time is left of the round."""
         job = make()
         ask_in_epoch(job, replace(REQUEST, deadline_s=1000.0), now=30.0)
@@ -745,7 +738,7 @@ class TestTakeOver:
         assert said_back(job.tick(1030.0)) == [Failed(FailReason.DEADLINE)]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
-    def test_happens_again_and_again(self, make):
+    def test_any_number_of_epochs_continue_the_job(self, make):
         """A coordinator may be killed any number of times in a round; its older epochs have nothing more to say."""
         job = make()
         for epoch in (2, 3, 7):
@@ -766,7 +759,7 @@ class TestTakeOver:
         ],
         ids=["private", "plan", "base", "encoding", "chunks"],
     )
-    def test_is_only_of_the_same_work(self, make, other):
+    def test_other_work_in_new_epoch_replaces_the_job(self, make, other):
         """Anything else is another job: the old one is dropped, as it is for a newer round."""
         job = make()
         was_training = job.state is JobState.TRAINING
@@ -778,7 +771,7 @@ class TestTakeOver:
             StartDownload,
         ]
 
-    def test_of_a_model_in_other_chunks_matters_only_while_they_come(self):
+    def test_other_chunk_size_replaces_the_job_only_while_downloading(self):
         """Behind a broker with another limit the same model is cut differently: what has arrived of it does not fit."""
         recut = replace(REQUEST, model=replace(model(), chunk_bytes=50, chunk_count=5))
         job = downloading()
@@ -790,14 +783,14 @@ class TestTakeOver:
         assert said_back(ask_in_epoch(training(), recut)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert said_back(ask_in_epoch(uploading(), recut)) == [Accept(10), Offer(update())]
 
-    def test_waits_until_the_device_is_ready(self):
+    def test_new_epoch_before_task_is_loaded_is_not_answered(self):
         """As any request does; the coordinator asks again."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         assert job.handle(requested(said(REQUEST, epoch=2), ()), 6.0) == []
         assert job.key == KEY
 
-    def test_lets_a_damaged_model_be_fetched_again(self):
+    def test_damaged_model_is_downloaded_under_new_key(self):
         """What is trained then is trained under the new key."""
         job = training()
         ask_in_epoch(job, REQUEST)
@@ -823,7 +816,7 @@ _MOVES: dict[str, Callable[[Job, int], list[Effect]]] = {
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(_MOVES)), st.booleans()), max_size=30))
-def test_however_often_a_coordinator_comes_back_a_round_is_trained_once(moves):
+def test_any_epochs_train_a_round_once(moves):
     """One download, one training, and every word in the epoch that was last asked for."""
     job = Job(max_blob_bytes=10_000)
     effects = [*ask(job), *here(job, frozenset(), 10.0)]
@@ -852,7 +845,7 @@ WHOLE = StartDownload((VERSIONS[-1],))
 
 
 class TestDeltaDownload:
-    def test_of_steps_trains_once_all_of_them_are_here(self):
+    def test_all_deltas_arrive_starts_training(self):
         """In whatever order their chunks come; a chunk of the whole model is none of them."""
         job = Job(max_blob_bytes=10_000)
         accept, fetch = ask_holding(job, VERSIONS[0].digest)
@@ -866,14 +859,14 @@ class TestDeltaDownload:
         assert said_back([begun]) == [Progress(JobPhase.TRAINING, 0, 1)]
         assert train == StartTraining(KEY, delta_request(), 3.0, DownloadPlan(VERSIONS[-1], VERSIONS[0].digest, DELTAS))
 
-    def test_of_nothing_trains_at_once(self):
+    def test_model_held_starts_training_at_once(self):
         """Who holds the model of the round, because it was trained from before, needs no byte of it."""
         job = Job(max_blob_bytes=10_000)
         assert ask_holding(job, VERSIONS[-1].digest)[-1] == StartDownload(())
         _, train = job.handle(DownloadStarted({}), 10.0)
         assert train == StartTraining(KEY, delta_request(), 0.0, DownloadPlan(VERSIONS[-1], VERSIONS[-1].digest))
 
-    def test_asks_for_what_is_missing_of_each_step(self):
+    def test_missing_chunks_of_each_delta_are_requested(self):
         """After one pause for all of them, as it would for the chunks of one blob."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[0].digest)
@@ -883,20 +876,20 @@ class TestDeltaDownload:
         assert needs == [Need(STEPS[0].digest, b"\x01"), Need(STEPS[1].digest, b"\x01")]
         assert job.tick(11.5) == []
 
-    def test_that_was_complete_before_a_reboot_trains_at_once(self):
+    def test_all_deltas_on_disk_starts_training_at_once(self):
         """All that had come is on the disk."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[1].digest)
         effects = job.handle(DownloadStarted({one.digest: range(one.chunk_count) for one in STEPS[1:]}), 10.0)
         assert [type(effect) for effect in effects] == [SendMessage, StartTraining]
 
-    def test_that_is_damaged_takes_the_whole_model(self):
+    def test_damaged_delta_downloads_the_whole_model(self):
         """A disk that spoils blobs is given no further chance to spoil a small one."""
         job = by_steps()
         assert job.handle(DownloadDamaged(), 20.0) == [WHOLE]
         assert job.state is JobState.DOWNLOADING
 
-    def test_is_stopped_by_a_pause_and_gone_on_with(self):
+    def test_paused_delta_download_resumes_with_the_same_deltas(self):
         """With the same steps."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[1].digest)
@@ -907,7 +900,7 @@ class TestDeltaDownload:
 
 
 class TestUselessDeltas:
-    def test_are_answered_by_the_whole_model_in_the_same_round(self):
+    def test_useless_deltas_download_the_whole_model(self):
         """What was held is forgotten, and the coordinator hears of no failure."""
         job = by_steps()
         assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why"), WHOLE]
@@ -915,7 +908,7 @@ class TestUselessDeltas:
         *_, train = arrive(job, BLOBS[-1], 22.0)
         assert train == StartTraining(KEY, delta_request(), 12.0, DownloadPlan(VERSIONS[-1]))
 
-    def test_are_so_once(self):
+    def test_useless_whole_model_after_deltas_fails_the_round(self):
         """A whole model that cannot be used either ends the round."""
         job = by_steps()
         job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
@@ -926,25 +919,25 @@ class TestUselessDeltas:
         ]
 
     @pytest.mark.parametrize("reason", [one for one in FailReason if one is not FailReason.DOWNLOAD], ids=str)
-    def test_are_no_reason_where_something_else_failed(self, reason):
+    def test_other_failure_with_deltas_fails_the_round(self, reason):
         """Training that fails would fail with the whole model too."""
         assert said_back(by_steps().handle(TrainingFailed(KEY, reason, "why"), 20.0)) == [Failed(reason)]
 
-    def test_are_found_in_a_pause(self):
+    def test_useless_deltas_in_a_pause_download_the_whole_model_after_it(self):
         """Then the model is fetched once it is over."""
         job = by_steps()
         assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
         assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why")]
         assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
-    def test_leave_the_deadline_where_it_was(self):
+    def test_second_download_keeps_the_deadline(self):
         """The round does not wait for the second download."""
         job = by_steps()
         job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
         job.handle(DownloadStarted({}), 20.0)
         assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
 
-    def test_bring_the_model_in_the_pieces_of_the_newest_epoch(self):
+    def test_second_download_uses_chunks_of_the_newest_epoch(self):
         """While it trained, the coordinator may have come back behind a broker with another limit."""
         job = by_steps()
         recut = replace(VERSIONS[-1], chunk_bytes=50, chunk_count=5)
@@ -955,7 +948,7 @@ class TestUselessDeltas:
 class TestNewDeltas:
     """The coordinator is back, and names other steps to the same model."""
 
-    def test_with_the_same_way_goes_on(self):
+    def test_same_deltas_continue_the_download(self):
         """What has come stays, and the rest is asked for soon."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[1].digest)
@@ -970,7 +963,7 @@ class TestNewDeltas:
     @pytest.mark.parametrize(
         ("deltas", "blobs"), [((), (VERSIONS[-1],)), ((replace(DELTAS[1], base=VERSIONS[0].digest),), (STEPS[1],))]
     )
-    def test_with_another_way_takes_that(self, deltas, blobs):
+    def test_other_deltas_restart_the_download(self, deltas, blobs):
         """The steps that were on their way may be lost."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[0].digest)
@@ -980,7 +973,7 @@ class TestNewDeltas:
         assert (said_back(effects), effects[1:]) == ([Accept(10)], [StartDownload(blobs)])
         assert not any(isinstance(effect, EndJob) for effect in effects)
 
-    def test_with_another_way_in_a_pause_takes_that_afterwards(self):
+    def test_other_deltas_in_a_pause_are_downloaded_after_it(self):
         """Nothing is fetched before."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[0].digest)
@@ -991,7 +984,7 @@ class TestNewDeltas:
         ]
         assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
-    def test_is_of_no_account_while_it_trains(self):
+    def test_other_deltas_while_training_have_no_effect(self):
         """The model is here."""
         job = by_steps()
         effects = ask_holding(job, VERSIONS[1].digest, replace(delta_request(), deltas=()), epoch=2)
@@ -1078,7 +1071,7 @@ class Disk:
 
 
 @given(st.sampled_from(["", *(one.digest for one in VERSIONS), "77" * 32]), moves)
-def test_whatever_happens_training_is_given_a_whole_way_to_the_model_that_was_asked_for(held, moves):
+def test_any_events_training_gets_a_complete_plan_to_the_requested_model(held, moves):
     """Requests with and without steps, in newer epochs, damage, pauses, reboots; and in the end the device can train."""
     disk = Disk(held)
     for move in moves:

@@ -1,0 +1,194 @@
+"""The status message: built from an engine, of bounded size, and the same frame for a watcher as for the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.observability.status_message import received_message, status_message
+from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
+from fedpatch.shared.wire.messages import Accept, CoordinatorState, Envelope, Progress
+from fedpatch.shared.wire.reason_codes import JobPhase
+from fedpatch.shared.wire.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
+from tests.coordinator.engines import BLOB, asking, engine, report_of, send
+from tests.coordinator.observability.statuses import collecting, fleet, passed_on, record, text_of, waiting
+from tests.shared.arbitrary_messages import of_message
+from tests.support.specs import model, there
+
+
+class TestStatusMessage:
+    def test_between_rounds_counts_present_wanted_and_starting_devices(self):
+        """No device is named."""
+        made = engine(devices=3)
+        made.on_state("a", there(), 1.0)
+        made.on_state("b", there(tasks=()), 1.0)
+        status = status_message(made, 1.0).status
+        assert (status.phase, status.present, status.wanted, status.devices, status.elapsed_s) == (
+            "waiting",
+            1,
+            3,
+            (),
+            0,
+        )
+        assert (status.starting, status.round_bytes_down, status.round_bytes_up) == (1, 0, 0)
+
+    def test_open_round_has_state_and_progress_of_each_device_and_the_quorum(self):
+        """One device has reported."""
+        made = asking("abc", quorum=0.6)
+        for device in "ab":
+            send(made, device, Accept(10))
+        send(made, "b", Progress(JobPhase.TRAINING, 1, 4))
+        report_of(made, "c")
+        status = status_message(made, 8.0).status
+        assert [(device.device, device.state, device.progress) for device in status.devices] == [
+            ("a", "accepted", 0.0),
+            ("b", "training", 0.25),
+            ("c", "reported", 0.0),
+        ]
+        assert (status.reported, status.needed, status.user_accuracy, status.eta_s, status.elapsed_s) == (
+            *(1, 2, 0.5, None),
+            8.0,
+        )
+
+    def test_open_round_counts_its_bytes(self):
+        """The model, once for each device that downloaded it whole, and the chunks of updates."""
+        made = asking("ab", quorum=0.6)
+        report_of(made, "a")
+        send(made, "b", Accept(10))
+        status = status_message(made, 8.0).status
+        assert (status.round_bytes_down, status.round_bytes_up) == (model().size_bytes, len(BLOB))
+        assert made.open is not None
+        assert made.open.record("aggregated").bytes_up == status.round_bytes_up
+
+    def test_expected_time_is_that_of_earlier_rounds(self):
+        """None in the first round."""
+        made = asking("a")
+        report_of(made, "a", 12.0)
+        assert status_message(made, 12.0).status.eta_s is None
+        made.aggregated(20.0)
+        made.model_published(model(), 20.0)
+        assert [status_message(made, now).status.eta_s for now in (20.0, 25.0, 60.0)] == [12.0, 7.0, 0.0]
+
+
+TEXTS = st.text(max_size=200)
+ACCURACIES = st.none() | st.floats()
+COUNTS = st.integers(0, 10**6)
+REASONS = st.dictionaries(TEXTS, st.integers(1, 9), max_size=20)
+RECORDS = st.builds(
+    RoundRecord,
+    round=COUNTS,
+    outcome=st.sampled_from(["aggregated", "failed"]),
+    cohort=COUNTS,
+    accepted=COUNTS,
+    declined=COUNTS,
+    reported=COUNTS,
+    user_accuracy=ACCURACIES,
+    user_accuracy_min=ACCURACIES,
+    user_accuracy_after=ACCURACIES,
+    phase_seconds=st.builds(PhaseSeconds, train=st.floats(0, 1e12)),
+    bytes_down=COUNTS,
+    bytes_up=COUNTS,
+    decline_reasons=REASONS,
+    failures=REASONS,
+    refused=REASONS,
+    late=COUNTS,
+)
+DEVICES = st.builds(DeviceStatus, TEXTS, st.sampled_from(State), TEXTS, st.floats(0, 1))
+
+
+class TestBounded:
+    @settings(max_examples=40)
+    @given(
+        st.lists(DEVICES, max_size=120),
+        st.lists(RECORDS, max_size=12),
+        REASONS,
+        ACCURACIES,
+        st.none() | st.floats(0, 1e12),
+    )
+    def test_any_run_fits_the_wire_and_each_device_is_counted_in_its_state(
+        self, devices, records, unwilling, accuracy, eta_s
+    ):
+        """For any texts and numbers."""
+        message = waiting(*devices, records=records, unwilling=unwilling, user_accuracy=accuracy, eta_s=eta_s)
+        status = passed_on(message).status
+        assert status.cohort == len(devices)
+        for state in State:
+            counted = sum(device.state == state for device in status.devices)
+            counted += sum(other.count for other in status.others if other.state == state)
+            assert counted == sum(device.state is state for device in devices)
+
+    def test_large_fleet_names_the_slowest_devices_and_counts_the_others(self):
+        """First devices that train, then devices that are out."""
+        reported = [DeviceStatus(f"fast-{index}", State.REPORTED, "", 0.0) for index in range(900)]
+        hot = [DeviceStatus(f"hot-{index}", State.DECLINED, "too_hot", 0.0) for index in range(60)]
+        slow = [DeviceStatus(f"slow-{index}", State.TRAINING, "", index / 40) for index in range(40)]
+        message = collecting(*reported, *hot, *slow)
+        status = message.status
+        assert len(status.devices) == MAX_DEVICES
+        assert {device.device for device in slow} <= {device.device for device in status.devices}
+        assert set(status.others) == {StateCount(State.REPORTED, "", 900), StateCount(State.DECLINED, "too_hot", 50)}
+        text = "\n".join(text_of(message))
+        assert "training 40  reported 900  declined 60 (too_hot 60)" in text and "and 992 more" in text
+
+    def test_long_run_has_its_last_rounds_and_the_curve_before_them(self):
+        """Bytes are those of the whole run."""
+        message = waiting(records=[record(number, number / 1000) for number in range(1, 101)])
+        status = message.status
+        assert [one.round for one in status.rounds] == list(range(101 - MAX_ROUNDS, 101))
+        last_before = 100 - MAX_ROUNDS
+        assert list(status.earlier) == [n / 1000 for n in range(last_before + 1 - MAX_EARLIER, last_before + 1)]
+        assert (status.bytes_down, status.bytes_up) == (100 * 54_000, 100 * 51_000)
+        assert text_of(passed_on(message)) == text_of(message)
+
+    def test_largest_message_is_within_the_limit_of_messages(self):
+        """A thousand devices with long names and reasons of their own, after rounds in which everything failed."""
+        reasons = {f"{index:>100}": index for index in range(100)}
+        bad = record(1, decline_reasons=reasons, failures=reasons, refused=reasons)
+        devices = [
+            DeviceStatus(f"{index:>32}", state, f"{index:>99}"[::-1], 0.123)
+            for index, state in enumerate(list(State) * 120)
+        ]
+        message = collecting(*devices, records=(bad,) * 100, unwilling=reasons)
+        assert len(encode(Envelope(message.status, run="r" * 64, task="t" * 64))) <= MAX_MESSAGE_BYTES
+        assert passed_on(message).status.cohort == len(devices)
+
+    def test_usual_message_of_a_large_fleet_is_below_8_kb(self):
+        """A thousand devices at work after 200 rounds."""
+        message = collecting(*fleet(1000), records=[record(number) for number in range(200)])
+        assert len(encode(Envelope(message.status, run="r" * 22, task="digits"))) < 8_000
+
+
+class TestReceivedMessage:
+    def test_watcher_draws_the_frame_of_the_coordinator(self):
+        """To the last character."""
+        known = {"eta_s": 12.0, "user_accuracy": 0.5, "round_bytes_down": 1_200_000, "round_bytes_up": 300_000}
+        message = collecting(*fleet(MAX_DEVICES), unwilling={"too_hot": 2}, starting=7, **known)
+        assert text_of(passed_on(message)) == text_of(message)
+        assert passed_on(message).status == message.status
+
+    def test_older_coordinator_without_bytes_of_the_open_round_is_understood(self):
+        """The missing fields are 0 or empty."""
+        plain = to_plain(collecting(*fleet(3), round_bytes_down=5, round_bytes_up=7, starting=7).status)
+        del plain["round_bytes_down"], plain["round_bytes_up"], plain["starting"], plain["missing"]
+        status = received_message(Envelope(CoordinatorState(True, "")), from_plain(plain, RunStatus)).status
+        assert (status.cohort, status.round_bytes_down, status.round_bytes_up, status.starting) == (3, 0, 0, 0)
+
+    def test_state_that_only_a_newer_coordinator_knows_is_left_out(self):
+        """The rest is kept."""
+        status = collecting(*fleet(9)).status
+        newer = replace(
+            status,
+            devices=(*status.devices, DeviceStatus("pi", "dreaming", "", 0.0)),
+            others=(StateCount("dreaming", "", 3),),
+        )
+        assert received_message(Envelope(newer), newer) == received_message(Envelope(status), status)
+
+    @settings(max_examples=30)
+    @given(of_message(RunStatus))
+    def test_any_message_within_the_limits_can_be_drawn(self, status):
+        """Even one that no coordinator of this version sends."""
+        assert text_of(received_message(decode(encode(Envelope(status, run="run-1", round=3))), status))
