@@ -48,7 +48,13 @@ class AclParty:
         return self.example("model_chunk" if self.party == "coordinator" else "update_chunk", self.device, digest)
 
     def example(self, kind: Kind, device: str, digest: str = "") -> str:
-        """A topic of a row of the table, for `device`. Chunks have an index that no blob has: they are heeded by nobody."""
+        """A topic of one kind. Chunks have an index beyond that of any blob, so every receiver ignores them.
+
+        Args:
+            kind: The row of the table of topics.
+            device: The device in the topic; empty for an invented name.
+            digest: SHA-256 of the blob, in hex; empty for an invented one.
+        """
         digest = digest or hashlib.sha256(self.stranger.encode()).hexdigest()
         row = BY_KIND[kind].pattern
         name = device or self.stranger
@@ -83,7 +89,17 @@ class AclParty:
 
 
 def check_rights(settings: BrokerSettings, side: AclParty, probe: Probe, checkup: Checkup) -> set[Kind]:
-    """The checks `rights_write` and `rights_read`; what the side may write though it is the other's to write."""
+    """Check which topics the broker lets this side write and read: the findings `rights_write` and `rights_read`.
+
+    Args:
+        settings: The broker, and the login of this side.
+        side: Whether this side is a coordinator or a device, and the names of its topics.
+        probe: An open connection with that login.
+        checkup: Takes the findings.
+
+    Returns:
+        The kinds of topic that this side may write although only the other side should.
+    """
     tells = probe.connected.protocol == "5"
     foreign: set[Kind] = set()
     _check_writing(settings, side, checkup, tells)

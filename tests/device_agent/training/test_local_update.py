@@ -196,7 +196,7 @@ def test_chunks_that_are_too_small_for_an_update_are_refused(tmp_path):
     """More chunks than a manifest can announce would be offered for ever, and never understood."""
     task = replace(TOY, build_model=lambda: nn.Sequential(nn.Linear(12, 1400), nn.Linear(1400, 3)))
     command = Scene(tmp_path, task, SGD, "none").command(chunk_bytes=1, encoding="fp32")
-    with pytest.raises(UsageError, match=rf"\d+ chunks of 1 bytes: at most {MAX_CHUNKS}"):
+    with pytest.raises(UsageError, match=rf"\d+ chunks of 1 bytes, at most {MAX_CHUNKS}"):
         Device(tmp_path, "ann", task).run(command)
     assert not (tmp_path / "update").exists()
 

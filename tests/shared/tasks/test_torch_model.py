@@ -166,7 +166,7 @@ def test_what_cannot_travel_is_a_usage_error():
     """A dtype, a name or a kind of state that fedpatch cannot carry is named together with the mend."""
     with pytest.raises(UsageError, match=r"weight: dtype 'bfloat16' cannot travel; use one of float16"):
         schema_of(nn.Linear(2, 2, dtype=torch.bfloat16))
-    with pytest.raises(UsageError, match=r"a:b.*':' separates"):
+    with pytest.raises(UsageError, match=r"a:b.*':' must separate"):
         schema_of(nn.ModuleDict({"a:b": nn.Linear(2, 2)}))
     with pytest.raises(UsageError, match="send one batch through the model"):
         schema_of(nn.LazyLinear(2))
