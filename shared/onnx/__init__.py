@@ -1,4 +1,4 @@
-"""ONNX export and ONNX Runtime.
+"""Export of models as ONNX, and running them with onnxruntime.
 
-The metadata of a model is described in `tasks`.
+The metadata of an exported model is in `shared.tasks.model_metadata`.
 """

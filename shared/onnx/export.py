@@ -1,9 +1,8 @@
-"""A torch module as an ONNX model, for programs that have no torch.
+"""Export of a torch module as an ONNX model, for programs without torch.
 
-The exporter is torch's own that traces one pass (`dynamo=False`): it is in every torch that fedpatch takes, needs the
-package onnx and nothing else, and its graph has the fixed opset of shared.tasks.model_metadata. What a trace cannot see, such
-as a branch on a value, shows when the outputs are compared (shared.onnx.runtime.require_parity), so nothing is handed out
-uncompared.
+The exporter is torch's own that traces one forward pass (`dynamo=False`). It is in every torch that fedpatch supports, needs
+only the package onnx, and its graph has the fixed opset of shared.tasks.model_metadata. A trace cannot record a branch on a
+value. So every exported model is compared with the module before use (shared.onnx.runtime.require_parity).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TRACED_EXAMPLES = 2
 
 @dataclass(frozen=True)
 class Exported:
-    """The bytes of an ONNX model, and with which versions they were made."""
+    """An ONNX model, and the versions of torch and onnx that made it."""
 
     model: bytes
     torch: str
@@ -37,18 +36,18 @@ class Exported:
 
 
 def export_onnx(module: nn.Module, example: Array) -> Exported:
-    """`module` in evaluation mode, its parameters inside, for any number of examples.
+    """Export `module` in evaluation mode, with its parameters, for any number of examples.
 
-    `example` holds one example or more along its first axis, in the dtype that the module takes. The module is left as it
-    was, as is torch's random state. Raises ExportRefused where it cannot be exported, UsageError without the package onnx.
+    `example` has at least one example along its first axis, in the module's input dtype. Module and torch's random state are
+    unchanged afterwards. Raises ExportRefused if the module cannot be exported, UsageError without the package onnx.
     """
-    onnx = import_optional("onnx", "onnx writes ONNX models and is not there", "pip install 'fedpatch[agent]'")
+    onnx = import_optional("onnx", "onnx writes ONNX models and is not installed", "pip install 'fedpatch[agent]'")
     traced = torch.from_numpy(np.resize(example, (_TRACED_EXAMPLES, *example.shape[1:])))
     buffer = io.BytesIO()
-    export: Any = torch.onnx.export  # whose annotations forget that a buffer will do
+    export: Any = torch.onnx.export  # its annotations lack that a buffer is allowed
     try:
         with evaluating(module), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this exporter is the older one, and what a trace may not see
+            warnings.simplefilter("ignore")  # of the older exporter, and of branches in the trace
             export(
                 module,
                 (traced,),
@@ -60,7 +59,7 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
                 dynamic_axes={INPUT: {0: "examples"}, OUTPUT: {0: "examples"}},
             )
         onnx.checker.check_model(buffer.getvalue(), full_check=True)
-    except Exception as error:  # whatever the user's module, torch's exporter or the checker makes of it
+    except Exception as error:  # any error of the user's module, torch's exporter or the checker
         reason = " ".join(str(error).split())[:300]
         raise ExportRefused(
             f"the task's model cannot be written as ONNX: {type(error).__name__}: {reason}; "
@@ -70,7 +69,7 @@ def export_onnx(module: nn.Module, example: Array) -> Exported:
 
 
 def torch_outputs(module: nn.Module, inputs: Array) -> Array:
-    """What `module` gives for `inputs` in evaluation mode; it is left as it was."""
+    """Return the outputs of `module` for `inputs` in evaluation mode. The module is unchanged afterwards."""
     with evaluating(module), torch.inference_mode():
         outputs: Array = module(torch.from_numpy(np.require(inputs, requirements=["C", "W"]))).numpy()
     return outputs

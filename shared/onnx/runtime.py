@@ -1,4 +1,4 @@
-"""An ONNX model that onnxruntime runs, and how far it agrees with the module that it was made of. No torch here."""
+"""Running an ONNX model with onnxruntime, and comparing its outputs with those of its torch module. It needs no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedpatch.shared.errors import DataError, ExportRefused, StateError
 from fedpatch.shared.tensors.arrays import Array
 
 BATCH = 512
-"""Examples that pass through the model at a time, so that memory does not grow with their number."""
+"""Examples in one call of the model, so that memory does not grow with their number."""
 
 TOLERANCE = 1e-4
-"""How far outputs may lie from torch's, relative to the largest of them (or to 1, where all are smaller)."""
+"""Largest allowed difference to torch's outputs, relative to the largest of them (or to 1 if all are smaller)."""
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -29,34 +29,44 @@ _DTYPES = {
 
 
 class OnnxModel:
-    """A model ready to run; one thread unless told otherwise, and none that spins while there is nothing to do.
+    """An ONNX model in onnxruntime.
 
-    `input_shape` is that of one example, `input_dtype` NumPy's name. Raises UsageError without onnxruntime, StateError,
-    naming `where`, for bytes that are no model it can run.
+    Args:
+        model: Bytes of the model.
+        where: Name of the model for messages.
+        threads: Threads for one call; they do not spin while idle.
+
+    Attributes:
+        input_shape: Shape of one example.
+        input_dtype: NumPy's name of the input dtype.
+
+    Raises:
+        UsageError: onnxruntime is not installed.
+        StateError: onnxruntime cannot run the bytes.
     """
 
     def __init__(self, model: bytes, where: str, *, threads: int = 1) -> None:
         disable_ort_telemetry()
         remedy = "pip install 'fedpatch[agent]'"
-        runtime = import_optional("onnxruntime", "onnxruntime runs models and is not there", remedy)
+        runtime = import_optional("onnxruntime", "onnxruntime runs models and is not installed", remedy)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.enable_cpu_mem_arena = False  # what an arena keeps for the next batch is lost to all others
+        options.enable_cpu_mem_arena = False  # an arena would keep memory from other programs between batches
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session: Any = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
             (only,) = self._session.get_inputs()
             self.input_dtype = _DTYPES[only.type]
-        except Exception as error:  # onnxruntime has a dozen classes of its own, none of them public
+        except Exception as error:  # onnxruntime's error classes are not public
             reason = " ".join(str(error).split())[:300]
             raise StateError(f"{where}: cannot be run as an ONNX model: {reason}") from error
         self._input = str(only.name)
         self.input_shape: tuple[int, ...] = tuple(only.shape[1:])
 
     def run(self, inputs: Array) -> Array:
-        """Outputs for `inputs`, examples first in both. DataError for inputs of another shape or kind."""
+        """Return the outputs for `inputs`; examples are along the first axis of both. Raises DataError for other shapes."""
         batch = self._fitting(np.asarray(inputs))
         parts = [self._run(batch[start : start + BATCH]) for start in range(0, len(batch), BATCH)]
         return np.concatenate(parts)
@@ -75,17 +85,26 @@ class OnnxModel:
 
 
 def require_parity(model: OnnxModel, inputs: Array, expected: Array) -> float:
-    """The largest difference between the model's outputs and `expected`, torch's, relative to the largest of those (or to 1).
+    """Compare an ONNX model with its torch module.
 
-    Raises ExportRefused where it is beyond TOLERANCE, or the outputs have another shape.
+    Args:
+        model: The ONNX model.
+        inputs: Examples, along the first axis.
+        expected: Outputs of the torch module for `inputs`.
+
+    Returns:
+        The largest difference of an output, relative to the largest of `expected` (or to 1 if all are smaller).
+
+    Raises:
+        ExportRefused: The difference exceeds TOLERANCE, or outputs have another shape or are not finite.
     """
-    found = model.run(inputs)
-    if found.shape != expected.shape:
-        raise ExportRefused(f"the ONNX model's outputs have shape {found.shape}, torch's {expected.shape}")
-    if not (np.isfinite(found).all() and np.isfinite(expected).all()):
+    outputs = model.run(inputs)
+    if outputs.shape != expected.shape:
+        raise ExportRefused(f"the ONNX model's outputs have shape {outputs.shape}, torch's {expected.shape}")
+    if not (np.isfinite(outputs).all() and np.isfinite(expected).all()):
         raise ExportRefused("the model's outputs are not all finite")
-    wanted = expected.astype(np.float64)
-    difference = float(np.abs(found - wanted).max() / max(1.0, float(np.abs(wanted).max())))
+    wide = expected.astype(np.float64)
+    difference = float(np.abs(outputs - wide).max() / max(1.0, float(np.abs(wide).max())))
     if difference > TOLERANCE:
         raise ExportRefused(
             f"the ONNX model's outputs differ from torch's by {difference:.2g} of the largest, allowed is {TOLERANCE:g}; "

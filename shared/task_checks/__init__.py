@@ -1,4 +1,4 @@
-"""`fedpatch check-task`: whether a task, its model and a device's data fit each other.
+"""Checks that a task, its model and a device's data fit each other, for `fedpatch check-task`.
 
-The same checks run when an agent or a simulation starts.
+An agent and a simulation run the data checks when they start.
 """

@@ -1,6 +1,6 @@
-"""`fedpatch check-task`: whether a task and the data of a device fit each other, check by check. Needs torch.
+"""All checks of `fedpatch check-task`, one finding each. This module needs torch.
 
-An agent and a simulation refuse to begin with data that fail here; the checks that only warn are made by the command alone.
+An agent and a simulation refuse to start with data that fail a check. Only the command makes the checks that merely warn.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _SLOW_ROUND_S = 60.0
 _SHOWN = 5
 _EXPORTED = 16
 _FEW_FEATURES = 32  # of more, such as the pixels of an image, some are usually constant
-# Model, gradients, both moments of Adam, the update and what is packed of it, beside what is loaded already.
+# Model, gradients, both moments of Adam, the update and its packed form, beside the memory in use already.
 _MODELS_IN_MEMORY = 8
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is checked: a task with the data of one device, `spec` below `root`, and the patch policy of the run."""
+    """The subject of the checks: a task, the data `spec` of one device below the folder `root`, and a patch policy."""
 
     task: Task
     spec: str
@@ -54,12 +54,12 @@ class Question:
 
     @property
     def holder(self) -> str:
-        """Whose data they are, for messages."""
+        """Name of the data's holder, for messages."""
         return f"data {self.spec!r}"
 
 
 def data_of(task: Task, spec: str) -> str:
-    """The data spec to check: the one that is given, else device 0 of the task's demo. Raises UsageError without either."""
+    """Return the data spec to check: `spec`, or else device 0 of the task's demo. Raises UsageError without either."""
     template = task.demo_data or task.simulation_data
     if not spec and not template:
         raise UsageError(f"task {task.name!r} has no demo_data to check; name a device's data with --data")
@@ -67,7 +67,7 @@ def data_of(task: Task, spec: str) -> str:
 
 
 def examine_task(question: Question, checkup: Checkup) -> None:
-    """Make all checks that can be made."""
+    """Make all checks that are possible."""
     task = question.task
     checkup.good("task", f"{task.name}: {task.description}")
     module = _check_model(task, question.private, checkup)
@@ -206,7 +206,7 @@ def _check_balance(task: Task, data: DeviceData, checkup: Checkup) -> None:
 
 
 def _check_inputs(question: Question, data: DeviceData, module: nn.Module, checkup: Checkup) -> None:
-    """The scale of the inputs, and test examples that are training examples too."""
+    """Check the scale of the inputs, and that no test example is also a training example."""
     if data.train_x.dtype.kind == "f":
         known = statistics_of(data.train_x)
         largest = float(max(np.abs(known.mean).max(), max(known.std)))

@@ -1,4 +1,4 @@
-"""The command `check-task` of `fedpatch` and of `fedpatch-agent`; what it needs is imported when it runs."""
+"""The command `check-task` of `fedpatch` and `fedpatch-agent`. It imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpatch.shared.app.signals import interruptible
 
 
 def add_check_task(app: typer.Typer, program: str) -> None:
-    """Give `app`, the command line of `program`, the command."""
+    """Add the command to `app`, the command line of `program`."""
 
     @command(app, "check-task", example=f"{program} check-task room_task:TASK --data kitchen --data-root .")
     def check_task(

@@ -1,7 +1,7 @@
-"""Checks of a device's arrays against the declaration of its task, and the casts that need no decision. No torch.
+"""Checks of a device's arrays against its task, and casts to the model's dtypes. This module needs no torch.
 
-`load_checked` is what an agent, a simulation and an evaluation load data by; `fedpatch check-task` (shared.task_check_up) makes
-the same checks, and more. Each message names the array, whose it is, the row, and what to change.
+An agent, a simulation and an evaluation load data by `load_checked`; `fedpatch check-task` makes the same checks and more.
+Each message names the array, its holder, the row, and the remedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = "fiub"
 
 @dataclass(frozen=True)
 class DataProblem:
-    """What is wrong with a device's arrays; `check` is the name of the check, `remedy` what to change."""
+    """A problem of a device's arrays, the name of the check that found it, and the remedy."""
 
     check: str
     text: str
@@ -40,7 +40,7 @@ class DataProblem:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A device's data as the model takes them.
+    """A device's data in the form that the model accepts.
 
     Attributes:
         data: Prepared by the task's `prepare`, in the dtypes that the model and its loss take.
@@ -54,7 +54,7 @@ class Fitted:
 
 
 ModelDtype = Callable[[], str]
-"""Gives the floating dtype of a model's own values; called only where the data leave it open."""
+"""Returns the floating dtype of a model's parameters; it is called only if the task does not declare its input dtype."""
 
 
 def load_checked(task: Task, spec: str, root: Path, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
@@ -64,18 +64,34 @@ def load_checked(task: Task, spec: str, root: Path, holder: str, model_dtype: Mo
         task: The task.
         spec: The device's data spec.
         root: Folder for data files.
-        holder: Whose data they are, for messages, such as "device pi-7".
-        model_dtype: Asked for the floating dtype of the model where the task does not declare its inputs.
+        holder: Name of the data's holder for messages, such as "device pi-7".
+        model_dtype: Returns the floating dtype of the model, where the task does not declare its inputs.
+
+    Returns:
+        The data, prepared, cast and checked.
 
     Raises:
-        DataError: the arrays cannot be used, with the first problems and what to change.
-        Exception: whatever the task's `load_data` raises.
+        DataError: The arrays are unusable. The message has the first problems and their remedies.
+        Exception: Any error of the task's `load_data`.
     """
     return checked(task, task.load_data(spec, root), holder, model_dtype)
 
 
 def checked(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
-    """Prepare, cast and check data that were loaded; arguments and errors as of `load_checked`."""
+    """Prepare, cast and check loaded data.
+
+    Args:
+        task: The task.
+        data: Result of the task's `load_data`.
+        holder: As for `load_checked`.
+        model_dtype: As for `load_checked`.
+
+    Returns:
+        The data, prepared, cast and checked.
+
+    Raises:
+        DataError: The arrays are unusable.
+    """
     fitted = fit(task, data, holder, model_dtype)
     if problems := list(problems_of(task, fitted.data, holder)):
         more = f". Problems beside these: {len(problems) - _SHOWN}" if len(problems) > _SHOWN else ""
@@ -84,9 +100,9 @@ def checked(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype |
 
 
 def arrays_of(data: DeviceData, names: tuple[str, ...] = (*INPUTS, *TARGETS)) -> dict[str, Array]:
-    """Those arrays of a device that are there, by name."""
-    found = {name: getattr(data, name, None) for name in names}
-    return {name: array for name, array in found.items() if array is not None}
+    """Return the arrays of a device by name, without absent ones."""
+    arrays = {name: getattr(data, name, None) for name in names}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | None = None) -> Fitted:
@@ -95,8 +111,17 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
     Floating inputs are cast to the task's `input_dtype`, as are small integers, and all integers where the task declares its
     `input_shape`. Class numbers become int64, other floating targets the model's floating dtype.
 
+    Args:
+        task: The task.
+        data: Result of the task's `load_data`.
+        holder: As for `load_checked`.
+        model_dtype: As for `load_checked`.
+
+    Returns:
+        The data, prepared and cast, but not checked.
+
     Raises:
-        DataError: an array holds no numbers, or numbers beyond its new dtype; or `prepare` fails.
+        DataError: An array holds no numbers, or numbers beyond its new dtype; or `prepare` fails.
     """
     if model_dtype is not None and _is_open(task, data):
         task = replace(task, input_dtype=model_dtype())
@@ -121,7 +146,7 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
 
 
 def _is_open(task: Task, data: DeviceData) -> bool:
-    """Whether the task does not say what its model takes, and the data suggest something else than the usual float32."""
+    """Whether the task declares no inputs and an array is float64, so that the model's dtype decides."""
     declared = bool(task.input_shape) or task.input_dtype != "float32"
     return not declared and any(array.dtype == np.float64 for array in map(np.asarray, arrays_of(data).values()))
 
@@ -153,7 +178,7 @@ def _shown(value: Any) -> str:
 
 
 def _input_dtype(task: Task, inputs: Array) -> str:
-    """Integers of 32 bits and more may be numbers of words: they stay unless the task says what its model takes."""
+    """Return the dtype for inputs. Large integers may be token ids: they are cast only if the task declares `input_shape`."""
     large_integers = inputs.dtype.kind in "iu" and inputs.dtype.itemsize >= 4
     return str(inputs.dtype) if large_integers and not task.input_shape else task.input_dtype
 
@@ -188,7 +213,16 @@ def _cast(array: Array, dtype: str, name: str, what: str, data: DeviceData) -> A
 
 
 def problems_of(task: Task, data: DeviceData, holder: str) -> Iterator[DataProblem]:
-    """Yield what is wrong with arrays that `fit` gave: shapes, values, labels."""
+    """Yield the problems of arrays after `fit`: shapes, values, labels.
+
+    Args:
+        task: The task.
+        data: The arrays.
+        holder: Name of the data's holder, for messages.
+
+    Yields:
+        One problem at a time.
+    """
     yield from _shapes(task, data, holder)
     yield from _values(data, holder)
     if task.class_names:
@@ -234,7 +268,7 @@ def _values(data: DeviceData, holder: str) -> Iterator[DataProblem]:
 
 
 def _not_finite(array: Array) -> Array:
-    """Rows that hold NaN or an infinity."""
+    """Return the rows that hold NaN or an infinity."""
     if array.dtype.kind != "f":
         return np.empty(0, np.int64)
     found = []
@@ -246,7 +280,7 @@ def _not_finite(array: Array) -> Array:
 
 
 def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str) -> Iterator[DataProblem]:
-    """Class numbers, one for each example; targets with further axes, such as probabilities, are the task's business."""
+    """Check class numbers, one for each example. Targets with further axes, such as probabilities, are not checked."""
     count = len(task.class_names)
     if targets.ndim == 2 and targets.shape[1] == 1 and count > 1:
         text = f"{name} of {holder} has shape {targets.shape}"
@@ -270,9 +304,9 @@ def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str
 
 
 def _place(name: str, row: int, data: DeviceData) -> str:
-    """A row, and where it came from if the data can say it."""
+    """Return the row and, if the data can tell it, its origin."""
     try:
         origin = data.origin(name, row) if data.origin else ""
-    except Exception:  # the user's code, and only a message depends on it
+    except Exception:  # the user's code; only a message depends on it
         origin = ""
     return f"row {row} ({origin})" if origin else f"row {row}"

@@ -1,7 +1,7 @@
-"""One training step and one measurement on trial: whether a task's model, loss and metric fit its data. Needs torch.
+"""Trial of one training step and one measurement, to check that model, loss and metric fit the data. It needs torch.
 
-Each error names the part that failed, the arrays with their shapes and dtypes, and what to change. The trial uses a model of
-its own and leaves torch's random state as it was.
+Each error names the part that failed, the arrays with their shapes and dtypes, and the remedy. The trial uses a model of its
+own and restores torch's random state.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TIMED_STEPS = 5
 
 
 def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
-    """Make one training step and one measurement on trial.
+    """Try one training step and one measurement.
 
     Args:
         task: The task.
         data: A device's data, as `fedpatch.shared.task_checks.data_checks.fit` gives them.
-        holder: Whose data they are, for messages, such as "device pi-7".
+        holder: Name of the data's holder for messages, such as "device pi-7".
 
     Raises:
-        DataError: the model does not take the inputs, the loss not the targets, or the metric gives no allowed number.
-        UsageError: two calls of `build_model` give different models.
+        DataError: The model refuses the inputs, the loss refuses the targets, or the metric is not an allowed number.
+        UsageError: Two calls of `build_model` give different models.
     """
     with _trial():
         module = require_repeatable(task)
@@ -45,7 +45,7 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
 
 
 def require_repeatable(task: Task) -> nn.Module:
-    """Build the model twice and return it; UsageError where names, shapes, dtypes or roles differ."""
+    """Build the model twice and return it. Raises UsageError if names, shapes, dtypes or roles differ."""
     first, second = _build(task), _build(task)
     one, other = schema_of(first), schema_of(second)
     if one.digest != other.digest:
@@ -57,13 +57,26 @@ def require_repeatable(task: Task) -> nn.Module:
 
 
 def same_values_for_a_seed(task: Task) -> bool:
-    """Whether `build_model` draws its initial values from torch's seed alone, as the coordinator and the devices need it."""
-    one, other = initial_tensors(task, 1), initial_tensors(task, 1)
-    return all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+    """Whether initial values depend on torch's seed alone, which coordinator and devices require."""
+    first, second = initial_tensors(task, 1), initial_tensors(task, 1)
+    return all(np.array_equal(first[name], second[name], equal_nan=True) for name in first)
 
 
 def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> float:
-    """Make one step of training and return the loss; DataError where it fails. Rows with extreme labels are among its batch."""
+    """Make one training step with a minibatch that includes the rows with extreme labels.
+
+    Args:
+        task: The task.
+        module: Its model, which is changed.
+        data: The device's data.
+        holder: Name of the data's holder, for messages.
+
+    Returns:
+        The loss.
+
+    Raises:
+        DataError: The step failed.
+    """
     rows = _telling_rows(data.train_y, task.batch_size)
     x, y = _tensor(data.train_x[rows], "train_x", holder), _tensor(data.train_y[rows], "train_y", holder)
     module.train()
@@ -92,7 +105,20 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
 
 
 def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str) -> float:
-    """Measure test examples and return the metric; DataError where it fails or gives a number beyond its range."""
+    """Compute the metric of some test examples.
+
+    Args:
+        task: The task.
+        module: Its model.
+        data: The device's data.
+        holder: Name of the data's holder, for messages.
+
+    Returns:
+        The metric.
+
+    Raises:
+        DataError: The metric failed, or is beyond its range.
+    """
     x = _tensor(data.test_x[:_MEASURED], "test_x", holder)
     y = _tensor(data.test_y[:_MEASURED], "test_y", holder)
     with evaluating(module), torch.inference_mode():
@@ -116,7 +142,16 @@ def trial_metric(task: Task, module: nn.Module, data: DeviceData, holder: str) -
 
 
 def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
-    """Median time of a training step, after one that is not counted."""
+    """Measure the duration of a training step.
+
+    Args:
+        task: The task.
+        module: Its model, which is changed.
+        data: The device's data.
+
+    Returns:
+        The median of some steps, in seconds, after one that is not counted.
+    """
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
     rows = np.resize(np.arange(len(data.train_x)), min(task.batch_size, len(data.train_x)))
     x, y = torch.from_numpy(np.array(data.train_x[rows])), torch.from_numpy(np.array(data.train_y[rows]))
@@ -132,7 +167,7 @@ def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
 
 
 def begins_with_batch_norm(module: nn.Module) -> bool:
-    """Whether the first layer that has values is a batch norm, so that the scale of inputs does not matter."""
+    """Whether the first layer with parameters is a batch norm, which makes the scale of inputs irrelevant."""
     first = next((part for part in module.modules() if next(part.parameters(recurse=False), None) is not None), None)
     return isinstance(first, nn.modules.batchnorm._BatchNorm)
 

@@ -1,4 +1,4 @@
-"""What a task is: data, model, loss, metric, preparation of raw inputs, splits.
+"""Tasks: data, model, loss, metric, preparation of raw inputs, splits.
 
 The tasks that ship with fedpatch are in `bundled`.
 """

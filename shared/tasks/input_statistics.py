@@ -1,6 +1,6 @@
-"""Statistics of the inputs that a model was trained on, and whether other inputs are like them.
+"""Statistics of a model's training inputs, and the comparison of other inputs with them.
 
-They are bounded in size: one number for each feature of a short flat example, else one for all values together.
+Their size is bounded: there is one number for each feature of a short flat example, else one for all values together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task's metric is: its name, which values it may have, and whether more of it is better."""
+"""`MetricTerms`: the name of a task's metric, its range, and whether larger values are better."""
 
 from __future__ import annotations
 
@@ -19,10 +19,21 @@ MAX_NAME = 24
 
 @dataclass(frozen=True)
 class MetricTerms:
-    """The terms of one metric. What a device measures by it is its *user accuracy*, whatever the metric is called.
+    """Description of a metric. A device's value of it is its *user accuracy*, whatever the name of the metric.
 
-    `goal` says whether larger values are better ("max") or smaller ones ("min"); `least` and `most` are the limits of a
-    value, which are allowed themselves. Raises UsageError for terms that cannot be.
+    Attributes:
+        name: Name of the metric.
+        goal: "max" if larger values are better, "min" if smaller ones are.
+        least: Smallest possible value.
+        most: Largest possible value.
+
+    Raises:
+        UsageError: An attribute is not allowed.
+
+    Example:
+        >>> error = MetricTerms("mean absolute error", goal="min", least=0.0, most=100.0)
+        >>> error.reached(1.5, target=2.0)
+        True
     """
 
     name: str = ACCURACY
@@ -37,32 +48,32 @@ class MetricTerms:
             raise UsageError(f"metric {self.name!r}: its goal is {self.goal!r}; it must be 'max' or 'min'")
         if not -MAX_MEASURE <= self.least < self.most <= MAX_MEASURE:
             raise UsageError(
-                f"metric {self.name!r}: from {self.least} to {self.most} is no range; give the lower limit first"
+                f"metric {self.name!r}: from {self.least} to {self.most} is not a range; give the lower limit first"
             )
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is the paper's: the share of examples that the model gets right."""
+        """Whether the metric is the paper's: the share of examples that the model classifies correctly."""
         return self.name == ACCURACY
 
     @property
     def is_fraction(self) -> bool:
-        """Whether its values are fractions from 0 to 1."""
+        """Whether values are fractions from 0 to 1."""
         return (self.least, self.most) == FRACTION
 
     @property
     def label(self) -> str:
-        """In a heading or a line, as short as can be."""
+        """Short name, for headings and tables."""
         return "UA" if self.is_accuracy else self.name
 
     @property
     def words(self) -> str:
-        """In full."""
+        """Full name."""
         return "user accuracy" if self.is_accuracy else self.name
 
     @property
     def range_words(self) -> str:
-        """What a value may be, for people."""
+        """Description of the range, for messages."""
         if self.is_fraction:
             return "a fraction from 0 to 1"
         if (self.least, self.most) == (-MAX_MEASURE, MAX_MEASURE):
@@ -70,7 +81,7 @@ class MetricTerms:
         return f"a number from {self.least:g} to {self.most:g}"
 
     def allows(self, value: float) -> bool:
-        """Whether a device may have measured `value`; never NaN."""
+        """Whether `value` is finite and within the range."""
         return math.isfinite(value) and self.least <= value <= self.most
 
     def reached(self, value: float, target: float) -> bool:
@@ -78,13 +89,13 @@ class MetricTerms:
         return value >= target if self.goal == "max" else value <= target
 
     def worst(self, values: Iterable[float]) -> float | None:
-        """The least good of some values; None without any."""
+        """Return the worst of some values; None without any."""
         return min(values, default=None) if self.goal == "max" else max(values, default=None)
 
     def worst_tenth(self, values: Iterable[float]) -> float | None:
-        """What the worst tenth of some values is no better than; None without any.
+        """Return the bound of the worst tenth of some values; None without any.
 
-        The 10th percentile, or the 90th where the goal is "min", with a straight line between neighbours.
+        It is the 10th percentile, or the 90th if the goal is "min", with linear interpolation.
         """
         ranked = sorted(values, reverse=self.goal == "min")
         if not ranked:
@@ -96,7 +107,19 @@ class MetricTerms:
 
 
 def metric_terms(name: str, goal: Goal, limits: tuple[float, float] | None) -> MetricTerms:
-    """Without `limits` an accuracy is a fraction, and any other metric may be any finite number."""
+    """Make the terms of a metric.
+
+    Args:
+        name: Name of the metric.
+        goal: "max" or "min".
+        limits: Smallest and largest value. None: 0 and 1 for an accuracy, any finite number for another metric.
+
+    Returns:
+        The terms.
+
+    Raises:
+        UsageError: An argument is not allowed.
+    """
     if limits is None:
         limits = FRACTION if name == ACCURACY else (-MAX_MEASURE, MAX_MEASURE)
     return MetricTerms(name, goal, *limits)

@@ -1,4 +1,4 @@
-"""What is said of an exported model, in the `metadata.json` beside it: where it comes from, what goes in and comes out."""
+"""`metadata.json` of an exported model: its origin, its inputs and its outputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedpatch.shared.errors import StateError
 
 FORMAT = 1
 OPSET = 17
-"""Of ONNX: every onnxruntime since 1.12 reads it, and torch's exporter has written it since 2.0."""
+"""Opset of ONNX: every onnxruntime since 1.12 reads it, and torch's exporter has written it since 2.0."""
 
 INPUT, OUTPUT = "input", "output"
-"""What the model's only input and its only output are called."""
+"""Names of the model's only input and only output."""
 
 MODEL_FILE, METADATA_FILE = "model.onnx", "metadata.json"
 

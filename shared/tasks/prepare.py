@@ -1,8 +1,8 @@
-"""`Task.prepare`: from raw inputs to the inputs of the model, in training, in measuring and in prediction alike.
+"""`Task.prepare`: it turns raw inputs into the model's inputs, in training, measurement and prediction alike.
 
-A model is trained on prepared inputs, so an application that gives it raw ones gets nonsense without an error. Therefore the
-metadata of a model say that there was a `prepare` (`Preparation`), with its outputs on fixed made-up inputs: whoever uses the
-model applies the task's `prepare`, once its outputs on the same inputs are found to be the same.
+A model that is trained on prepared inputs gives wrong outputs, without an error, for raw ones. So the model's metadata record
+that there was a `prepare`, with its outputs for fixed artificial inputs (`Preparation`). A program that uses the model checks
+that the task's `prepare` still gives these outputs, and then applies it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a task is, and how one is found: model, loss, metric and a device's data.
+"""`Task`: model, loss, metric and a device's data; and the search for installed tasks.
 
-A task is the user's code, installed on the coordinator and on every device. Both name it in their own configuration;
-nothing that comes from the network is ever imported. Importing this file does not import torch: a device's agent
-process, which has no use for a model, pays nothing.
+A task is the user's code, installed on the coordinator and on every device. Both name it in their own configuration; no name
+from the network is ever imported. The import of this module does not import torch, which a device's agent process does not
+need.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Task:
 
     @property
     def metric_terms(self) -> MetricTerms:
-        """What is known of `metric`. Raises UsageError for a name, a goal or a range that cannot be."""
+        """Name, goal and range of `metric`. Raises UsageError if one of them is not allowed."""
         return metric_terms(self.metric_name, self.metric_goal, self.metric_range)
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BrokenTask:
-    """An installed task that cannot be used, and why."""
+    """An installed task that cannot be used, and the reason."""
 
     name: str
     problem: str
@@ -279,14 +279,14 @@ def _how_to_name_a_module(ref: str) -> str:
 
 
 def list_tasks() -> list[Task | BrokenTask]:
-    """Every installed task, by name; one that cannot be loaded is told as a BrokenTask and hides no other."""
-    found: list[Task | BrokenTask] = []
+    """Return every installed task, sorted by name. One that cannot be loaded is a BrokenTask in the list."""
+    tasks: list[Task | BrokenTask] = []
     for name, candidates in sorted(load_entry_points(ENTRY_POINT_GROUP).items()):
         try:
-            found.append(_load_installed(name, candidates))
+            tasks.append(_load_installed(name, candidates))
         except UsageError as error:
-            found.append(BrokenTask(name, str(error)))
-    return found
+            tasks.append(BrokenTask(name, str(error)))
+    return tasks
 
 
 def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
@@ -312,7 +312,7 @@ def _load(what: str, module_name: str, attribute: str, remedy: str = "install it
         with uninterrupted():  # in the middle of torch's import, an exception aborts the process
             disable_ort_telemetry()
             found: Any = import_module(module_name)
-    except Exception as error:  # the module is the user's: whatever it raises is told in one sentence
+    except Exception as error:  # the module is the user's: any error becomes one sentence
         problem = f"{type(error).__name__}: {error}{_remedy(error, module_name, remedy)}"
         raise UsageError(f"{what}: module {module_name!r} cannot be imported: {problem}") from error
     for part in attribute.split("."):
@@ -328,7 +328,7 @@ def _load(what: str, module_name: str, attribute: str, remedy: str = "install it
 
 
 def _remedy(error: Exception, module_name: str, remedy: str) -> str:
-    """What to do where a module is missing: `remedy` if it is the task's own, else install the one that the task imports."""
+    """Return the remedy for a missing module: `remedy` for the task's own, else to install the imported package."""
     if not isinstance(error, ImportError) or not error.name:
         return ""
     if error.name.partition(".")[0] in _FORMER_PACKAGES:
@@ -343,7 +343,7 @@ def _remedy(error: Exception, module_name: str, remedy: str) -> str:
 
 @contextmanager
 def _current_directory_importable() -> Iterator[None]:
-    """As `python -m` does, but only for this import: a file that lies about shadows nothing imported later."""
+    """Put the current directory first on `sys.path` for one import, so that its files shadow no later import."""
     current = os.getcwd()
     sys.path.insert(0, current)
     try:

@@ -1,8 +1,7 @@
-"""The bridge between a torch module and named tensors.
+"""Conversion between a torch module and named tensors.
 
-What belongs to a batch norm is found by the type of the module, never by its name: "bn1" says nothing, and is a prefix
-of "bn10". Everything that lies inside a batch norm counts as its own, so a subclass with values of other names, or a
-parametrized one, is covered.
+A tensor of a batch norm is recognised by the type of its module, never by name: "bn1" proves nothing, and is a prefix of
+"bn10". Every tensor inside a batch norm counts as its own, which covers subclasses with other names and parametrized ones.
 """
 
 from __future__ import annotations

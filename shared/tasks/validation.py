@@ -1,7 +1,7 @@
-"""The validation part of a device's data: examples to choose a model on, so that test data are left to report on.
+"""Validation data of a device: examples for choosing a model, so that test data are only for reporting.
 
-A model that is chosen on test data looks better on them than it is. So the agent compares personal models on validation
-data, which nothing trains on, and reports the chosen one on test data.
+A model that was chosen on test data looks better on them than it is. So the agent compares personal models on validation
+data, which no training uses, and reports the chosen model's accuracy on test data.
 """
 
 from __future__ import annotations

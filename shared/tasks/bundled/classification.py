@@ -1,4 +1,4 @@
-"""Loss and metric of the tasks that sort inputs into classes."""
+"""Loss and metric of the bundled classification tasks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of logits, shape (n, classes), against class numbers, shape (n,)."""
+    """Return the mean cross-entropy of logits, shape (n, classes), and class numbers, shape (n,)."""
     from torch.nn import functional
 
     return functional.cross_entropy(outputs, targets)
 
 
 def accuracy(outputs: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> float:
-    """Share of the n examples, from 0 to 1, whose largest logit is that of their class; of tensors, or of NumPy arrays."""
+    """Return the share of the n examples, 0 to 1, whose largest logit is that of their class; of tensors or arrays."""
     if isinstance(outputs, np.ndarray):
         right = np.count_nonzero(outputs.argmax(axis=1) == np.asarray(targets))
         return float(np.float32(right) / np.float32(len(outputs)))  # to the last bit what torch's mean is

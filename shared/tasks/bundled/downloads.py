@@ -1,4 +1,4 @@
-"""Data files of known content: found in the data folder, or fetched into it, and verified at every use."""
+"""Data files with known checksums: found in the data folder or downloaded into it, and verified at every use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 2**16
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file `folder`/`name` below the data folder, its content, and where it can be had (in order of trial)."""
+    """A file `folder`/`name` below the data folder, its SHA-256, and its URLs in order of trial."""
 
     folder: str
     name: str
@@ -27,15 +27,25 @@ class DataFile:
     urls: tuple[str, ...] = ()
 
     def path(self, root: Path) -> Path:
-        """Where the file lies below the data folder `root`."""
+        """Return the path of the file below the data folder `root`."""
         return root / self.folder / self.name
 
 
 def fetch(file: DataFile, root: Path, *, retries: int = RETRIES) -> Path:
-    """Return the verified file below `root`; download it first if it is not there.
+    """Return the path of a verified file; download it first if it is absent.
 
-    A download that breaks off begins anew (it is not resumed), `retries` times per URL, and only a whole, verified file
-    gets its name. Raises DataError, with the mend, where the file is damaged or cannot be had.
+    An interrupted download starts again from the beginning. Only a complete, verified file gets its name.
+
+    Args:
+        file: The file.
+        root: The data folder.
+        retries: Attempts for each URL.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        DataError: The file is damaged or cannot be downloaded.
     """
     path = file.path(root)
     try:
@@ -48,12 +58,12 @@ def fetch(file: DataFile, root: Path, *, retries: int = RETRIES) -> Path:
 
 
 def verify(file: DataFile, path: Path) -> None:
-    """Raise DataError unless `path` holds what `file` promises."""
+    """Raise DataError unless the file at `path` has the SHA-256 of `file`."""
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != file.sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != file.sha256:
         remedy = "delete it to fetch it again" if file.urls else "replace it"
-        raise DataError(f"{file.folder}: {file.name} has sha256 {found}, expected {file.sha256}; {remedy} ({path})")
+        raise DataError(f"{file.folder}: {file.name} has sha256 {digest}, expected {file.sha256}; {remedy} ({path})")
 
 
 def _download(file: DataFile, path: Path, retries: int) -> None:

@@ -1,4 +1,4 @@
-"""From a set of labelled images to the data of one device, or of many at once."""
+"""Data of devices, made of a set of labelled images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fedpatch.shared.tasks.validation import with_validation
 
 @dataclass(frozen=True)
 class Images:
-    """A set of n images.
+    """A set of n images, whose pixels are decoded only when needed.
 
-    `labels` has shape (n,); `take(positions)` returns the images there, uint8. Of pixels, only a device's share need
-    ever be decoded or kept.
+    Attributes:
+        labels: Class numbers, shape (n,).
+        take: `take(positions)` returns these images as uint8.
     """
 
     labels: np.ndarray
@@ -27,11 +28,24 @@ class Images:
 def device_shares(
     specs: Sequence[DataSpec], train: Images, test: Images, *, white: int, usual_noise: float
 ) -> list[DeviceData]:
-    """Each device's images as float32 in [0, 1] (`white` becomes 1) with int64 labels; noise on training images alone.
+    """Return each device's images as float32 in [0, 1] with int64 labels.
 
-    A noisy device does not count in the mean user accuracy (paper, section 4.2). The paper has no validation data: there are
-    some, split off the training images, where the spec asks for them. `take` is called once for the training
-    and once for the test images; the devices' images are views of one array.
+    A noisy device does not count in the mean user accuracy (paper, section 4.2); only its training images are noisy. The paper
+    has no validation data: they are split off the training images if a spec asks for them. `take` is called once for training
+    and once for test images, and devices' images are views of one array.
+
+    Args:
+        specs: Data spec of each device.
+        train: Training images.
+        test: Test images.
+        white: Pixel value that becomes 1.
+        usual_noise: Standard deviation of the noise of a noisy device whose spec names none.
+
+    Returns:
+        The data of each device, in the order of `specs`.
+
+    Raises:
+        DataError: There are too few images.
     """
     parts = partitions(specs, train.labels, test.labels)
     train_inputs = _inputs(train, [positions for positions, _ in parts], white)
@@ -53,7 +67,7 @@ def device_shares(
 
 
 def _inputs(images: Images, parts: Sequence[np.ndarray], white: int) -> list[np.ndarray]:
-    """The images at each of `parts`, taken all at once, for a source may have to be read as a whole every time."""
+    """Return the images of each of `parts`. All are taken by one call, because a source may be read as a whole each time."""
     if not parts:
         return []
     pixels = images.take(np.concatenate(parts))

@@ -1,4 +1,4 @@
-"""Who holds which examples: the data specs of the bundled tasks, and the splits that they name.
+"""Data specs of the bundled tasks, and the partitions of examples among devices that they name.
 
     shard:I/N     the paper's non-IID split (section 4.1); this is device I of N, numbered from 0
     aligned:I/N   the same, but a device is tested only on labels that it trains on
@@ -9,8 +9,7 @@
     ,noisy-fraction=0.2    int(0.2 N) devices, drawn by the seed, are noisy; `noise=` then sets how much
     ,validation=0.1        this share of the training examples is validation data (default 0: the paper's split)
 
-Every device computes the whole split and keeps its own part, so that N devices with the same seed share the data out
-without a word.
+Every device computes the whole partition and keeps its own part, so that N devices with one seed need no communication.
 """
 
 from __future__ import annotations
@@ -95,7 +94,16 @@ def _is_drawn(spec: DataSpec) -> bool:
 
 
 def add_noise(inputs: np.ndarray, std: float, spec: DataSpec) -> np.ndarray:
-    """Add N(0, std) to inputs in [0, 1] and clip them to [0, 1] again (paper, section 4.2); other for each device."""
+    """Add Gaussian noise to inputs (paper, section 4.2), different for each device.
+
+    Args:
+        inputs: Values from 0 to 1.
+        std: Standard deviation.
+        spec: Data spec, whose seed and device index seed the noise.
+
+    Returns:
+        The noisy inputs, clipped to 0 to 1.
+    """
     rng = np.random.default_rng([spec.seed, _NOISE, spec.index])
     noise = rng.standard_normal(inputs.shape, dtype=np.float32) * np.float32(std)
     noisy: np.ndarray = np.clip(inputs + noise, 0.0, 1.0).astype(inputs.dtype)
@@ -104,10 +112,15 @@ def add_noise(inputs: np.ndarray, std: float, spec: DataSpec) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Split:
-    """Who holds which examples, for the devices of one kind, count and seed: computed once, asked for each device.
+    """Partition of a data set among the devices of one kind, count and seed.
 
-    The examples of each part in the order of their labels, the place in that order where each shard begins (and, last,
-    where they all end), and the shards of each device, shape (devices, SHARDS_PER_DEVICE).
+    Attributes:
+        kind: "shard" or "aligned".
+        train_order: Positions of the training examples, sorted by label.
+        train_bounds: Start of each training shard in that order, and the end of the last one.
+        test_order: Positions of the test examples, sorted by label.
+        test_bounds: The same for test shards.
+        shards: Shards of each device, shape (devices, SHARDS_PER_DEVICE).
     """
 
     kind: str
@@ -119,7 +132,7 @@ class Split:
 
     @classmethod
     def named_by(cls, spec: DataSpec, train_labels: np.ndarray, test_labels: np.ndarray) -> Split:
-        """The split that `spec` names, whichever its device.
+        """Compute the partition that `spec` names, for all devices.
 
         The examples, sorted by label, are cut into 2N shards of (almost) equal size; each device gets two, at random.
         With `shard` the test examples are cut in the same way on their own and assigned alike. As the shards' sizes are
@@ -127,7 +140,16 @@ class Split:
         carry a label that their device never trained on (7.5 % of MNIST's at N = 400). `aligned` puts a test example
         where training examples of its label are.
 
-        Raises DataError where there are too few examples for N devices.
+        Args:
+            spec: Data spec of any of the devices.
+            train_labels: Labels of the training examples, shape (n,).
+            test_labels: Labels of the test examples, shape (m,).
+
+        Returns:
+            The partition.
+
+        Raises:
+            DataError: There are too few examples for N devices.
         """
         shards = SHARDS_PER_DEVICE * spec.count
         train_order, test_order = _by_label(train_labels), _by_label(test_labels)
@@ -159,9 +181,18 @@ class Split:
 def partitions(
     specs: Sequence[DataSpec], train_labels: np.ndarray, test_labels: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the positions of each device's training and test examples; raises DataError as `Split` does.
+    """Return the positions of each device's training and test examples.
 
-    A split that several of `specs` name is computed once.
+    Args:
+        specs: Data spec of each device. A partition that several of them name is computed once.
+        train_labels: Labels of the training examples, shape (n,).
+        test_labels: Labels of the test examples, shape (m,).
+
+    Returns:
+        For each device, positions of training and of test examples.
+
+    Raises:
+        DataError: There are too few examples.
     """
     splits: dict[tuple[str, int, int], Split] = {}
     parts = []

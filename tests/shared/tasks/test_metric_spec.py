@@ -66,7 +66,7 @@ def test_the_worst_tenth_is_the_percentile_that_numpy_gives(values):
         (("x" * 25, "max", None), "1 to 24 printable"),
         (("MAE", "less", None), "must be 'max' or 'min'"),
         (("F1", "max", (1.0, 0.0)), "lower limit first"),
-        (("F1", "max", (0.0, math.nan)), "is no range"),
+        (("F1", "max", (0.0, math.nan)), "is not a range"),
     ],
 )
 def test_terms_that_cannot_be_are_told(terms, words):
