@@ -27,7 +27,7 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]
         return authority.certificate, device, broker
 
 
-def test_who_it_is_for_and_when_it_is_good(pems: tuple[bytes, bytes, bytes]):
+def test_certificate_has_owner_and_dates(pems: tuple[bytes, bytes, bytes]):
     """Fleet, part and name of ours; the dates as they were given."""
     ca, device, broker = (read_pem(one)[0] for one in pems)
     assert device.holder == CertificateOwner("kitchen", "device", "pi-1")
@@ -48,7 +48,7 @@ def test_a_file_may_hold_several_and_a_key(pems: tuple[bytes, bytes, bytes]):
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-def test_the_certificates_of_the_world_are_read_as_the_library_reads_them():
+def test_system_certificates_are_read_as_by_cryptography():
     """RSA and elliptic curves, both kinds of dates, names in all their encodings."""
     data = Path(certifi.where()).read_bytes()
     ours, theirs = read_pem(data), x509.load_pem_x509_certificates(data)
@@ -61,7 +61,7 @@ def test_the_certificates_of_the_world_are_read_as_the_library_reads_them():
 
 
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
-def test_one_that_is_damaged_is_an_error_and_nothing_else(pems: tuple[bytes, bytes, bytes], place: int, value: int):
+def test_damaged_certificate_raises_value_error_alone(pems: tuple[bytes, bytes, bytes], place: int, value: int):
     """Any byte may be any other; so may the end be missing."""
     der = bytearray(x509.load_pem_x509_certificate(pems[1]).public_bytes(Encoding.DER))
     cut = der[: place % len(der)]
@@ -71,7 +71,7 @@ def test_one_that_is_damaged_is_an_error_and_nothing_else(pems: tuple[bytes, byt
             read_der(data)
 
 
-def test_a_file_that_no_ca_bundle_is_as_large_as_is_not_read_on(pems: tuple[bytes, bytes, bytes]):
+def test_file_beyond_the_size_limit_raises_value_error(pems: tuple[bytes, bytes, bytes]):
     """Whoever may write the file decides neither about our memory nor about our time."""
     with pytest.raises(ValueError, match=f"more than {MAX_PEM_BYTES} bytes"):
         read_pem(b" " * (MAX_PEM_BYTES + 1))
@@ -91,7 +91,7 @@ def _made(*dates: bytes) -> bytes:
     return _der(0x30, _der(0x30, _der(0x02, b"\x07"), empty, empty, validity, empty, empty), empty)
 
 
-def test_a_certificate_without_extensions_is_nobodys_of_ours():
+def test_certificate_without_extensions_has_no_holder():
     """Version 1 has none; what is not two dates is no certificate."""
     found = read_der(_made(b"700101000001Z", b"700101000002Z"))
     assert (found.serial, found.not_before, found.not_after) == (7, 1.0, 2.0)

@@ -67,7 +67,7 @@ def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):
 
 
 @pytest.mark.parametrize("code", [0x86, 0x87])
-def test_a_refusal_of_whoever_gave_too_little_says_how_to_give_it(code):
+def test_refusal_without_credentials_names_their_options(code):
     """Nobody has to look up where a user name and a password go."""
     reason = ReasonCode(PacketTypes.CONNACK, identifier=code)
     nameless = refused(BROKER, None, reason, with_password=False).reason

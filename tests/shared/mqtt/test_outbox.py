@@ -62,7 +62,7 @@ def test_large_messages_go_few_at_a_time_but_always_one():
     assert outbox.acknowledged(4) is not None
 
 
-def test_a_lost_connection_sends_all_again_in_the_old_order_one_by_one():
+def test_lost_connection_resends_messages_alone_and_in_order():
     """Whichever message the broker stumbled over, it is alone the next time."""
     outbox = Outbox(10)
     for number in range(4):
@@ -78,7 +78,7 @@ def test_a_lost_connection_sends_all_again_in_the_old_order_one_by_one():
     assert order == ["t/0", "t/1", "t/2", "t/3"]
 
 
-def test_what_breaks_every_connection_is_given_up_and_the_rest_arrives():
+def test_message_that_breaks_every_connection_is_given_up():
     """A poisonous message costs a few connections, then nothing more."""
     outbox = Outbox(10)
     for number in range(3):
@@ -97,7 +97,7 @@ def test_what_breaks_every_connection_is_given_up_and_the_rest_arrives():
     assert (arrived, given_up, len(outbox)) == (["t/0", "t/2"], ["t/1"], 0)
 
 
-def test_a_packet_id_in_use_is_an_error_of_ours_and_changes_nothing():
+def test_packet_id_in_use_raises_illegal_transition():
     """Two messages under one id could not be told apart."""
     outbox = Outbox(10)
     outbox.put(message(0))
@@ -109,7 +109,7 @@ def test_a_packet_id_in_use_is_an_error_of_ours_and_changes_nothing():
 
 
 @given(st.lists(st.sampled_from(["put", "take", "ack", "lose"]), max_size=60))
-def test_nothing_is_lost_or_overtaken(steps):
+def test_every_message_is_delivered_in_order(steps):
     """Whatever happens, each message is acknowledged or given up once, and first sent in the order it was put."""
     outbox = Outbox(8)
     put: list[str] = []

@@ -48,7 +48,7 @@ def _patient(monkeypatch) -> None:
     monkeypatch.setattr("fedpatch.shared.mqtt.socket_loop.TICK_S", 10 * PATIENCE_S)
 
 
-def test_what_is_put_down_before_a_wake_is_taken_up():
+def test_message_put_before_wake_is_sent_in_the_next_turn():
     """Of many threads that put something down and wake, none waits for another's wake or for the loop's own pace."""
     loop, client, done = SocketLoop(), Client(), threading.Event()
     session: deque[int] = deque()

@@ -15,7 +15,7 @@ def wishes(subscriptions: Subscriptions) -> list[SubscriptionChange]:
     return found
 
 
-def test_wishes_are_told_in_their_order():
+def test_changes_are_sent_in_their_order():
     """To give a filter up and want it again is two steps, or retained messages would not come again."""
     subscriptions = Subscriptions()
     for _ in range(2):
@@ -24,7 +24,7 @@ def test_wishes_are_told_in_their_order():
     assert wishes(subscriptions) == [SubscriptionChange(True, ("a",)), SubscriptionChange(False, ("a",))] * 2
 
 
-def test_a_new_connection_hears_everything_that_is_wanted_now():
+def test_new_connection_subscribes_to_all_current_filters():
     """Also what the last connection was told."""
     subscriptions = Subscriptions()
     subscriptions.add(("a", "b"))
@@ -34,7 +34,7 @@ def test_a_new_connection_hears_everything_that_is_wanted_now():
     assert wishes(subscriptions) == [SubscriptionChange(True, ("a", "b", "c"))]
 
 
-def test_a_new_connection_hears_what_was_given_up_while_away():
+def test_new_connection_unsubscribes_from_filters_removed_meanwhile():
     """The broker may have kept the session, and the subscription with it."""
     subscriptions = Subscriptions()
     subscriptions.add(("a", "b", "c"))
@@ -61,7 +61,7 @@ def test_a_new_connection_hears_what_was_given_up_while_away():
         ("+", "a", True),
     ],
 )
-def test_a_topic_is_wanted_when_a_filter_matches(pattern, topic, expected):
+def test_topic_is_wanted_if_a_filter_matches(pattern, topic, expected):
     """Wildcards mean what the standard says."""
     subscriptions = Subscriptions()
     subscriptions.add((pattern,))
@@ -69,7 +69,7 @@ def test_a_topic_is_wanted_when_a_filter_matches(pattern, topic, expected):
 
 
 @pytest.mark.parametrize("pattern", ["", "a+/b", "a/#/b", "a/b#"])
-def test_what_is_no_filter_is_refused_before_it_is_wanted(pattern):
+def test_malformed_filter_raises_value_error(pattern):
     """A broker would close each connection at it."""
     subscriptions = Subscriptions()
     with pytest.raises(ValueError, match="not a topic filter"):

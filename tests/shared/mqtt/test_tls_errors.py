@@ -57,7 +57,7 @@ def _alert(word: str) -> ssl.SSLError:
         (EXPIRED, "has expired; the clock here says 20", "renew it (fedpatch ca broker)"),
     ],
 )
-def test_each_check_that_fails_has_its_sentence_and_its_mend(house: Certified, broker, code, problem, remedy):
+def test_failed_check_has_problem_and_remedy(house: Certified, broker, code, problem, remedy):
     """And none of them passes by waiting."""
     found = distrusted(broker, house.files("pi-1"), _of_library(code))
     assert problem in found.problem and remedy in found.remedy
@@ -68,9 +68,7 @@ def test_each_check_that_fails_has_its_sentence_and_its_mend(house: Certified, b
 @pytest.mark.parametrize(
     ("synchronised", "words"), [(False, "is not synchronised with any time server"), (True, ""), (None, "")]
 )
-def test_a_certificate_whose_time_has_not_come_is_waited_for(
-    house: Certified, broker, monkeypatch, synchronised, words
-):
+def test_certificate_not_yet_valid_is_retried(house: Certified, broker, monkeypatch, synchronised, words):
     """Until when, nobody can say where the broker does not show it; a clock that no server set is told as such."""
     monkeypatch.setattr("fedpatch.shared.mqtt.tls_errors.is_synchronised", lambda: synchronised)
     found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID))
@@ -82,7 +80,7 @@ def test_a_certificate_whose_time_has_not_come_is_waited_for(
 @pytest.mark.parametrize(
     ("code", "made", "words"), [(EXPIRED, -99, "has expired since"), (NOT_YET_VALID, 9, "is not yet valid before")]
 )
-def test_where_it_is_the_ca_that_is_named_with_its_date(tmp_path: Path, broker, code, made, words):
+def test_expired_ca_is_named_with_its_date(tmp_path: Path, broker, code, made, words):
     """Our own file tells: nobody has to be asked."""
     elsewhere = Certified(tmp_path / "ca", now=time.time() + made * DAY_S, ca_days=30)
     elsewhere.open().close()
@@ -100,20 +98,20 @@ def test_where_it_is_the_ca_that_is_named_with_its_date(tmp_path: Path, broker, 
         ("CERTIFICATE_EXPIRED", "as expired; by the clock here it is good until 20", "set the broker's clock"),
     ],
 )
-def test_what_the_broker_has_against_our_certificate_is_told(house: Certified, broker, word, problem, remedy):
+def test_alert_of_the_broker_has_problem_and_remedy(house: Certified, broker, word, problem, remedy):
     """By its alert; the dates of our own files say which of several reasons it is."""
     found = refused_by_broker(broker, house.files("pi-1"), _alert(word))
     assert found is not None and problem in found.problem and remedy in found.remedy and found.fault().lasting
 
 
-def test_a_certificate_of_ours_before_its_time_is_worth_another_attempt(house: Certified, broker):
+def test_own_certificate_not_yet_valid_is_retried(house: Certified, broker):
     """From its first day on."""
     found = refused_by_broker(broker, house.files("young"), _alert("BAD_CERTIFICATE"))
     assert found is not None and "it is not yet valid before 20" in found.problem
     assert found.good_from == pytest.approx(time.time() + 9 * DAY_S, abs=2 * DAY_S)
 
 
-def test_a_ca_of_ours_that_has_ended_is_to_blame_for_an_expired_certificate(tmp_path: Path, house: Certified, broker):
+def test_expired_alert_with_an_expired_ca_names_the_ca(tmp_path: Path, house: Certified, broker):
     """A device's certificate may say a later date than the CA above it."""
     gone = Certified(tmp_path / "ca", now=time.time() - 99 * DAY_S, ca_days=30)
     gone.open().close()
@@ -123,14 +121,14 @@ def test_a_ca_of_ours_that_has_ended_is_to_blame_for_an_expired_certificate(tmp_
     assert "fedpatch ca renew" in found.remedy
 
 
-def test_without_a_certificate_a_broker_that_asks_for_one_is_told(broker):
+def test_missing_own_certificate_is_named_with_its_remedy(broker):
     """An alert about something else is not about trust."""
     found = refused_by_broker(broker, TlsFiles(), _alert("CERTIFICATE_REQUIRED"))
     assert isinstance(found, TrustError) and "asks for a certificate, and we have none" in found.problem
     assert refused_by_broker(broker, TlsFiles(), _alert("PROTOCOL_VERSION")) is None
 
 
-def test_an_error_that_is_not_about_trust_is_no_fault_of_it(house: Certified, broker):
+def test_error_not_about_certificates_has_no_fault(house: Certified, broker):
     """Nor is an alert of another kind, where we do have a certificate."""
     assert fault_of(broker, house.files("pi-1"), DataError("no disk")) is None
     assert fault_of(broker, house.files("pi-1"), _alert("INTERNAL_ERROR")) is None

@@ -22,7 +22,7 @@ from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
         ("pi-1@[fd00::1]:99", BrokerUrl("fd00::1", 99, True, "pi-1")),
     ],
 )
-def test_a_broker_url_is_understood(text, expected):
+def test_broker_url_is_parsed_to_its_parts(text, expected):
     """Port and TLS follow from the scheme, and without one it is TLS; a user name may be there."""
     assert parse_broker_url(text) == expected
 
@@ -43,7 +43,7 @@ def test_a_broker_url_is_understood(text, expected):
         ("mqtt://[::1", "write mqtt://host:1883"),
     ],
 )
-def test_a_wrong_url_is_refused_with_its_mend(text, remedy):
+def test_malformed_url_raises_usage_error_with_a_remedy(text, remedy):
     """Each error says what to write instead."""
     with pytest.raises(UsageError) as caught:
         parse_broker_url(text)
@@ -73,7 +73,7 @@ def test_a_broker_is_named_with_its_port():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.7.6", "[::1]", "localhost", "LOCALHOST"])
-def test_what_is_written_as_this_machine_is_loopback(host):
+def test_host_of_this_machine_is_loopback(host):
     """Addresses of the loopback networks, and the one name that is reserved for them."""
     assert parse_broker_url(f"mqtt://{host}").loopback
 
@@ -82,6 +82,6 @@ def test_what_is_written_as_this_machine_is_loopback(host):
     "host",
     ["10.0.0.1", "128.0.0.1", "0.0.0.0", "[::]", "[::ffff:127.0.0.1]", "127.1", "localhost.lan", "ip6-localhost", "h"],
 )
-def test_everything_else_is_not_loopback(host):
+def test_any_other_host_is_not_loopback(host):
     """A name is not looked up, whatever it may resolve to here and now."""
     assert not parse_broker_url(f"mqtt://{host}").loopback

@@ -50,7 +50,7 @@ def reopened(packed, schema, base):
 
 
 @given(st.data(), st.sampled_from(DELTAS), st.integers(0, 2**64 - 1))
-def test_any_tensors_come_back_as_near_as_the_rules_say(data, encoding, seed):
+def test_unpacked_tensors_are_within_the_error_of_their_rules(data, encoding, seed):
     """Names, shapes and dtypes are kept, what no rule can write is exact, and the rest is a step off at most."""
     schema = data.draw(schemas()).with_moments(data.draw(st.sampled_from([(), MOMENTS])))
     tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
@@ -83,7 +83,7 @@ def bound(value, base, spec, rule):
 
 
 @given(st.data(), st.sampled_from(DELTAS), st.sampled_from(LAYOUTS))
-def test_layout_travels_in_no_encoding(data, encoding, layout):
+def test_memory_layout_changes_no_encoded_byte(data, encoding, layout):
     """Big-endian, strided, read-only and Fortran arrays, as tensors and as base, give the same bytes and bits."""
     schema = data.draw(schemas())
     tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
@@ -94,7 +94,7 @@ def test_layout_travels_in_no_encoding(data, encoding, layout):
 
 
 @pytest.mark.parametrize("encoding", DELTAS)
-def test_equal_arguments_give_equal_bytes(encoding):
+def test_pack_with_equal_arguments_gives_equal_bytes(encoding):
     """The same seed gives the same blob; another one rounds in another way."""
     packed = pack(trained(), MODEL, {}, encoding, base=BASE, seed=1)
     assert pack(trained(), MODEL, {}, encoding, base=BASE, seed=1) == packed
@@ -102,7 +102,7 @@ def test_equal_arguments_give_equal_bytes(encoding):
 
 
 @pytest.mark.parametrize("encoding", DELTAS)
-def test_nothing_new_costs_almost_nothing(encoding):
+def test_delta_of_equal_tensors_takes_few_bytes(encoding):
     """Where nothing was trained, what is a difference is all zeros, and comes back to the last bit."""
     packed = pack(BASE, MODEL, {}, encoding, base=BASE)
     found = reopened(packed, MODEL, BASE)
@@ -127,7 +127,7 @@ def test_a_blob_is_smaller_before_it_is_compressed(encoding, ratio):
         ("v", "delta-bf16", "3f bf 80 00"),
     ],
 )
-def test_the_rules_are_pinned(name, rule, values):
+def test_rule_writes_these_bytes(name, rule, values):
     """Version 1 of each rule, byte by byte."""
     schema = Schema((*WEIGHT.specs, TensorSpec("v", (2,), "float32", "stats"))).with_moments(("exp_avg", "exp_avg_sq"))
     base = {spec.name: np.zeros(spec.shape, np.float32) for spec in schema.specs}
@@ -155,7 +155,7 @@ def test_a_variance_never_comes_back_negative(encoding):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("name", ["bn.running_var", "fc.weight:exp_avg_sq"])
-def test_a_negative_variance_is_seen_by_whoever_refuses_it(encoding, name):
+def test_negative_variance_arrives_unchanged(encoding, name):
     """The decoder hides nothing: what can never be negative and is, arrives as it is."""
     values = {**BASE, name: -BASE[name]}
     assert (reopened(pack(values, MODEL, {}, encoding, base=BASE), MODEL, BASE)[name] == -1).all()
@@ -163,7 +163,7 @@ def test_a_negative_variance_is_seen_by_whoever_refuses_it(encoding, name):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
-def test_what_no_rule_can_write_travels_as_it_is(encoding, spoilt):
+def test_values_that_a_rule_cannot_write_arrive_unchanged(encoding, spoilt):
     """NaN, infinities and values at the end of the range arrive to the bit; other tensors are not touched by that."""
     values = trained()
     values["fc.weight"][3, 3] = spoilt
@@ -172,7 +172,7 @@ def test_what_no_rule_can_write_travels_as_it_is(encoding, spoilt):
     assert np.isfinite(found["bn.weight"]).all()
 
 
-def test_a_huge_outlier_stays_within_its_scale():
+def test_outlier_is_decoded_within_its_scale():
     """The greatest value that a rule takes comes back finite, and the rest of the tensor within its step."""
     values = np.array([greatest(np.float32), 1, -1, 0], np.float32)
     base = {"w": np.zeros(4, np.float32)}
@@ -186,7 +186,7 @@ def test_a_huge_outlier_stays_within_its_scale():
 
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("base", [None, {}, {"w": np.ones(3, np.float32)}])
-def test_a_delta_needs_its_base(encoding, base):
+def test_delta_without_its_base_is_refused(encoding, base):
     """Packing without it is a mistake of the program's; a blob that arrives where it is not held is refused."""
     held = {"w": np.zeros(4, np.float32)}
     with pytest.raises(ValueError, match=f"{encoding} needs the tensors that both sides hold"):
@@ -210,7 +210,7 @@ def test_a_tensor_of_another_length_is_refused(encoding):
 
 
 @pytest.mark.parametrize("encoding", DELTAS)
-def test_no_rule_is_taken_for_another(encoding):
+def test_form_of_another_rule_is_refused(encoding):
     """A blob is read by the rules of the encoding that was announced, never by those that it names itself."""
     held = {"w": np.zeros(4, np.float32)}
     packed = pack({"w": np.ones(4, np.float32)}, WEIGHT, {}, encoding, base=held)
@@ -229,7 +229,7 @@ def packed_with(tensors, schema, encoding, base, residual, seed=0):
 
 
 @given(st.data(), st.sampled_from(FEEDBACK), st.integers(0, 2**64 - 1))
-def test_what_was_intended_is_what_arrives_and_the_residual(data, encoding, seed):
+def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
     """For every trained tensor: values + residual before = decoded + residual after, to the rounding of one sum."""
     schema = data.draw(schemas(min_size=1)).with_moments(MOMENTS)
     tensors, base = (data.draw(tensors_of(schema, finite=True)) for _ in range(2))
@@ -248,7 +248,7 @@ def test_what_was_intended_is_what_arrives_and_the_residual(data, encoding, seed
 
 
 @pytest.mark.parametrize("encoding", FEEDBACK)
-def test_feedback_makes_up_for_what_was_lost(encoding):
+def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding):
     """The sum of many steps with feedback is the sum that was intended, within one step's rounding and not all of them."""
     rng = np.random.default_rng(3)
     base, wanted = {"w": np.zeros(4, np.float32)}, np.zeros(4)
@@ -263,7 +263,7 @@ def test_feedback_makes_up_for_what_was_lost(encoding):
 
 
 @pytest.mark.parametrize("encoding", [one for one in ENCODINGS if one not in FEEDBACK])
-def test_fine_encodings_leave_no_residual(encoding):
+def test_fine_encoding_returns_no_residual(encoding):
     """They are packed as ever, and a residual from before is dropped."""
     given_ = {"w:residual": np.ones(4, np.float32)}
     tensors, base = {"w": np.full(4, 2, np.float32)}, {"w": np.ones(4, np.float32)}
@@ -282,7 +282,7 @@ def test_residuals_of_other_tensors_are_left_out():
         packed_with(tensors, WEIGHT, "delta-int4", base, {"w:residual": np.ones(3, np.float32)})
 
 
-def test_a_spoilt_update_leaves_a_residual_of_zero():
+def test_residual_of_values_that_are_not_finite_is_zero():
     """Where training diverged nothing of it is carried into the next round."""
     values = np.array([1, np.nan, np.inf, 0], np.float32)
     _, after = packed_with({"w": values}, WEIGHT, "delta-int4", {"w": np.zeros(4, np.float32)}, {})

@@ -36,7 +36,7 @@ def reopened(packed: Packed, schema: Schema):
 
 
 @given(st.data(), st.sampled_from(["fp32", "fp32+zstd"]))
-def test_full_precision_is_exact(data, encoding):
+def test_fp32_returns_exact_tensors(data, encoding):
     """Every bit of every tensor comes back, NaN, scalars and empty tensors too."""
     schema = data.draw(schemas()).with_moments(data.draw(st.sampled_from([(), MOMENTS])))
     tensors = data.draw(tensors_of(schema))
@@ -46,7 +46,7 @@ def test_full_precision_is_exact(data, encoding):
 
 
 @given(st.data(), st.sampled_from(LAYOUTS))
-def test_memory_layout_does_not_travel(data, layout):
+def test_memory_layout_and_byte_order_change_no_packed_byte(data, layout):
     """Big-endian, strided, read-only and Fortran arrays give the same bytes as the usual ones."""
     schema = data.draw(schemas())
     tensors = data.draw(tensors_of(schema))
@@ -55,7 +55,7 @@ def test_memory_layout_does_not_travel(data, layout):
 
 
 @given(hnp.arrays(np.float32, (4,), elements=st.floats(-60000, 60000, width=32)))
-def test_half_precision_is_close(values):
+def test_fp16_returns_values_within_half_precision(values):
     """fp16 brings a weight back within 11 bits, and within 3e-8 where it is that small."""
     _, found = reopened(pack({"w": values}, HALF, {}, "fp16+zstd"), HALF)
     assert found["w"].dtype == np.float32
@@ -90,14 +90,14 @@ def test_wider_floats_are_brought_to_the_schema():
     assert same(found, {"w": expected})
 
 
-def test_what_was_read_can_be_written():
+def test_unpacked_tensors_are_writable():
     """The arrays are the reader's own, not views of the message."""
     _, found = reopened(pack(VALUES, MODEL, {}, "fp32+zstd"), MODEL)
     for array in found.values():
         array += 1
 
 
-def test_an_empty_schema_travels():
+def test_empty_schema_is_packed_and_unpacked():
     """Metadata may travel alone."""
     assert reopened(pack({}, Schema(()), META, "fp32+zstd"), Schema(())) == (META, {})
 
@@ -110,7 +110,7 @@ def test_equal_input_gives_equal_bytes(encoding):
     assert pack(VALUES, MODEL, META, encoding, base=base) == pack(backwards, MODEL, META, encoding, base=base)
 
 
-def test_the_container_is_pinned():
+def test_container_has_these_bytes():
     """Version 1 of the layout, byte by byte: {meta, tensors: [[name, dtype, shape, little-endian values]]}."""
     packed = pack({"w": np.array([1, -2, 0.5, 65504], ">f8")}, HALF, {"n": 1}, "fp16")
     assert packed.blob.hex(" ") == (
@@ -162,7 +162,7 @@ def nested(depth: int) -> list:
         {"a": nested(20)},
     ],
 )
-def test_meta_that_could_not_be_read_back_is_refused(meta):
+def test_pack_of_unreadable_meta_raises_value_error(meta):
     """Metadata is plain and small, or it is not sent."""
     with pytest.raises(ValueError, match="meta"):
         pack(VALUES, MODEL, meta, "fp32")

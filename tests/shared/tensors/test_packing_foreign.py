@@ -72,13 +72,13 @@ def entry(name="w", dtype="float32", shape=(4,), values=bytes(16)):
         ([{}], WireError, "not a msgpack container"),
     ],
 )
-def test_tensors_other_than_agreed_are_refused(entries, error, complaint):
+def test_tensors_outside_the_schema_are_refused(entries, error, complaint):
     """Names, shapes and dtypes that differ are a SchemaMismatch, what is no tensor at all a WireError."""
     with pytest.raises(error, match=complaint):
         read_raw(container_of(*entries), HALF)
 
 
-def test_unexpected_names_are_told_to_the_program():
+def test_unexpected_tensors_error_has_the_names():
     """A coordinator can see that a device sent private names, whatever else is wrong."""
     with pytest.raises(UnexpectedTensors) as caught:
         read_raw(container_of(entry("b"), entry(), entry("a")), HALF)
@@ -116,7 +116,7 @@ def test_half_precision_is_for_weights_only():
     ],
 )
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
-def test_what_is_no_container_is_a_wire_error(container, encoding):
+def test_malformed_container_raises_wire_error(container, encoding):
     """Anything but a map of plain meta and tensors, with nothing after it, is refused."""
     with pytest.raises(WireError):
         read_raw(container, Schema(()), encoding)
@@ -126,7 +126,7 @@ def test_what_is_no_container_is_a_wire_error(container, encoding):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_blob_cut_anywhere_is_a_wire_error(encoding):
+def test_truncated_blob_raises_wire_error(encoding):
     """No prefix of a blob is a blob, whether the true size was announced or that of the prefix."""
     packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for end in range(len(packed.blob)):
@@ -136,7 +136,7 @@ def test_a_blob_cut_anywhere_is_a_wire_error(encoding):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_bytes_after_the_blob_are_a_wire_error(encoding):
+def test_bytes_after_the_blob_raise_wire_error(encoding):
     """A blob is whole and nothing but itself."""
     packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for extra in (b"\x00", packed.blob):
@@ -188,7 +188,7 @@ NEARLY = st.fixed_dictionaries(
 @given(st.binary() | FIELD.map(msgpack.packb) | NEARLY.map(msgpack.packb), st.sampled_from(ENCODINGS))
 @example(b"\xdc\xff\xff" * 200, "fp32")
 @example(b"\x91" * 5000, "fp32")
-def test_nothing_but_documented_errors_come_of_foreign_bytes(raw, encoding):
+def test_unpack_of_any_bytes_raises_documented_errors_alone(raw, encoding):
     """Whatever arrives is read, or raises WireError or SchemaMismatch."""
     with suppress(WireError, SchemaMismatch):
         _, found = read_raw(raw, MODEL, encoding)
@@ -196,7 +196,7 @@ def test_nothing_but_documented_errors_come_of_foreign_bytes(raw, encoding):
 
 
 @given(st.binary(max_size=200), st.integers(-1, 300))
-def test_no_bytes_break_the_decompressor(blob, raw_bytes):
+def test_decompression_of_any_bytes_raises_documented_errors_alone(blob, raw_bytes):
     """Bytes that are no zstd frame, or begin like one, raise WireError or SchemaMismatch only."""
     for candidate in (blob, b"\x28\xb5\x2f\xfd" + blob):
         with suppress(WireError, SchemaMismatch):
@@ -241,7 +241,7 @@ def test_a_frame_that_states_more_than_announced_is_refused():
     assert peak_of_refusal(BOMB, "fp32+zstd", 100) < SMALL
 
 
-def test_a_frame_that_lies_about_its_size_is_refused():
+def test_frame_with_a_false_size_is_refused():
     """A frame that states 100 bytes and expands to 256 MB is stopped at 100 bytes."""
     assert peak_of_refusal(hidden(BOMB, 100), "fp32+zstd", 100) < SMALL
 
@@ -292,7 +292,7 @@ def test_too_many_tensors_are_refused():
         read_raw(container_of(*(entry(str(number), values=b"") for number in range(MAX_TENSORS + 1))), LARGE)
 
 
-def test_many_small_values_do_not_multiply():
+def test_many_small_values_take_bounded_memory():
     """As many empty lists as fit into the announcement are skipped, not built."""
     raw = b"\x82\xa4meta\xdd" + (4 * 2**20).to_bytes(4, "big") + b"\x90" * (4 * 2**20)
     assert peak_of_refusal(raw, "fp32", len(raw), LARGE) < 2 * len(raw) + SMALL

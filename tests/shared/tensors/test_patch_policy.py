@@ -73,7 +73,7 @@ def test_every_policy_by_name_can_be_printed_and_read(globs):
         (f"names:{'x' * 500}", "at most 500 characters"),
     ],
 )
-def test_what_is_no_policy_is_a_usage_error(text, complaint):
+def test_malformed_policy_raises_usage_error(text, complaint):
     """The error says what to write instead."""
     with pytest.raises(UsageError, match=complaint):
         parse_policy(text)
@@ -95,7 +95,7 @@ def test_what_is_no_policy_is_a_usage_error(text, complaint):
         ("names:fc?.bias,bn10.weight", {"fc1.bias", "bn10.weight"}),
     ],
 )
-def test_a_policy_says_what_is_private(text, private):
+def test_private_names_are_those_of_the_policy(text, private):
     """Each policy of the paper's Table 2 and globs, which match whole names: bn1.* is not bn10.*."""
     policy = parse_policy(text)
     assert policy.private_names(MODEL) == private
@@ -130,7 +130,7 @@ def test_statistics_have_no_moments():
         ("names:*", "keeps every tensor private; nothing is left to federate"),
     ],
 )
-def test_a_policy_without_effect_is_a_usage_error(text, complaint):
+def test_policy_without_effect_raises_usage_error(text, complaint):
     """A policy that matches nothing is a mistake: silently keeping nothing private would be worse."""
     with pytest.raises(UsageError, match=complaint):
         parse_policy(text).private_names(PLAIN.with_moments(MOMENTS))
@@ -187,7 +187,7 @@ def test_a_model_schema_is_enough_to_split_moments():
     assert (set(public), set(patch)) == ({"fc1.bias:exp_avg"}, {"bn1.weight:exp_avg"})
 
 
-def test_a_tensor_nobody_knows_is_never_public():
+def test_tensor_outside_the_schema_is_never_public():
     """A name that the schema does not have raises instead of leaving the device."""
     with pytest.raises(UnexpectedTensors, match=r"'bn2\.weight' is not in the model's schema"):
         split({"bn2.weight": np.zeros(3, np.float32)}, PatchPolicy("affine"), MODEL)

@@ -137,7 +137,7 @@ def test_nibbles_come_back(codes):
 
 
 @given(values=ANY, block=BLOCKS, top=st.sampled_from([INT4_TOP, INT8_TOP]), coarse=st.sampled_from([0.0, 0.2]))
-def test_without_chance_no_value_grows(values, block, top, coarse):
+def test_rounding_towards_zero_increases_no_magnitude(values, block, top, coarse):
     """First moments are rounded towards zero: not further from it than they were, and less than one step nearer."""
     scales, codes = to_codes(values, top, block, None, coarse)
     decoded = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
@@ -151,7 +151,7 @@ def test_without_chance_no_value_grows(values, block, top, coarse):
 # --- levels ---------------------------------------------------------------------------------------
 
 
-def test_the_grid_is_what_it_says():
+def test_level_grid_literals_are_the_nearest_float64():
     """Each literal is the float64 nearest to its power of two, by decimal arithmetic."""
     getcontext().prec = 60
     exact = [Decimal(2) ** (Decimal(place) / LEVELS_PER_OCTAVE) for place in range(LEVELS_PER_OCTAVE + 1)]
@@ -194,7 +194,7 @@ def test_a_value_on_the_grid_stays_there(values, seed):
 
 
 @pytest.mark.parametrize("top", [-32768, 32767])
-def test_any_top_is_decoded(top):
+def test_from_levels_accepts_any_top(top):
     """A top from anybody gives zeros or infinities, which others refuse, and no error."""
     found = from_levels(top, np.arange(256, dtype=np.uint8), np.zeros(256, np.float32), np.dtype(np.float32))
     assert found[0] == 0

@@ -53,7 +53,7 @@ def test_specs_are_kept_sorted_by_name():
     assert Schema(MODEL.specs[::-1]) == MODEL
 
 
-def test_a_name_is_there_once():
+def test_schema_with_a_name_twice_is_refused():
     """Two tensors of one name are refused, and the name is told."""
     with pytest.raises(SchemaMismatch, match=r"'fc1\.weight' twice"):
         Schema((*MODEL.specs, TensorSpec("fc1.weight", (), "float32", "buffer")))
@@ -75,7 +75,7 @@ def test_a_name_is_there_once():
         (("a", (1,), "float32", "moment"), "':'"),
     ],
 )
-def test_what_cannot_be_carried_is_refused(spec, complaint):
+def test_spec_that_cannot_be_sent_is_refused(spec, complaint):
     """A name, shape, dtype or role outside the limits raises SchemaMismatch that says which."""
     with pytest.raises(SchemaMismatch, match=complaint):
         TensorSpec(*spec)
@@ -155,7 +155,7 @@ def test_values_made_for_a_schema_fit_it(data):
     schema.check(data.draw(tensors_of(schema)))
 
 
-def test_missing_and_unexpected_tensors_are_told_together():
+def test_error_names_missing_and_unexpected_tensors():
     """The complaint lists what is too much and what is not there, and carries the former for programs."""
     tensors = {"fc1.weight": VALUES["fc1.weight"], "fc9.bias": VALUES["fc1.weight"]}
     with pytest.raises(UnexpectedTensors) as caught:
@@ -167,7 +167,7 @@ def test_missing_and_unexpected_tensors_are_told_together():
     )
 
 
-def test_a_missing_tensor_is_told():
+def test_error_names_a_missing_tensor():
     """Too few tensors are a SchemaMismatch, but not unexpected ones."""
     with pytest.raises(SchemaMismatch, match=r"missing tensors 'bn1\.weight'") as caught:
         MODEL.check({name: array for name, array in VALUES.items() if name != "bn1.weight"})
@@ -188,7 +188,7 @@ def test_a_long_list_of_names_is_cut():
         (np.ones((3, 2), ">f4"), "fc1.weight: dtype >f4, agreed float32"),
     ],
 )
-def test_another_shape_or_dtype_is_told(array, complaint):
+def test_error_names_another_shape_or_dtype(array, complaint):
     """A tensor that differs is named with what it is and what was agreed."""
     with pytest.raises(SchemaMismatch, match=complaint):
         MODEL.check({**VALUES, "fc1.weight": array})
@@ -242,7 +242,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN | st.lists(st.tuples(st.text(), st.lists(st.integers()), st.text(), st.text()).map(list), max_size=2))
-def test_nothing_but_a_wire_error_comes_of_foreign_lists(lists):
+def test_from_lists_of_any_lists_raises_wire_error_alone(lists):
     """Whatever arrives is either a schema or a WireError."""
     with suppress(WireError):
         assert Schema.from_lists(lists).to_lists() == sorted(lists)

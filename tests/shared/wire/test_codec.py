@@ -45,7 +45,7 @@ def fields(**changes) -> dict:
 
 
 @pytest.mark.parametrize("name", sorted(BODY_TYPES))
-def test_every_type_comes_back_as_it_was(name):
+def test_decode_of_encoded_body_returns_the_body(name):
     """Decoding undoes encoding, for any message of each type."""
 
     @given(of_message(BODY_TYPES[name]))
@@ -56,18 +56,18 @@ def test_every_type_comes_back_as_it_was(name):
 
 
 @given(envelopes())
-def test_every_envelope_comes_back_as_it_was(envelope):
+def test_decode_of_encoded_envelope_returns_the_envelope(envelope):
     """Decoding undoes encoding, whatever stands around the message."""
     assert decode(encode(envelope)) == envelope
 
 
 @given(of_message(UpdateReport) | of_message(Manifest))
-def test_what_is_kept_in_files_comes_back_as_it_was(value):
+def test_from_bytes_of_to_bytes_returns_the_value(value):
     """The same holds for values that travel inside a blob or lie on disk."""
     assert from_bytes(to_bytes(value), type(value)) == value
 
 
-def test_the_largest_messages_pass_the_limits():
+def test_largest_messages_are_within_the_limits():
     """A message whose every field is as long as it may be, its text in letters of four bytes, is taken."""
     word, text = "~" * 64, "\U0001f353" * 500
     state = DeviceState(True, word, word, (TaskCapability(word, DIGEST, 2**53),) * 64, (word,) * 64, job=None)
@@ -76,7 +76,7 @@ def test_the_largest_messages_pass_the_limits():
         assert decode(encode(envelope)) == envelope
 
 
-def test_text_that_no_encoding_has_is_replaced():
+def test_text_with_a_lone_surrogate_is_sent_with_a_question_mark():
     """A file name that is no UTF-8 ends up in error details; such a message must still be sent."""
     sent = encode(Envelope(Decline(DeclineReason.UNWILLING, "no room for \udcff.bin")))
     assert decode(sent).body == Decline(DeclineReason.UNWILLING, "no room for ?.bin")
@@ -91,21 +91,21 @@ def test_text_that_no_encoding_has_is_replaced():
 @example(b"\xc6\xff\xff\xff\xff")
 @example(b"\xc7\x00\xff")
 @example(b"\xd7\xff" + bytes(8))
-def test_any_bytes_are_a_wire_error(payload):
+def test_decode_of_any_bytes_raises_wire_error(payload):
     """Bytes that are no message of ours raise WireError, never anything else."""
     with pytest.raises(WireError):
         decode(payload)
 
 
 @given(PLAIN | st.dictionaries(st.sampled_from("vtikrenb") | st.text(), PLAIN))
-def test_foreign_msgpack_is_a_wire_error(plain):
+def test_decode_of_foreign_msgpack_raises_wire_error(plain):
     """Well-formed msgpack of another shape raises WireError."""
     with pytest.raises(WireError):
         decode(msgpack.packb(plain))
 
 
 @given(st.sampled_from(sorted(BODY_TYPES)), st.sampled_from("vikrenb"), PLAIN)
-def test_a_field_of_another_kind_is_a_wire_error(name, key, value):
+def test_field_of_another_type_raises_wire_error(name, key, value):
     """A message with a foreign value in one place is either still valid or a WireError."""
     payload = msgpack.packb(fields(t=name) | {key: value})
     try:
@@ -116,7 +116,7 @@ def test_a_field_of_another_kind_is_a_wire_error(name, key, value):
 
 
 @given(envelopes(), st.data())
-def test_damaged_messages_are_a_wire_error_or_another_message(envelope, data):
+def test_damaged_message_raises_wire_error_or_decodes_to_a_valid_one(envelope, data):
     """A message that was cut, lengthened or changed in one byte decodes to a valid one or raises WireError."""
     payload = bytearray(encode(envelope))
     place = data.draw(st.integers(0, len(payload) - 1))
@@ -159,7 +159,7 @@ def test_damaged_messages_are_a_wire_error_or_another_message(envelope, data):
     ],
     ids=str,
 )
-def test_limits_hold_at_the_door(changes):
+def test_field_beyond_its_limit_raises_wire_error(changes):
     """What a field's type forbids never reaches a state machine."""
     with pytest.raises(WireError) as caught:
         decode(msgpack.packb(fields(**changes)))
@@ -168,7 +168,7 @@ def test_limits_hold_at_the_door(changes):
 
 @pytest.mark.parametrize("accuracy", [2e12, -2e12, float("nan"), float("inf")])
 @pytest.mark.parametrize("field", ["user_accuracy_before", "user_accuracy_after"])
-def test_user_accuracy_is_a_measure(field, accuracy):
+def test_user_accuracy_that_is_not_a_measure_raises_wire_error(field, accuracy):
     """What no mean could hold is refused; whether it fits the task's metric is not the wire's to know."""
     fine = UpdateReport(DIGEST, 10, 5, 0.25, 0.0, 1.0, 1.0, 2.0)
     assert from_bytes(to_bytes(fine), UpdateReport) == fine
@@ -176,44 +176,44 @@ def test_user_accuracy_is_a_measure(field, accuracy):
         from_bytes(to_bytes(replace(fine, **{field: accuracy})), UpdateReport)
 
 
-def test_an_error_names_the_field():
+def test_wire_error_names_message_and_field():
     """The message of a WireError says which field was wrong, and of what."""
     with pytest.raises(WireError, match=r"Decline.*reason"):
         decode(msgpack.packb(fields(t="decline", b={"reason": "bored"})))
 
 
-def test_fields_of_a_newer_program_are_passed_over():
+def test_unknown_fields_are_ignored():
     """Keys that this version does not know do no harm."""
     newer = fields(b={"reason": "late", "mood": "good"}, x=1)
     assert decode(msgpack.packb(newer)).body == Cancel("late")
 
 
 @pytest.mark.parametrize("changes", [{"b": {"reason": "bored"}}, {"t": "vitals", "b": {"link": "lora"}}], ids=str)
-def test_a_word_of_a_newer_version_is_told_apart_from_garbage(changes):
+def test_unknown_enumeration_value_raises_unknown_message(changes):
     """A device is not blamed for being newer than its coordinator: updates of a fleet may begin with it."""
     with pytest.raises(UnknownMessage, match="Invalid enum value"):
         decode(msgpack.packb(fields(**{"t": "decline", **changes})))
 
 
 @pytest.mark.parametrize("changes", [{"t": "sing"}, {"v": 2}, {"v": 0}, {"t": "update_report"}], ids=str)
-def test_types_and_versions_of_others_are_told_apart(changes):
+def test_unknown_type_or_version_raises_unknown_message(changes):
     """A message of another type or version is an error of its own, so that it can be passed over."""
     with pytest.raises(UnknownMessage):
         decode(msgpack.packb(fields(**changes)))
 
 
-def test_a_message_that_is_too_long_is_not_even_read():
+def test_message_beyond_the_size_limit_raises_wire_error():
     """More bytes than any message of ours can have are refused before decoding."""
     with pytest.raises(WireError, match=str(MAX_MESSAGE_BYTES)):
         decode(bytes(MAX_MESSAGE_BYTES + 1))
 
 
-def test_names_on_the_wire_are_those_of_the_classes():
+def test_message_type_is_the_class_name_in_snake_case():
     """A type's name on the wire is its class's, in lower case with underscores."""
     assert {"work_request", "retry_after", "device_state", "ack"} <= set(BODY_TYPES)
 
 
-def test_reasons_are_words():
+def test_reason_is_decoded_to_its_enumeration_member():
     """Enumerations travel as their words and come back as members."""
     body = decode(msgpack.packb(fields(t="decline", b={"reason": "unwilling"}))).body
     assert isinstance(body, Decline)

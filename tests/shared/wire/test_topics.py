@@ -18,7 +18,7 @@ DIGEST = "0123456789abcdef" * 4
 
 
 @given(fleet=NAMES, device=NAMES, digest=DIGESTS, index=INDEXES)
-def test_every_topic_that_is_built_is_read_back(fleet, device, digest, index):
+def test_parse_of_any_built_topic_returns_its_parts(fleet, device, digest, index):
     """Parsing undoes building, whatever the names."""
     built = {
         topics.coordinator_state(fleet): ParsedTopic("coordinator_state"),
@@ -34,14 +34,14 @@ def test_every_topic_that_is_built_is_read_back(fleet, device, digest, index):
 
 
 @given(NAMES, NAMES)
-def test_another_fleets_topics_are_foreign(fleet, other):
+def test_topic_of_another_fleet_parses_to_none(fleet, other):
     """A topic is only understood by its own fleet."""
     parsed = parse_topic(fleet, topics.up(other, "pi-1"))
     assert (parsed is not None) == (fleet == other)
 
 
 @given(st.text())
-def test_no_text_makes_the_parser_raise(text):
+def test_parse_topic_never_raises(text):
     """Anything at all may arrive as a topic."""
     assert parse_topic("home", text) is None
 
@@ -62,13 +62,13 @@ def test_no_text_makes_the_parser_raise(text):
         f"fedpatch/1/home/blob/{DIGEST}/٣",
     ],
 )
-def test_what_is_nearly_a_topic_is_foreign(topic):
+def test_malformed_topic_parses_to_none(topic):
     """Other versions, wrong names, wrong digests and indexes beyond the limit are not understood."""
     assert parse_topic("home", topic) is None
 
 
 @pytest.mark.parametrize("name", ["", "Pi", "-pi", "a" * 33, "a/b", "a+b", "#", "pi\n", "ä"])
-def test_a_name_that_no_topic_can_hold_is_refused_with_the_rule(name):
+def test_impossible_name_raises_usage_error_with_the_rule(name):
     """The error says which characters a name may have."""
     with pytest.raises(UsageError, match=r"device name .* use 1 to 32 of a-z"):
         topics.up("home", name)
@@ -77,18 +77,18 @@ def test_a_name_that_no_topic_can_hold_is_refused_with_the_rule(name):
 
 
 @pytest.mark.parametrize(("digest", "index"), [("abc", 0), (DIGEST.upper(), 0), (DIGEST, -1), (DIGEST, MAX_CHUNKS)])
-def test_a_chunk_topic_needs_a_digest_and_an_index_in_range(digest, index):
+def test_chunk_topic_with_bad_digest_or_index_raises_usage_error(digest, index):
     """A wrong digest or index never becomes a topic."""
     with pytest.raises(UsageError):
         topics.model_chunk("home", digest, index)
 
 
-def test_no_topic_is_deeper_than_every_broker_allows():
+def test_topics_have_at_most_the_levels_that_every_broker_allows():
     """AWS IoT takes at most seven slashes."""
     assert max(row.pattern.count("/") for row in TOPICS) <= 7
 
 
-def test_both_ends_subscribe_to_what_the_table_lets_them_read():
+def test_filters_are_those_that_the_table_lets_a_party_read():
     """The coordinator reads all that devices write; a device its own messages and state, and models when it asks."""
     assert topics.coordinator_filters("home") == (
         "fedpatch/1/home/coord",
@@ -105,7 +105,7 @@ def test_both_ends_subscribe_to_what_the_table_lets_them_read():
     assert topics.model_chunks_filter("home", DIGEST) == f"fedpatch/1/home/blob/{DIGEST}/+"
 
 
-def test_access_rules_name_each_device_and_nobody_else():
+def test_acl_with_devices_has_rules_for_these_users_alone():
     """With a list of devices there is no pattern that would let any other user in."""
     text = topics.mosquitto_acl("home", devices=["pi-1", "pi-2"])
     assert text.splitlines()[1:10] == [
@@ -123,7 +123,7 @@ def test_access_rules_name_each_device_and_nobody_else():
     assert "topic readwrite fedpatch/1/home/dev/pi-2/state\n" in text
 
 
-def test_a_watcher_reads_how_the_run_stands_and_writes_nothing():
+def test_acl_of_a_watcher_reads_the_status_and_writes_no_topic():
     """Devices cannot even read it."""
     text = topics.mosquitto_acl("home", devices=["pi-1"], watchers=["ann", "bob"])
     assert text.partition("\nuser ann\n")[2].splitlines() == [
@@ -138,13 +138,13 @@ def test_a_watcher_reads_how_the_run_stands_and_writes_nothing():
 
 
 @pytest.mark.parametrize("watcher", ["a b", "#", "coordinator", "pi-1"])
-def test_a_watcher_with_a_name_that_has_other_rights_is_refused(watcher):
+def test_acl_watcher_with_another_part_raises_usage_error(watcher):
     """It could write what it is only to read; nor can a name be a wildcard."""
     with pytest.raises(UsageError, match="watch"):
         topics.mosquitto_acl("home", devices=["pi-1"], watchers=[watcher])
 
 
-def test_access_rules_without_a_list_are_patterns_over_the_user_name():
+def test_acl_without_devices_has_patterns_over_the_user_name():
     """Where devices are not known beforehand, each user has the device of its own name."""
     text = topics.mosquitto_acl("home", devices=None)
     assert "pattern read fedpatch/1/home/dev/%u/dn\n" in text
@@ -152,7 +152,7 @@ def test_access_rules_without_a_list_are_patterns_over_the_user_name():
 
 
 @pytest.mark.parametrize(("user", "devices"), [("co/ord", None), ("#", None), ("a b", None), ("pi-1", ["pi-1"])])
-def test_a_coordinator_user_that_would_break_the_rules_is_refused(user, devices):
+def test_acl_coordinator_user_that_is_a_device_or_malformed_raises_usage_error(user, devices):
     """Wildcards in a user name, or the coordinator's name given to a device, would open the fleet."""
     with pytest.raises(UsageError):
         topics.mosquitto_acl("home", user, devices)
