@@ -13,10 +13,8 @@ import pytest
 from tests.support.paths import ROOT
 
 ROOMS = (
-    *("shared/app", "shared/errors.py", "shared/mqtt", "shared/onnx", "shared/task_checks", "shared/tasks"),
-    *("shared/tensors", "shared/wire"),
-)
     "shared/app",
+    "shared/diagnostics",
     "shared/errors.py",
     "shared/mqtt",
     "shared/onnx",

@@ -85,7 +85,7 @@ def test_the_time_never_goes_back(steps):
 def _at_work(bench: Bench) -> Service:
     connection: Any = SimpleNamespace(inbox=bench.inbox, door=IngressFilter(10), fleet="demo", link=RecordedLink())
     nobody: Any = SimpleNamespace(
-        refuses=lambda _device: False, look=lambda *_: [], show=lambda _: None, say=lambda _: None
+        is_revoked=lambda _device: False, poll=lambda *_: [], show=lambda _: None, say=lambda _: None
     )
     return Service(
         bench.engine, bench.performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody

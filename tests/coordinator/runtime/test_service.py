@@ -23,7 +23,7 @@ def test_what_strangers_say_is_counted_under_no_name():
     performer: Any = SimpleNamespace(
         observer=NullObserver(), quarantine=None, storing=UpdateWriter(lambda _effect: None)
     )
-    nobody: Any = SimpleNamespace(refuses=lambda _device: False)
+    nobody: Any = SimpleNamespace(is_revoked=lambda _device: False)
     service = Service(
         asking("a"),
         performer,

@@ -16,14 +16,14 @@ LINE, PATH, FIELDS = b"fedpatch thing 1\n", Path("thing.fp"), {"name": str, "rou
 
 
 @given(st.binary())
-def test_what_was_sealed_comes_back(content):
+def test_unseal_of_sealed_content_returns_the_content(content):
     """Whatever it is, and where it is said to begin."""
     data = seal(LINE, content)
     assert bytes(unseal(PATH, LINE, data, "a thing")) == data[content_start(LINE) :] == content
 
 
 @given(st.binary(), st.data())
-def test_any_other_byte_is_found_out(content, data):
+def test_unseal_of_changed_bytes_raises_state_error(content, data):
     """In the line it is another format, behind it damage."""
     sealed = bytearray(seal(LINE, content))
     place = data.draw(st.integers(0, len(sealed) - 1))
@@ -34,7 +34,7 @@ def test_any_other_byte_is_found_out(content, data):
 
 
 @given(st.text(), st.integers(0, 2**63), st.binary())
-def test_a_header_tells_how_long_it_is(name, number, rest):
+def test_read_header_returns_its_length(name, number, rest):
     """What follows it is the reader's."""
     header = msgpack.packb({"name": name, "round": number})
     found, length = read_header(PATH, header + rest, FIELDS)
@@ -45,7 +45,7 @@ def test_a_header_tells_how_long_it_is(name, number, rest):
     "header",
     [None, [], {"name": "a"}, {"name": "a", "round": True}, {"name": 1, "round": 1}, {"name": "a", "round": 1, "b": 1}],
 )
-def test_a_header_has_its_fields_and_no_others(header):
+def test_header_with_other_fields_raises_state_error(header):
     """Each of its type; and what is no header at all is none."""
     with pytest.raises(StateError, match=r"thing\.fp: has no readable header"):
         read_header(PATH, msgpack.packb(header), FIELDS)

@@ -52,18 +52,18 @@ def failing(error: Exception) -> Callable[[], None]:
     ("error", "code"),
     [(FedpatchError("no"), 1), (DataError("no"), 1), (UsageError("no"), 2), (BrokerError("no"), 3)],
 )
-def test_an_error_is_its_sentence_on_stderr_and_its_exit_code(lamp, error, code):
+def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code):
     """Nothing of it is on stdout, and there is no traceback."""
     assert lamp(failing(error), "on") == Ended(code, "", "lamp: no\n")
 
 
-def test_several_problems_are_a_line_each(lamp):
+def test_each_problem_of_a_config_error_is_a_line(lamp):
     """All are told at once, each with the program's name."""
     ended = lamp(failing(ConfigError(["--watts: 9 is too many", "lamp.toml:3: no such colour"])), "on")
     assert ended == Ended(2, "", "lamp: --watts: 9 is too many\nlamp: lamp.toml:3: no such colour\n")
 
 
-def test_what_the_disk_refuses_is_a_sentence_too(lamp):
+def test_os_error_is_printed_as_a_sentence(lamp):
     """An OSError that nobody expected names its file and gives exit code 1."""
 
     def deed() -> None:
@@ -72,7 +72,7 @@ def test_what_the_disk_refuses_is_a_sentence_too(lamp):
     assert lamp(deed, "on") == Ended(1, "", "lamp: /nowhere/bulb: No such file or directory\n")
 
 
-def test_debug_tells_where_an_error_comes_from(lamp):
+def test_debug_prints_the_traceback_of_an_error(lamp):
     """The sentence stays the last line; before it are logs and the traceback."""
     ended = lamp(failing(DataError("no bulb")), "on", "--debug")
     assert ended.code == 1
@@ -93,12 +93,12 @@ def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
     assert (ended.code, ended.out) == (0, "")
 
 
-def test_the_version_is_told(lamp):
+def test_version_option_prints_the_version(lamp):
     """With the program's name, on stdout."""
     assert lamp(lambda: None, "--version") == Ended(0, f"lamp {__version__}\n", "")
 
 
-def test_every_command_tells_the_version_too(lamp):
+def test_version_option_of_a_subcommand_prints_the_version(lamp):
     """Of the program, whatever else the command is given or lacks; and nothing is done."""
 
     def deed(lamp_name: str) -> None:
@@ -107,14 +107,14 @@ def test_every_command_tells_the_version_too(lamp):
     assert lamp(deed, "on", "--version") == Ended(0, f"lamp {__version__}\n", "")
 
 
-def test_an_unknown_option_is_a_usage_error(lamp):
+def test_unknown_option_exits_with_2(lamp):
     """With exit code 2 and the option's name."""
     ended = lamp(lambda: None, "on", "--colour", "red")
     assert (ended.code, ended.out) == (2, "")
     assert "--colour" in ended.err
 
 
-def test_ctrl_c_is_exit_code_130(lamp):
+def test_keyboard_interrupt_exits_with_130(lamp):
     """As shells tell it, without a traceback."""
 
     def deed() -> None:
@@ -163,7 +163,7 @@ def shed(monkeypatch, capsys) -> Callable[..., Ended]:
     ],
     ids=["option", "equals", "short", "argument", "both"],
 )
-def test_an_empty_path_is_refused(shed, argv, named):
+def test_empty_path_raises_config_error(shed, argv, named):
     """Typer would take it for the current folder; it is what a script gives whose variable is not set."""
     problems = "".join(f"shed: {one}: is empty; expected a path\n" for one in named)
     assert shed("fill", *argv) == Ended(2, "", problems)

@@ -44,7 +44,7 @@ def test_an_existing_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_who_has_the_old_file_open_keeps_the_old_bytes(tmp_path):
+def test_reader_of_the_replaced_file_keeps_the_old_bytes(tmp_path):
     """The old file is replaced, not written into: a reader never sees a mixture."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
@@ -53,7 +53,7 @@ def test_who_has_the_old_file_open_keeps_the_old_bytes(tmp_path):
         assert reader.read() == b"old"
 
 
-def test_a_disk_that_refuses_leaves_the_old_file_and_is_named(tmp_path):
+def test_write_error_names_the_file_and_keeps_the_old_bytes(tmp_path):
     """A write beyond what the system allows raises OSError with the path, and changes nothing."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
@@ -69,13 +69,13 @@ def test_a_disk_that_refuses_leaves_the_old_file_and_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_directory_is_told(tmp_path):
+def test_write_into_a_missing_directory_raises_os_error(tmp_path):
     """The error is that of the path that was asked for."""
     with pytest.raises(FileNotFoundError, match="nowhere/file"):
         write_atomic(tmp_path / "nowhere" / "file", b"bytes")
 
 
-def test_a_killed_writer_leaves_whole_bytes(tmp_path):
+def test_kill_during_a_write_leaves_old_or_new_bytes(tmp_path):
     """Killed at any moment, a writer leaves one version or the other; what was half written can be cleared away."""
     path = tmp_path / "file"
     program = (
@@ -95,7 +95,7 @@ def test_a_killed_writer_leaves_whole_bytes(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_only_unfinished_files_are_cleared_away(tmp_path):
+def test_remove_unfinished_deletes_temporary_files_alone(tmp_path):
     """Other files, hidden or not, are not ours to delete."""
     for name in (".file.x1y2z3.tmp", "file", ".hidden", "notes.tmp"):
         (tmp_path / name).touch()
@@ -103,7 +103,7 @@ def test_only_unfinished_files_are_cleared_away(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "file", "notes.tmp"]
 
 
-def test_a_mend_says_what_the_disk_suffers_from(tmp_path: Path):
+def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
     """Told by the system's error, or found by looking at the disk; otherwise the caller knows better."""
     full, readonly = "free some space on this disk", "this disk is read-only"
     for number, remedy in ((errno.ENOSPC, full), (errno.EROFS, readonly), (errno.EACCES, "say please")):

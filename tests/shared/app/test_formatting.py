@@ -20,7 +20,7 @@ def test_bytes_have_two_or_three_digits_and_a_decimal_prefix(count, text):
     ("seconds", "text"),
     [(0.04, "0.0 s"), (1.94, "1.9 s"), (9.96, "10 s"), (59.7, "1 min 0 s"), (185, "3 min 5 s"), (7_860, "2 h 11 min")],
 )
-def test_durations_are_as_exact_as_they_are_short(seconds, text):
+def test_durations_have_at_most_two_units(seconds, text):
     """Tenths below ten seconds, minutes above an hour."""
     assert duration(seconds) == text
 
@@ -33,12 +33,12 @@ def test_ages_are_rough(seconds, text):
     assert age(seconds) == text
 
 
-def test_a_moment_is_told_to_the_minute_wherever_it_is_read():
+def test_minute_is_in_utc_in_any_time_zone():
     """In UTC, since a fleet may lie in several zones."""
     assert minute(1_770_091_559.9) == "2026-02-03 04:05 UTC"
 
 
-def test_an_accuracy_that_nobody_measured_is_a_dash():
+def test_accuracy_none_is_a_dash():
     """So that it is not taken for zero."""
     assert (accuracy(None), accuracy(0.0), accuracy(0.97149)) == ("-", "0.000", "0.971")
 

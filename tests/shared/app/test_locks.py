@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "the.lock"
 
 
-def test_a_lock_is_refused_to_a_second_holder_in_the_words_given(path: Path):
+def test_second_holder_gets_usage_error_with_the_given_message(path: Path):
     """The message is the caller's, who knows the mend."""
     with FileLock(path, HELD), pytest.raises(UsageError, match=HELD):
         FileLock(path, HELD)
@@ -57,7 +57,7 @@ def test_releasing_twice_closes_no_file_that_was_opened_since(path: Path, tmp_pa
         os.fstat(other.fileno())
 
 
-def test_a_holder_that_is_killed_leaves_no_lock_behind(path: Path):
+def test_killed_holder_releases_the_lock(path: Path):
     """The kernel frees it, so that the next one need not tidy up."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path.cwd()
@@ -71,7 +71,7 @@ def test_a_holder_that_is_killed_leaves_no_lock_behind(path: Path):
     assert not is_held(path)
 
 
-def test_somebody_who_only_asks_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lock_is_taken_after_is_held_in_another_process(path: Path, monkeypatch: pytest.MonkeyPatch):
     """A shared lock that is held for an instant refuses nobody; on a busy machine an instant may be long."""
     monkeypatch.setattr("fedpatch.shared.app.locks._PAUSES_S", (0.05,) * 1000)
     path.touch()
@@ -113,7 +113,7 @@ def test_a_shared_lock_is_had_alone_by_the_first_and_shared_by_the_rest(path: Pa
     fourth.release()
 
 
-def test_sharing_waits_for_whoever_has_it_alone(path: Path):
+def test_shared_lock_waits_for_an_exclusive_holder(path: Path):
     """What is being looked into is not used meanwhile."""
     first, second = SharedLock(path), SharedLock(path)
     assert first.take()

@@ -31,14 +31,14 @@ def line(message: str, log_format: LogFormat, *, journal: bool = False, **more: 
     return LineFormatter(log_format, journal=journal).format(record(message, **more))  # type: ignore[arg-type]
 
 
-def test_a_line_for_people_has_time_level_and_logger():
+def test_text_line_has_time_level_and_logger():
     """The time is the device's own."""
     assert re.fullmatch(
         r"20\d\d-\d\d-\d\d [\d:,]+ INFO fedpatch.agent: round 3: training", line("round 3: training", TEXT)
     )
 
 
-def test_a_line_for_programs_is_pairs():
+def test_logfmt_line_has_pairs():
     """What the message says in words follows as pairs; values with blanks are quoted."""
     told = line("round 3: training", LOGFMT, **fields(run="a-run", round=3, detail="", text='a "b"=c'))
     assert told == (
@@ -50,7 +50,7 @@ def test_a_line_for_programs_is_pairs():
 @pytest.mark.parametrize(
     ("level", "priority"), [("DEBUG", 7), ("INFO", 6), ("WARNING", 4), ("ERROR", 3), ("CRITICAL", 2)]
 )
-def test_the_journal_gets_the_priority_and_no_time(level, priority):
+def test_journal_line_has_the_priority_and_no_time(level, priority):
     """It notes the time by itself."""
     number = logging.getLevelNamesMapping()[level]
     journal = LineFormatter(TEXT, journal=True)
@@ -62,7 +62,7 @@ def test_the_journal_gets_the_priority_and_no_time(level, priority):
 
 
 @given(text=st.text(max_size=60), log_format=st.sampled_from(LogFormat), journal=st.booleans())
-def test_no_message_is_more_than_a_line_or_speaks_to_the_terminal(text, log_format, journal):
+def test_any_message_is_one_line_without_control_characters(text, log_format, journal):
     """Names and reasons come from elsewhere; none of them can pretend to be another event."""
     told = line(text, log_format, journal=journal, **fields(detail=text))
     assert len(told.splitlines()) == 1
@@ -90,7 +90,7 @@ def test_every_line_of_a_traceback_keeps_its_priority_in_the_journal():
     assert all(one.startswith("<3>") for one in lines)
 
 
-def test_a_traceback_is_one_value_for_programs():
+def test_logfmt_traceback_is_one_value():
     """One event, one line."""
     told = LineFormatter(LOGFMT, journal=False).format(_failed())
     assert "\n" not in told

@@ -54,7 +54,7 @@ def sigterm_before_line(line: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_both_signals_unwind_what_was_started(number):
+def test_interruptible_runs_finally_clauses_at_either_signal(number):
     """SIGTERM too: what a command started is ended on the way out, and the handlers are then those of before."""
     before = handlers()
     unwound = []
@@ -72,7 +72,7 @@ def test_both_signals_unwind_what_was_started(number):
     assert handlers() == before
 
 
-def test_a_result_that_is_there_is_not_lost_to_a_signal():
+def test_ignore_signals_keeps_a_finished_result():
     """Only until the command is over."""
     before = signal.getsignal(signal.SIGTERM)
     with interruptible():
@@ -83,7 +83,7 @@ def test_a_result_that_is_there_is_not_lost_to_a_signal():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_work_that_can_be_taken_up_again_is_asked_to_stop(capfd, number):
+def test_stoppable_returns_true_after_a_signal(capfd, number):
     """The first signal is only told, a second ends the work at once; the handlers are then those of before."""
     before = handlers()
     with pytest.raises(KeyboardInterrupt), stoppable("stops soon") as stopped:
@@ -132,7 +132,7 @@ def test_a_signal_is_told_while_the_main_thread_runs_no_python():
     assert got.raw == bytes((signal.SIGTERM,))
 
 
-def test_other_signals_are_not_told():
+def test_signals_told_ignores_other_signals():
     """They have handlers of their own."""
     come: SimpleQueue[int] = SimpleQueue()
     others: list[int] = []
@@ -157,7 +157,7 @@ def test_what_is_told_elsewhere_is_told_once():
         assert come.get() == signal.SIGINT
 
 
-def test_signals_that_are_told_leave_nothing_open():
+def test_signals_told_closes_its_pipe():
     """No thread, no descriptor for the interpreter to write to, and none that is open: others' may come and go meanwhile."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(200):

@@ -116,7 +116,7 @@ def test_the_pause_before_another_start_grows_where_systemd_can_do_that(systemd,
     ],
     ids=str,
 )
-def test_what_a_unit_cannot_hold_is_refused(changes):
+def test_impossible_unit_value_raises_usage_error(changes):
     """With the name and the mend, rather than becoming other lines than were meant."""
     with pytest.raises(UsageError, match="use "):
         replace(PLAIN, **changes).text()

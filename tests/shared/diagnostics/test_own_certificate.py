@@ -47,7 +47,7 @@ def found(settings: AgentSettings | RunSettings, name: str = "pi-1") -> Finding 
     return checkup.findings[0] if checkup.findings else None
 
 
-def test_a_certificate_that_is_good_is_told_with_its_end(house: Certified):
+def test_good_certificate_is_a_finding_with_its_end(house: Certified):
     """And who made it; without a certificate, or without TLS, nothing is told."""
     good = found(settings_of(house))
     assert good is not None and good.verdict == "ok"
@@ -56,7 +56,7 @@ def test_a_certificate_that_is_good_is_told_with_its_end(house: Certified):
     assert found(replace(settings_of(house), broker="mqtt://broker.lan")) is None
 
 
-def test_what_is_wrong_with_a_certificate_is_told_with_its_mend(house: Certified, tmp_path: Path):
+def test_bad_certificate_is_a_finding_with_a_remedy(house: Certified, tmp_path: Path):
     """Near its end, over, before its time, for somebody else, with another's key, open to others, not there."""
     now = time.time()
     house.device("ending", days=5)
