@@ -1,4 +1,4 @@
-"""Dashboards as TypeScript, for the compiler to hold against Grafana's own types, @grafana/schema."""
+"""Checks dashboards with the TypeScript compiler against the types of Grafana (@grafana/schema)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus of one's own, and its promtool."""
+"""A real Prometheus server and promtool for tests."""
 
 from __future__ import annotations
 

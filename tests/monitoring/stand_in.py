@@ -1,6 +1,6 @@
-"""Stands in for a coordinator with a fleet of five: it serves the same metrics, and something happens at each scrape.
+"""A stand-in for a coordinator with five devices: it serves the same metrics, which change at each scrape.
 
-Everything that can happen does, so that a panel without data asks for something that no coordinator has.
+Every event occurs, so that a panel without data uses a metric that no coordinator has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The alert rules, played by promtool to series that were written for it: each fires, and stays quiet, when it should."""
+"""The alert rules, which promtool evaluates on written series."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def _plays(path: Path) -> list[dict[str, Any]]:
     return tests
 
 
-def test_promtool_takes_the_rules():
-    """They are well formed, and each is an expression of PromQL."""
+def test_rules_are_valid_promql():
+    """By `promtool check rules`."""
     checked = promtool("check", "rules", ALERTS)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda path: path.stem)
-def test_alerts_fire_and_stay_quiet(play):
-    """At each moment of each play, exactly the alerts that are written there."""
+def test_play_has_exactly_the_expected_alerts(play):
+    """At each moment."""
     played = promtool("test", "rules", play)
     assert played.returncode == 0, played.stdout + played.stderr
 
 
-def test_every_alert_is_seen_firing_and_quiet():
-    """In one play or another, with the series there that it looks at."""
+def test_each_alert_fires_and_stays_quiet_in_some_play():
+    """With its series present."""
     moments = [one for path in PLAYS for test in _plays(path) for one in test["alert_rule_test"]]
     assert {one["alertname"] for one in moments if one["exp_alerts"]} == set(NAMES)
     assert {one["alertname"] for one in moments if not one["exp_alerts"]} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plays_would_notice_a_rule_that_is_lame_or_shrill(tmp_path, name):
-    """With an alert that never fires, or fires wherever its series are, whatever they say, its play fails."""
+def test_play_fails_for_an_alert_that_never_or_always_fires(tmp_path, name):
+    """The plays can detect a wrong rule."""
     (play,) = [path for path in PLAYS if name in path.read_text("utf-8")]
     rules = yaml.safe_load(ALERTS.read_text("utf-8"))
     rule = next(one for group in rules["groups"] for one in group["rules"] if one.get("alert") == name)

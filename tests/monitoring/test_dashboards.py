@@ -1,4 +1,4 @@
-"""The dashboards: made by the code, laid out without gaps in sense, and every panel finds data in a real Prometheus."""
+"""The dashboards: generated files, layout, and queries that return data in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_are_what_the_code_makes(name):
+def test_files_equal_the_generated_dashboards(name):
     """Run `python -m dashboards` in ansible/roles/monitoring after a change."""
     assert (generator.FOLDER / name).read_text("utf-8") == to_text(generator.DASHBOARDS[name]())
 
 
-def test_the_command_writes_all_of_them(tmp_path):
-    """As many files as there are dashboards, and the folder has no others."""
+def test_command_writes_all_dashboards(tmp_path):
+    """The folder has no other files."""
     generator.write(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in generator.FOLDER.iterdir()}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_lie_beside_each_other(name):
-    """No cell of the grid of 24 columns is taken twice, and none beyond it."""
+def test_panels_do_not_overlap(name):
+    """In a grid of 24 columns."""
     taken: set[tuple[int, int]] = set()
     for panel in _read(name)["panels"]:
         at = panel["gridPos"]
@@ -93,8 +93,8 @@ def test_panels_lie_beside_each_other(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_say_what_they_show(name):
-    """Each has a title of its own, a sentence about it, and a data source that is chosen at the top."""
+def test_each_panel_has_title_description_and_data_source(name):
+    """Titles are unique."""
     panels = _panels(name)
     titles = [panel["title"] for panel in panels]
     assert len(set(titles)) == len(titles) > 5
@@ -103,15 +103,15 @@ def test_panels_say_what_they_show(name):
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
-def test_every_query_is_of_one_coordinator():
-    """Two coordinators in one Prometheus are not added up: each selector names the address."""
+def test_each_query_selects_one_coordinator():
+    """Two coordinators in one Prometheus are not added."""
     for name, panel, target in _queries():
         selectors = re.findall(r"\b(?:fedpatch|process)_\w+(\{[^}]*\})?", target["expr"])
         assert all('instance="$coordinator"' in one for one in selectors), (name, panel["title"])
 
 
-def test_queries_and_alerts_name_metrics_that_exist():
-    """Those of the stand-in and, where it is there, of the page of the real ones."""
+def test_queries_and_alerts_use_existing_metrics():
+    """Those of the stand-in and of the real page."""
     asked = {word for _, _, target in _queries() for word in re.findall(r"\bfedpatch_\w+", target["expr"])}
     rules = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
     asked |= {word for rule in rules for word in re.findall(r"\bfedpatch_\w+", rule["expr"])}
@@ -122,8 +122,8 @@ def test_queries_and_alerts_name_metrics_that_exist():
         assert {one for one in asked if re.sub("_(bucket|sum|count)$", "", one) not in documented} == set()
 
 
-def test_every_state_has_a_colour():
-    """Whatever a device is doing, its strip says it; and no state is counted twice."""
+def test_each_device_state_has_a_colour_and_a_number():
+    """No state is counted twice."""
     assert sorted(STATES) == sorted([*State, *DEVICE_STATES])
     assert len({number for number, *_ in WORDS}) == len(WORDS)
 
@@ -131,8 +131,8 @@ def test_every_state_has_a_colour():
 @pytest.mark.parametrize(
     ("name", "panel", "target"), list(_queries()), ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_every_query_finds_data(scraped, name, panel, target):
-    """A real Prometheus runs it; and the series have the labels that the panel's legend or columns ask for."""
+def test_each_query_returns_data_in_prometheus(scraped, name, panel, target):
+    """With the labels that the panel uses."""
     prometheus, variables = scraped
     series = prometheus.ask_until_there(_filled_in(target["expr"], variables))
     legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -143,8 +143,8 @@ def test_every_query_finds_data(scraped, name, panel, target):
     assert len(set(identities)) == len(series), "two series under one name"
 
 
-def test_the_choices_at_the_top_have_values(scraped):
-    """The coordinator's address, and the devices by name, by the queries that Grafana would make of them."""
+def test_dashboard_variables_have_values(scraped):
+    """Address of the coordinator and names of devices."""
     prometheus, variables = scraped
     found = {}
     for variable in _read("device.json")["templating"]["list"]:
@@ -158,8 +158,8 @@ def test_the_choices_at_the_top_have_values(scraped):
     assert found == {"coordinator": [variables["coordinator"]], "device": ["ann", "bob", "cat", "dan", "eve"]}
 
 
-def test_each_device_has_one_state_at_a_time(scraped):
-    """The strip of a device is one series, and its number is that of a state."""
+def test_device_strip_is_one_series(scraped):
+    """Its number is that of a state."""
     prometheus, variables = scraped
     of_coordinator = f'instance="{variables["coordinator"]}"'
     series = prometheus.ask_until_there(state_number(of_coordinator))
@@ -167,8 +167,8 @@ def test_each_device_has_one_state_at_a_time(scraped):
     assert {float(one["value"][1]) for one in series} <= {float(number) for number, *_ in WORDS}
 
 
-def test_the_rules_work_in_a_real_server(scraped):
-    """All are evaluated without an error, and the recorded series is there."""
+def test_rules_are_evaluated_by_prometheus(scraped):
+    """Without errors; the recorded series exists."""
     prometheus, _ = scraped
 
     def rules() -> list[dict[str, Any]]:
@@ -180,8 +180,8 @@ def test_the_rules_work_in_a_real_server(scraped):
 
 
 @pytest.mark.slow
-def test_grafana_knows_every_field(tmp_path):
-    """Its own types (@grafana/schema, fetched by npm) hold of the files, and would not of a field that is misspelt."""
+def test_dashboards_match_the_types_of_grafana(tmp_path):
+    """By @grafana/schema, fetched with npm; a misspelt field is found."""
     compiler = fetch_compiler(tmp_path)
     good = {name: _read(name) for name in NAMES}
     assert complaints(compiler, tmp_path, good) == ""

@@ -1,4 +1,4 @@
-"""Which run `fedpatch watch` finds by itself, and what it says where there is none."""
+"""`fedpatch watch`: the run and the credentials that it uses by default."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def begin(place: Path, fleet: str, created_at: float, ended: str | None = None, 
     return run.id
 
 
-def test_a_run_that_goes_on_is_found_before_newer_ones_that_do_not(tmp_path):
-    """In whichever directory it is; of a fleet, where one is named."""
+def test_newest_run_prefers_a_running_one(tmp_path):
+    """In all state directories; of a fleet, if given."""
     one, two, empty = tmp_path / "one", tmp_path / "two", tmp_path / "empty"
     kitchen = begin(one, "kitchen", 100.0)
     attic = begin(two, "attic", 200.0, "max_rounds")
@@ -41,16 +41,16 @@ def test_a_run_that_goes_on_is_found_before_newer_ones_that_do_not(tmp_path):
     assert newest_run([one, two], None).id == newer
 
 
-def test_without_a_run_the_error_says_what_to_say(tmp_path):
-    """Nothing is made where nothing is."""
+def test_newest_run_without_runs_is_a_usage_error(tmp_path):
+    """No file is created."""
     with pytest.raises(UsageError, match="no run of fleet 'attic' was begun here; say where it is, with --broker URL"):
         newest_run([tmp_path], "attic")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", [["--once"], ["--json"], []])
-def test_a_broker_that_is_not_there_is_said(how, monkeypatch, capsys):
-    """As by the other commands, with exit code 3."""
+def test_watch_without_its_broker_exits_with_3(how, monkeypatch, capsys):
+    """In all forms of output."""
     monkeypatch.setattr(
         fedpatch.coordinator.operations.watch, "CONNECT_TIMEOUT_S", 3.0
     )  # in which it is refused on a busy machine, too
@@ -62,15 +62,15 @@ def test_a_broker_that_is_not_there_is_said(how, monkeypatch, capsys):
     assert "is a broker running there?" in ended.err
 
 
-def test_a_fleet_that_cannot_be_is_a_mistake_in_one_sentence(monkeypatch, capsys):
-    """Exit code 2."""
+def test_watch_of_a_malformed_fleet_name_is_a_usage_error(monkeypatch, capsys):
+    """One line."""
     ended = Program(fedpatch.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtts://b", "--fleet", "No Name")
     assert ended.code == 2
     assert "--fleet" in ended.err and len(ended.err.splitlines()) == 1
 
 
-def test_the_certificate_of_the_run_is_shown_unless_another_is_given(tmp_path, monkeypatch, capsys):
-    """With its key, which may be in a file of its own; that of a watcher brings its own along."""
+def test_watch_uses_the_certificate_of_the_run_unless_another_is_given(tmp_path, monkeypatch, capsys):
+    """A given certificate has its own key."""
     files = {"ca_file": "/ca.crt", "cert_file": "/own.crt", "key_file": "/own.key"}
     begin(tmp_path, "kitchen", 100.0, broker="mqtts://broker", **files)
     watched: list[TlsFiles] = []
@@ -86,8 +86,8 @@ def test_the_certificate_of_the_run_is_shown_unless_another_is_given(tmp_path, m
     ]
 
 
-def test_the_run_s_password_file_is_read_unless_another_is_given(tmp_path, monkeypatch):
-    """Another user has another password, and so has whoever gives one; that of a run is no use to them."""
+def test_watch_uses_the_password_file_of_the_run_unless_user_or_password_is_given(tmp_path, monkeypatch):
+    """Another user has another password."""
     begin(tmp_path, "kitchen", 100.0, username="boss", password_file="/run/boss")
     nothing = dict.fromkeys(("broker", "fleet", "username", "insecure", "password_file", "ca_file", "cert_file"))
     assert broker_settings(nothing, tmp_path).password_file == Path("/run/boss")

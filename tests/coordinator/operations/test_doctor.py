@@ -1,4 +1,4 @@
-"""`fedpatch doctor`: what it finds of the task, the devices and the disk; brokers are in tests/broker."""
+"""`fedpatch doctor`: the checks of task, devices and disk; those of brokers are in tests/broker."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ TASK = replace(digits.TASK, name="broken", build_model=build_model)
 
 @pytest.fixture(scope="module")
 def schema() -> str:
-    """Of the model that the default settings build."""
+    """The schema digest of the default model."""
     return prepare(RunSettings()).schema.digest
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> RunSettings:
-    """For a broker that is not there."""
+    """Settings with a broker that does not answer."""
     return RunSettings(broker=f"mqtt://{HOST}:{free_port()}", fleet=FLEET, state_dir=tmp_path / "state")
 
 
@@ -57,7 +57,7 @@ def find(settings: RunSettings) -> dict[str, Finding]:
 
 @contextlib.contextmanager
 def told(settings: RunSettings, **states: DeviceState) -> Iterator[RunSettings]:
-    """The settings for a broker that has kept these states of devices."""
+    """Settings with a broker that retains these states of devices."""
     with Mosquitto() as broker, client(broker.url, "there") as there:
         for device, state in states.items():
             topic = topics.device_state(FLEET, device.replace("_", "-"))
@@ -67,14 +67,14 @@ def told(settings: RunSettings, **states: DeviceState) -> Iterator[RunSettings]:
 
 
 def state(schema: str, **more: Any) -> DeviceState:
-    """Of a device that fits."""
+    """State of a device that matches the run."""
     fits = DeviceState(True, "x", __version__, (TaskCapability("digits", schema, 144),), ENCODINGS)
     return replace(fits, **more)
 
 
 @pytest.mark.broker
-def test_devices_that_fit(settings, schema):
-    """They are counted and named, and those that are offline are not."""
+def test_matching_devices_are_counted_and_named(settings, schema):
+    """Offline devices are left out."""
     with told(settings, pi_1=state(schema), pi_2=state(schema), pi_3=DeviceState(False, "x")) as there:
         found = find(replace(there, devices=2))
     assert found["devices"].verdict == "ok"
@@ -84,8 +84,8 @@ def test_devices_that_fit(settings, schema):
 
 
 @pytest.mark.broker
-def test_devices_that_do_not_fit_are_named(settings, schema):
-    """Another schema, another task, another version, another encoding: each a warning of its own, with its own mend."""
+def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
+    """Schema, task, version, encoding."""
     odd = {
         "pi_1": state("f" * 64),
         "pi_2": state(schema, tasks=(TaskCapability("mnist", schema, 1),)),
@@ -110,8 +110,8 @@ def test_devices_that_do_not_fit_are_named(settings, schema):
 
 
 @pytest.mark.broker
-def test_a_fleet_of_too_few_devices_or_none(settings, schema):
-    """A run would wait; where there is nobody at all, the device's own doctor is the mend."""
+def test_too_few_or_no_devices_are_a_warning(settings, schema):
+    """For none the remedy is `fedpatch-agent doctor`."""
     with told(settings, pi_1=state(schema)) as there:
         few, none = find(replace(there, devices=3))["devices"], find(replace(there, fleet="garden"))["devices"]
     assert few.verdict == "warn" and "waits for 3" in few.detail and "--devices" in few.remedy
@@ -119,8 +119,8 @@ def test_a_fleet_of_too_few_devices_or_none(settings, schema):
 
 
 @pytest.mark.broker
-def test_another_coordinator_in_the_fleet(settings):
-    """One that is online, and whose state is not in our directory."""
+def test_other_online_coordinator_is_a_warning(settings):
+    """Its state is not in this directory."""
     with Mosquitto() as broker, client(broker.url, "there") as there:
         online = encode(Envelope(CoordinatorState(online=True, boot="x")))
         there.link.publish(topics.coordinator_state(FLEET), online, retain=True)
@@ -129,8 +129,8 @@ def test_another_coordinator_in_the_fleet(settings):
     assert found.verdict == "warn" and "its own --fleet" in found.remedy
 
 
-def test_a_coordinator_at_work_is_left_alone(settings):
-    """No model is built beside it, and that is said."""
+def test_running_coordinator_skips_the_checks_of_the_task(settings):
+    """No model is built beside it."""
     settings.state_dir.mkdir()
     with FileLock(settings.state_dir / f"fleet-{FLEET}.lock", "held"):
         found = find(settings)
@@ -138,8 +138,8 @@ def test_a_coordinator_at_work_is_left_alone(settings):
     assert "a coordinator is at work with fleet home" in found["task"].detail
 
 
-def test_the_lock_that_it_looks_at_is_that_of_a_run():
-    """Else it would never see one."""
+def test_lock_of_a_run_has_the_name_that_doctor_checks():
+    """Else doctor would not see a running coordinator."""
     source = (ROOT / "coordinator" / "runtime" / "runs.py").read_text("utf-8")
     assert 'f"fleet-{fleet}.lock"' in source
 
@@ -148,8 +148,8 @@ def test_the_lock_that_it_looks_at_is_that_of_a_run():
     ("task", "words"),
     [("no_such_module:TASK", "cannot be imported"), ("broken_tasks:TASK", "ValueError: no such layer")],
 )
-def test_a_task_that_cannot_be_used(settings, tmp_path, monkeypatch, task, words):
-    """Neither a missing module nor the user's own exception ends the doctor: the other checks are made too."""
+def test_broken_task_fails_and_the_other_checks_go_on(settings, tmp_path, monkeypatch, task, words):
+    """A missing module, or an exception of the task."""
     (tmp_path / "broken_tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     found = find(replace(settings, task=task))
@@ -157,7 +157,7 @@ def test_a_task_that_cannot_be_used(settings, tmp_path, monkeypatch, task, words
     assert found["broker_port"].verdict == "fail" and found["state_dir"].verdict == "ok"
 
 
-def test_a_disk_too_small_for_the_updates_of_a_cohort(settings, tmp_path):
+def test_disk_too_small_for_the_updates_of_a_cohort_fails(settings, tmp_path):
     """The need grows with the number of devices."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -172,8 +172,8 @@ def test_a_disk_too_small_for_the_updates_of_a_cohort(settings, tmp_path):
     assert many.verdict == "fail" and "updates of 1000 devices" in many.detail and "free some space" in many.remedy
 
 
-def test_without_a_broker_the_rest_is_looked_at(settings):
-    """The failure is told, and what could not be asked."""
+def test_without_a_broker_the_other_checks_go_on(settings):
+    """The checks of devices are skipped."""
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")
     assert found["task"].verdict == found["state_dir"].verdict == "ok"

@@ -78,8 +78,8 @@ def outputs(run: Run, round: int) -> Array:
 
 
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all"])
-def test_the_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_path, private):
-    """Where something is private, metadata and standard error say so."""
+def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_path, private):
+    """Metadata and stderr say so where tensors are private."""
     run = begin(tmp_path, private)
     told = fedpatch("export", "last", "--state-dir", tmp_path)
     assert told.code == 0, told.err
@@ -94,8 +94,8 @@ def test_the_export_is_the_global_model_with_initial_private_values(fedpatch, tm
     assert known["class_names"] == list("0123456789")
 
 
-def test_the_file_and_the_round_can_be_chosen(fedpatch, tmp_path):
-    """With --json, what is said of the model is on stdout too."""
+def test_export_takes_file_and_round(fedpatch, tmp_path):
+    """`--json` prints the metadata on stdout."""
     run = begin(tmp_path / "state", "affine")
     out = tmp_path / "new" / "kitchen.onnx"
     told = fedpatch("export", run.id[:15], "--out", out, "--round", 2, "--state-dir", tmp_path / "state", "--json")
@@ -114,16 +114,16 @@ def test_the_file_and_the_round_can_be_chosen(fedpatch, tmp_path):
     ],
     ids=["round", "run"],
 )
-def test_what_is_not_there_is_told(fedpatch, tmp_path, arguments, code, problem):
-    """With what is."""
+def test_export_of_an_unknown_run_or_round_is_a_usage_error(fedpatch, tmp_path, arguments, code, problem):
+    """With the known ones."""
     begin(tmp_path, "affine")
     told = fedpatch("export", *arguments, "--state-dir", tmp_path)
     assert (told.code, told.out) == (code, "")
     assert problem in told.err
 
 
-def test_a_task_without_an_input_shape_says_what_is_missing(fedpatch, tmp_path, monkeypatch):
-    """A coordinator has no data to take an example from; nor is a task of another shape exported."""
+def test_export_of_a_task_without_input_shape_is_a_usage_error(fedpatch, tmp_path, monkeypatch):
+    """Nor is a changed task exported."""
     run = begin(tmp_path, "affine")
     found = run.prepared.task
     for changed, problem in (
@@ -161,8 +161,8 @@ def test_damaged_newest_checkpoint_gives_the_round_before_by_name_and_exit_code(
     assert (good.code, json.loads(good.out)["problem"]) == (0, "")
 
 
-def test_newest_checkpoint_that_is_gone_is_known_from_the_registry(fedpatch, tmp_path):
-    """Its round was aggregated, and there is no file of it."""
+def test_missing_newest_checkpoint_is_known_from_the_registry(fedpatch, tmp_path):
+    """The round was aggregated and has no file."""
     run = begin(tmp_path, "none")
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         registry.rounds.finish(run.id, RoundRecord(3, "aggregated", 2, 2, 0, 2))

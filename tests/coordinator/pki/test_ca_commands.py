@@ -36,8 +36,8 @@ def listed(fedpatch: Program) -> dict[str, dict[str, object]]:
     return {one["name"]: one for one in json.loads(well(fedpatch("device", "list", "--json")).out)}
 
 
-def test_a_ca_is_made_with_what_a_broker_and_a_coordinator_need(fedpatch: Program, tmp_path: Path):
-    """In ca of the state directory; again it changes nothing; keys are for their owner alone."""
+def test_ca_init_makes_ca_broker_and_coordinator_certificates(fedpatch: Program, tmp_path: Path):
+    """A second call changes nothing; only the owner can read keys."""
     place = tmp_path / "fedpatch-state" / "ca"
     files = {str(one.relative_to(place)): one.read_bytes() for one in sorted(place.rglob("*.*"))}
     assert set(files) == {
@@ -52,8 +52,8 @@ def test_a_ca_is_made_with_what_a_broker_and_a_coordinator_need(fedpatch: Progra
     assert other.code == 2 and "is the CA of fleet 'kitchen', not of 'garden'" in other.err
 
 
-def test_other_names_of_the_broker_are_not_passed_over(fedpatch: Program, tmp_path: Path):
-    """The certificate that is there stays, and the command that makes another is named; the order of names means nothing."""
+def test_ca_init_with_other_broker_names_names_the_command_that_renews(fedpatch: Program, tmp_path: Path):
+    """The present certificate stays; the order of names does not matter."""
     place = tmp_path / "fedpatch-state" / "ca"
     before = (place / "broker" / "broker.crt").read_bytes()
     refused = fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "other.lan", "--broker-name", "::1")
@@ -64,8 +64,8 @@ def test_other_names_of_the_broker_are_not_passed_over(fedpatch: Program, tmp_pa
     well(fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "::1", "--broker-name", "other.lan"))
 
 
-def test_what_has_expired_is_made_anew_by_doing_it_again(fedpatch: Program, tmp_path: Path):
-    """As what is missing; the key stays."""
+def test_ca_init_renews_expired_certificates(fedpatch: Program, tmp_path: Path):
+    """The keys stay."""
     place = tmp_path / "fedpatch-state" / "ca" / "broker"
     with Authority.open(place.parent, now=time.time()) as authority:
         key = (place / "broker.key").read_bytes()
@@ -76,14 +76,14 @@ def test_what_has_expired_is_made_anew_by_doing_it_again(fedpatch: Program, tmp_
     assert (place / "broker.key").read_bytes() == key
 
 
-def test_a_ca_without_a_broker_does_not_say_that_it_has_one(fedpatch: Program, tmp_path: Path):
-    """It says how to make what the broker needs."""
+def test_ca_init_without_broker_names_prints_the_next_command(fedpatch: Program, tmp_path: Path):
+    """It makes the certificate of the broker."""
     told = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
     assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in told
 
 
-def test_a_device_is_enrolled_rotated_and_revoked(fedpatch: Program, tmp_path: Path):
-    """Each step says what is left to do, and the list what is good."""
+def test_device_add_rotate_and_revoke_print_next_steps(fedpatch: Program, tmp_path: Path):
+    """`device list` has the state after each."""
     told = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
     assert "on the device: fedpatch-agent enrol one, then delete it" in told.err and told.out == ""
     bundle = decode_bundle((tmp_path / "one").read_bytes(), "one")
@@ -102,8 +102,8 @@ def test_a_device_is_enrolled_rotated_and_revoked(fedpatch: Program, tmp_path: P
     assert listed(fedpatch)["pi-1"]["state"] == "good"
 
 
-def test_no_secret_overwrites_a_file_or_gets_lost(fedpatch: Program, tmp_path: Path):
-    """Where the bundle cannot be written, nothing is issued."""
+def test_bundle_that_cannot_be_written_issues_nothing(fedpatch: Program, tmp_path: Path):
+    """No file is overwritten."""
     (tmp_path / "taken").write_text("mine")
     for out, words in (("taken", "exists already"), ("nowhere/one", "its directory is absent")):
         refused = fedpatch("device", "add", "pi-1", "--out", out)
@@ -111,8 +111,8 @@ def test_no_secret_overwrites_a_file_or_gets_lost(fedpatch: Program, tmp_path: P
     assert listed(fedpatch) == {} and (tmp_path / "taken").read_text() == "mine"
 
 
-def test_passwords_for_a_broker_without_client_certificates(fedpatch: Program, tmp_path: Path):
-    """The bundle has the word, the broker's file its hash; revoking takes the line away."""
+def test_password_is_in_the_bundle_and_its_hash_in_the_broker_file(fedpatch: Program, tmp_path: Path):
+    """Revoking removes the line."""
     well(fedpatch("device", "add", "pi-1", "--password", "--out", "one"))
     word = decode_bundle((tmp_path / "one").read_bytes(), "one").password
     place = tmp_path / "fedpatch-state" / "ca"
@@ -127,8 +127,8 @@ def test_passwords_for_a_broker_without_client_certificates(fedpatch: Program, t
     assert "pi-1" not in passwords.read_text()
 
 
-def test_what_expires_is_renewed_with_the_key_it_has(fedpatch: Program, tmp_path: Path):
-    """The broker's for the same names, the coordinator's, the CA's; a new key where that is asked for."""
+def test_renewal_keeps_the_key_unless_a_new_one_is_requested(fedpatch: Program, tmp_path: Path):
+    """Of broker, coordinator and CA."""
     place = tmp_path / "fedpatch-state" / "ca"
     for stem, words in (
         ("broker/broker", ["ca", "broker", "--days", "9"]),
@@ -147,8 +147,8 @@ def test_what_expires_is_renewed_with_the_key_it_has(fedpatch: Program, tmp_path
     assert read_pem((place / "ca.crt").read_bytes())[0].not_after > before.not_after
 
 
-def test_a_stolen_key_of_the_coordinator_is_taken_back(fedpatch: Program, tmp_path: Path):
-    """Another key takes its place, the certificate of the old one is in the list, and so goes an old password."""
+def test_revoke_old_replaces_key_certificate_and_password_of_the_coordinator(fedpatch: Program, tmp_path: Path):
+    """The old certificate is in the revocation list."""
     place = tmp_path / "fedpatch-state" / "ca"
     stolen = read_pem((place / "coordinator" / "client.crt").read_bytes())[0].serial
     key = (place / "coordinator" / "client.key").read_bytes()
@@ -161,8 +161,8 @@ def test_a_stolen_key_of_the_coordinator_is_taken_back(fedpatch: Program, tmp_pa
     assert (place / "broker" / "passwords").read_text() == ""
 
 
-def test_watchers_have_certificates_of_their_own(fedpatch: Program, tmp_path: Path):
-    """In one file with the key, and they can be taken back."""
+def test_watcher_gets_one_file_with_certificate_and_key(fedpatch: Program, tmp_path: Path):
+    """It can be revoked."""
     well(fedpatch("ca", "watcher", "anna", "--out", "anna.pem"))
     text = (tmp_path / "anna.pem").read_text()
     holder = read_pem(text.encode())[0].holder
@@ -176,15 +176,15 @@ def test_watchers_have_certificates_of_their_own(fedpatch: Program, tmp_path: Pa
     assert well(fedpatch("ca", "crl")).out.strip() == str(tmp_path / "fedpatch-state" / "ca" / "ca.crl")
 
 
-def test_a_directory_without_a_ca_is_told(fedpatch: Program, tmp_path: Path):
-    """By all commands that need one."""
+def test_commands_without_a_ca_are_usage_errors(fedpatch: Program, tmp_path: Path):
+    """All commands that need one."""
     for words in (["device", "list"], ["ca", "show"], ["device", "revoke", "pi-1"], ["ca", "crl"]):
         ended = fedpatch(*words, "--ca-dir", tmp_path / "none")
         assert ended.code == 2 and "no CA there; make one with `fedpatch ca init`" in ended.err
 
 
-def test_without_the_package_a_sentence_says_what_to_install(fedpatch: Program):
-    """Lists need nothing; what makes certificates does."""
+def test_without_cryptography_the_error_names_the_extra(fedpatch: Program):
+    """Lists work without the package."""
     program = (
         "import sys; sys.modules['cryptography'] = None; from fedpatch.cli import main; "
         "sys.argv = ['fedpatch', *sys.argv[1:]]; main()"

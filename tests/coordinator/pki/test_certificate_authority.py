@@ -37,8 +37,8 @@ def crl(authority: Authority) -> set[int]:
     return {one.serial_number for one in found}
 
 
-def test_a_client_s_certificate_says_who_it_is_and_what_it_may(authority: Authority):
-    """CN, O and OU as brokers and people read them; a client's purpose, no CA, for as long as was said."""
+def test_client_certificate_has_names_purpose_and_validity(authority: Authority):
+    """CN, O and OU; it is no CA."""
     issued = authority.issue(DEVICE, "pi-1", now=NOW, days=30)
     found = certificate(issued.pair.certificate)
     assert found.subject.rfc4514_string() == "CN=pi-1,OU=device,O=kitchen"
@@ -53,8 +53,8 @@ def test_a_client_s_certificate_says_who_it_is_and_what_it_may(authority: Author
     found.verify_directly_issued_by(certificate(authority.certificate))
 
 
-def test_the_broker_s_certificate_is_for_its_names(authority: Authority):
-    """Hosts and addresses stand in it as what they are; a name that can be neither is refused."""
+def test_broker_certificate_has_host_names_and_addresses(authority: Authority):
+    """Any other name is refused."""
     found = certificate(authority.issue(BROKER, "broker", now=NOW, names=["broker.lan", "::1"]).pair.certificate)
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["broker.lan"]
@@ -66,8 +66,8 @@ def test_the_broker_s_certificate_is_for_its_names(authority: Authority):
     assert names_of(authority.certificate) == []
 
 
-def test_openssl_takes_key_and_certificate_together(authority: Authority):
-    """The coordinator's files are what the TLS library loads, and only their owner can read the key."""
+def test_openssl_loads_the_files_of_the_coordinator(authority: Authority):
+    """Only their owner can read the key."""
     authority.issue(COORDINATOR, "coordinator", now=NOW)
     place = authority.place(COORDINATOR, "coordinator")
     context = ssl.create_default_context(cafile=authority.directory / "ca.crt")
@@ -76,15 +76,15 @@ def test_openssl_takes_key_and_certificate_together(authority: Authority):
     assert (authority.directory / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_device_s_key_does_not_stay_with_the_ca(authority: Authority):
-    """It leaves in the bundle; what stays is the certificate."""
+def test_ca_does_not_keep_the_key_of_a_device(authority: Authority):
+    """Only the certificate."""
     issued = authority.issue(DEVICE, "pi-1", now=NOW)
     assert b"PRIVATE KEY" in issued.pair.key
     assert sorted(one.name for one in authority.place(DEVICE, "pi-1").iterdir()) == ["client.crt"]
 
 
-def test_no_two_parts_have_one_name_at_the_broker(authority: Authority):
-    """A device called coordinator would have the coordinator's rights, for the broker knows names only."""
+def test_name_of_another_part_is_refused(authority: Authority):
+    """The broker grants rights by name."""
     with pytest.raises(UsageError, match="'coordinator' is the name of a coordinator at the broker"):
         authority.issue(DEVICE, "coordinator", now=NOW)
     authority.issue(DEVICE, "pi-1", now=NOW)
@@ -94,8 +94,8 @@ def test_no_two_parts_have_one_name_at_the_broker(authority: Authority):
         authority.issue(DEVICE, "Pi 1", now=NOW)
 
 
-def test_revoked_is_all_that_a_device_had_and_stands_in_the_list(authority: Authority):
-    """Both certificates of a rotated device; revoking once more changes nothing, and a new one makes it welcome again."""
+def test_revoke_takes_all_certificates_of_a_device(authority: Authority):
+    """A second call changes nothing; a new certificate is valid."""
     serials = [int(authority.issue(DEVICE, "pi-1", now=NOW).entry.serial, 16) for _ in range(2)]
     other = authority.issue(DEVICE, "pi-2", now=NOW)
     assert len(authority.revoke(DEVICE, "pi-1", now=NOW + 5, reason="stolen")) == 2
@@ -108,15 +108,15 @@ def test_revoked_is_all_that_a_device_had_and_stands_in_the_list(authority: Auth
     assert crl(authority) == set(serials)
 
 
-def test_only_what_was_given_can_be_revoked(authority: Authority):
-    """A name with a slip of the pen is refused, with those that exist."""
+def test_revoke_of_an_unknown_name_is_refused(authority: Authority):
+    """With the known names."""
     authority.issue(DEVICE, "pi-1", now=NOW)
     with pytest.raises(UsageError, match=r"no device 'pi-2' was ever given .*known: pi-1"):
         authority.revoke(DEVICE, "pi-2", now=NOW)
 
 
-def test_a_list_that_was_not_written_is_made_when_the_ca_is_opened(authority: Authority):
-    """The record knows of the revocation, and that the list on the disk is an older one."""
+def test_open_writes_a_missing_revocation_list(authority: Authority):
+    """The record has the number of the list."""
     issued = authority.issue(DEVICE, "pi-1", now=NOW)
     before = (authority.directory / "ca.crl").read_bytes()
     authority.revoke(DEVICE, "pi-1", now=NOW)
@@ -126,8 +126,8 @@ def test_a_list_that_was_not_written_is_made_when_the_ca_is_opened(authority: Au
         assert crl(again) == {int(issued.entry.serial, 16)}
 
 
-def test_a_list_that_is_none_of_ours_is_made_anew(authority: Authority):
-    """One without a number, say: nobody could tell whether it is older than the record."""
+def test_open_replaces_a_foreign_revocation_list(authority: Authority):
+    """A list without a number, or no list."""
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     times = [datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (0, 9999)]
     builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
@@ -163,16 +163,16 @@ def test_a_list_that_is_none_of_ours_is_made_anew(authority: Authority):
     ],
     ids=["another", "none", "locked", "other kind"],
 )
-def test_a_key_that_is_not_the_cas_is_told(authority: Authority, key: bytes, words: str):
-    """It may come from the wrong backup."""
+def test_open_with_a_wrong_key_is_refused(authority: Authority, key: bytes, words: str):
+    """A key from another backup, for example."""
     authority.close()
     (authority.directory / "ca.key").write_bytes(key)
     with pytest.raises(StateError, match=f"{words}.*put them back from a backup"):
         Authority.open(authority.directory, now=NOW)
 
 
-def test_a_ca_is_never_made_over_another(authority: Authority):
-    """Again the same is the same CA; for another fleet, or without its record, it is refused."""
+def test_create_never_replaces_a_ca(authority: Authority):
+    """The same fleet opens it; another fleet or a missing record is refused."""
     first = authority.certificate
     authority.close()
     with Authority.create(authority.directory, "kitchen", now=NOW + 99) as again:
@@ -186,22 +186,22 @@ def test_a_ca_is_never_made_over_another(authority: Authority):
         Authority.open(authority.directory, now=NOW)
 
 
-def test_one_command_at_a_time_changes_a_ca(authority: Authority):
-    """The second is told to wait."""
+def test_second_command_on_a_ca_is_refused(authority: Authority):
+    """The directory is locked."""
     with pytest.raises(UsageError, match="another command is changing this CA"):
         Authority.open(authority.directory, now=NOW)
 
 
-def test_a_ca_whose_key_others_can_read_is_not_used(authority: Authority):
-    """Whoever read it can make certificates; the mend is named."""
+def test_ca_key_that_others_can_read_is_refused(authority: Authority):
+    """With the remedy."""
     authority.close()
     (authority.directory / "ca.key").chmod(0o640)
     with pytest.raises(UsageError, match=r"chmod 600 .*ca\.key"):
         Authority.open(authority.directory, now=NOW)
 
 
-def test_nothing_outlives_its_ca_and_an_expired_one_issues_nothing(tmp_path: Path):
-    """A certificate ends with its CA at the latest; renewing the CA keeps its key, so that what it issued stays good."""
+def test_certificates_end_with_their_ca(tmp_path: Path):
+    """An expired CA issues nothing; renewal keeps its key."""
     with Authority.create(tmp_path, "kitchen", now=NOW, days=10) as authority:
         issued = authority.issue(DEVICE, "pi-1", now=NOW, days=30)
         assert issued.entry.not_after == authority.ends == NOW + 10 * DAY_S
@@ -212,8 +212,8 @@ def test_nothing_outlives_its_ca_and_an_expired_one_issues_nothing(tmp_path: Pat
         assert authority.issue(DEVICE, "pi-2", now=NOW + 11 * DAY_S).entry.not_after > NOW + 300 * DAY_S
 
 
-def test_a_record_that_is_damaged_is_told_and_not_used(authority: Authority):
-    """Without it nobody knows what was revoked."""
+def test_damaged_record_is_refused(authority: Authority):
+    """It says which certificates are revoked."""
     authority.close()
     (authority.directory / "index.json").write_text('{"fleet": "kitchen", "entries": [{"serial": "1"}]}')
     with pytest.raises(StateError, match="the record of a CA is damaged"):

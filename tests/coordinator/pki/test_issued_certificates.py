@@ -14,8 +14,8 @@ from fedpatch.shared.errors import StateError
 INDEX = Index(fleet="kitchen", entries=(Entry(serial="1f", part=DEVICE, name="pi-1", not_after=9),))
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path):
-    """Where there is none, there is no CA; also where its directory would be, something else may be."""
+def test_record_survives_writing_and_reading(tmp_path: Path):
+    """None where there is no record."""
     write_index(tmp_path, INDEX)
     assert read_index(tmp_path) == INDEX
     assert read_index(tmp_path / "nowhere") is None
@@ -29,15 +29,15 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path):
         (INDEX.with_entry(replace(INDEX.entries[0], name="pi-2")), "names a serial number twice; put it back"),
     ],
 )
-def test_a_record_that_this_fedpatch_cannot_trust_is_refused(tmp_path: Path, index: Index, words: str):
-    """Of a later version, or with two holders of one number: revoking one would revoke the other."""
+def test_record_of_a_later_version_or_with_a_repeated_serial_is_refused(tmp_path: Path, index: Index, words: str):
+    """Revoking one holder would revoke the other."""
     write_index(tmp_path, index)
     with pytest.raises(StateError, match=words):
         read_index(tmp_path)
 
 
-def test_a_record_that_cannot_be_read_is_an_error_and_not_no_ca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Otherwise a new CA would be made over it, or a revoked device let in."""
+def test_unreadable_record_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else a new CA would replace it, or a revoked device be accepted."""
     (tmp_path / INDEX_NAME).mkdir()
     with pytest.raises(StateError, match="run fedpatch as the user whom the CA belongs to"):
         read_index(tmp_path)

@@ -49,8 +49,10 @@ def crl(directory: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_revocation_that_is_recorded_reaches_the_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
-    """Whatever moment it stops in: either nothing was revoked and it can be done again, or it is in the list at last."""
+def test_recorded_revocation_reaches_the_list_after_a_kill(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
+):
+    """At any write: nothing is revoked, or the list has it at last."""
     for write in itertools.count():
         place = tmp_path / str(write)
         with Authority.create(place, "kitchen", now=NOW) as authority:
@@ -72,8 +74,10 @@ def test_a_revocation_that_is_recorded_reaches_the_list(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_serial_number_that_may_be_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
-    """There is no certificate on the disk of which the record does not know, and a name can be revoked and used again."""
+def test_every_certificate_on_disk_is_recorded_after_a_kill(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
+):
+    """Its name can be revoked and used again."""
     for write in itertools.count():
         place = tmp_path / str(write)
         with Authority.create(place, "kitchen", now=NOW) as authority:
@@ -95,8 +99,8 @@ def test_a_serial_number_that_may_be_out_is_recorded(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_list_is_never_left_to_end_before_its_ca(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
-    """A renewal that is cut short: with a list that is out of date brokers would let nobody in, years later."""
+def test_list_never_expires_before_its_ca_after_a_kill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+    """Brokers accept no client with an expired list."""
     for write in itertools.count():
         place = tmp_path / str(write)
         with Authority.create(place, "kitchen", now=NOW, days=9) as authority:
@@ -115,8 +119,8 @@ def test_a_list_is_never_left_to_end_before_its_ca(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_ca_that_was_begun_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
-    """`fedpatch ca init` once more, and it is whole."""
+def test_ca_init_completes_a_killed_ca_init(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+    """At any write."""
     for write in itertools.count():
         place = tmp_path / str(write)
 

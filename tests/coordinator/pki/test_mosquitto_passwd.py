@@ -27,21 +27,21 @@ def index_of(*devices: str, revoked: str = "") -> Index:
     return Index(fleet="kitchen", entries=tuple(entries))
 
 
-def test_a_line_is_as_mosquitto_writes_it():
+def test_password_line_equals_that_of_mosquitto():
     """The vector was made by mosquitto_passwd 2.0.11 for the password `secret`."""
     made = VECTOR.partition("$101$")[2].partition("$")[0]
     assert password_line("pi-1", "secret", base64.b64decode(made)) == VECTOR
 
 
-def test_a_password_is_256_random_bits():
-    """And nothing in it has to be quoted in a file of settings or an environment file."""
+def test_password_has_256_random_bits_and_no_special_characters():
+    """It needs no quotes in a file of settings or environment."""
     found = {new_password() for _ in range(100)}
     assert len(found) == 100
     assert all(len(one) == 43 and one.replace("-", "a").replace("_", "a").isalnum() for one in found)
 
 
-def test_the_file_has_a_line_for_everybody_who_may_come_in(tmp_path: Path):
-    """A new line takes the place of the old one, a revoked user's goes, and without passwords there is no file."""
+def test_password_file_has_one_line_per_valid_user(tmp_path: Path):
+    """A new line replaces the old one; without passwords there is no file."""
     assert keep_passwords(tmp_path, index_of()) is None
     keep_passwords(tmp_path, index_of("b"), "b:1")
     keep_passwords(tmp_path, index_of("a", "b"), "a:1")
@@ -53,8 +53,8 @@ def test_the_file_has_a_line_for_everybody_who_may_come_in(tmp_path: Path):
 
 
 @pytest.mark.broker
-def test_mosquitto_takes_the_password_and_no_other(tmp_path: Path):
-    """The file as we write it, in a real broker."""
+def test_mosquitto_accepts_the_password_and_no_other(tmp_path: Path):
+    """In a real broker."""
     words = new_password()
     path = keep_passwords(tmp_path, index_of("pi-1"), password_line("pi-1", words))
     with Mosquitto(f"password_file {path}\nallow_anonymous false") as broker:
