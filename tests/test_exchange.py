@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
-from fedpatch.device_agent.job.events import AdmissionDecision
+from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 from tests.support.exchange import Exchange
 from tests.support.specs import TASKS, run_spec

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.device.light_updates import StandInUpdates
 from fedpatch.device_agent.job.download_plan import plan_download
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
     EndJob,
@@ -24,7 +24,7 @@ from fedpatch.device_agent.job.effects import (
     StopDownload,
     WriteChunk,
 )
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     DownloadDamaged,
@@ -35,11 +35,12 @@ from fedpatch.device_agent.job.events import (
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared import __version__
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
@@ -53,7 +54,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
     is_delta,
 )
-from fedpatch.shared.wire.transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
 
 _WILLING = AdmissionDecision(True)
 # Of the present and the last rounds.

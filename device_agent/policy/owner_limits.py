@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.events import AdmissionDecision
+from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.private_floor import (
     LEAST,

@@ -17,19 +17,19 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from fedpatch.device_agent.job.effects import JobKey, JobState
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_effects import JobKey, JobState
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     FromOwner,
     OwnerAbandoned,
     OwnerPaused,
     OwnerResumed,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
 from fedpatch.device_agent.policy.preferences import Objection, OwnUsage, Preferences, judge, words_for_wire
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.reason_codes import Condition
 

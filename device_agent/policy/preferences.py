@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
 from fedpatch.device_agent.policy.usage import Usage
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 
 # The broker is on this very device, or at the end of a cable: neither can be worse than a WiFi network.

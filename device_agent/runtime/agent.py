@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
-from fedpatch.device_agent.job.effects import Effect, JobKey
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_effects import Effect, JobKey
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     LinkRestored,
@@ -26,8 +26,8 @@ from fedpatch.device_agent.job.events import (
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.events import Event as JobEvent
-from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.job.job_events import Event as JobEvent
+from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import (
     ModelMade,
     Ready,
@@ -41,17 +41,17 @@ from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
-from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.errors import DataError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
 from fedpatch.shared.wire.messages import Body, CoordinatorState, DeviceState, Envelope, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
-from fedpatch.shared.wire.transfer import decode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
 

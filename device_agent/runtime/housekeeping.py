@@ -12,9 +12,9 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-from fedpatch.device_agent.job.effects import JobState
-from fedpatch.device_agent.job.job import Job
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.job.job_effects import JobState
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 
 _log = logging.getLogger("fedpatch.agent")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
-from fedpatch.device_agent.job.events import AdmissionDecision
+from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD

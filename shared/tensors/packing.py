@@ -35,8 +35,8 @@ from fedpatch.shared.tensors.arrays import (
     little_endian,
 )
 from fedpatch.shared.tensors.encodings import decode, encode, rule_of
+from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
-from fedpatch.shared.wire.transfer import describe
 
 MAX_DEPTH = 16
 

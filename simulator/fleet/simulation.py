@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobKey,
@@ -33,7 +33,7 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     DownloadDamaged,
@@ -44,7 +44,8 @@ from fedpatch.device_agent.job.events import (
     UpdateTrained,
     WorkRequested,
 )
-from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     DeviceState,
@@ -54,7 +55,6 @@ from fedpatch.shared.wire.messages import (
     UpdateReport,
     WorkRequest,
 )
-from fedpatch.shared.wire.transfer import Chunk, SendChunk
 from fedpatch.simulator.fleet.links import MESSAGE_BYTES, STAND_IN_BYTES, FakeBlob, FleetWire, NetworkLine, tag_of
 from fedpatch.simulator.fleet.random_traits import DeviceOutcome, draw_fate, draw_traits
 from fedpatch.simulator.fleet.report import FleetReport, FleetRound

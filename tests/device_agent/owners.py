@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes
-from fedpatch.device_agent.job.effects import Effect
-from fedpatch.device_agent.job.events import AdmissionDecision
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect
+from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.policy.usage import NOTHING, OwnLoadAverage, Usage
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.config.load import load
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.jobs import REQUEST

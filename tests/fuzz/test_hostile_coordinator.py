@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobKey,
@@ -19,7 +19,7 @@ from fedpatch.device_agent.job.effects import (
     StartDownload,
     StartTraining,
 )
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     DownloadDamaged,
@@ -33,8 +33,9 @@ from fedpatch.device_agent.job.events import (
     TrainingProgressed,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import SendChunk, check_manifest, cut
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
@@ -50,7 +51,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
-from fedpatch.shared.wire.transfer import SendChunk, check_manifest, cut
 from tests.device_agent.jobs import requested
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import (

@@ -28,7 +28,7 @@ from fedpatch.coordinator.observability.live_view import (
 )
 from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.observability.status_message import StatusMessage
-from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.shared.wire.run_status import DeviceStatus
 from tests.coordinator.observability.statuses import collecting, fleet, record, text_of, waiting
 from tests.support.paths import ROOT

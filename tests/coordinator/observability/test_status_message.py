@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.status_message import received_message, status_message
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
 from fedpatch.shared.wire.messages import Accept, CoordinatorState, Envelope, Progress
 from fedpatch.shared.wire.reason_codes import JobPhase

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
-from fedpatch.coordinator.rounds.effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import TaskCapability
 from tests.coordinator.engines import engine
 from tests.support.specs import TASK, gone, there

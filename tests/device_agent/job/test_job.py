@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
     DropHeldModel,
     Effect,
@@ -26,7 +26,7 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     DownloadDamaged,
@@ -43,8 +43,9 @@ from fedpatch.device_agent.job.events import (
     UpdateRestored,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
@@ -62,7 +63,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
-from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut
 from tests.device_agent.delta_jobs import (
     BLOBS,
     DELTAS,

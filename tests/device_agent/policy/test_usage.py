@@ -20,7 +20,7 @@ from fedpatch.device_agent.policy.usage import (
     UsageLedger,
     read_today,
 )
-from fedpatch.device_agent.runtime.trainer import resident_mib
+from fedpatch.device_agent.runtime.training_supervisor import resident_mib
 
 TODAY = date(2026, 11, 21)
 LONG_AGO = date(1970, 1, 1)

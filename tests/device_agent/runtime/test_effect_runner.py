@@ -12,28 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.job.effects import Effect, JobState, SpoolUpdate
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_effects import Effect, JobState, SpoolUpdate
+from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     EffectFailed,
     MessageReceived,
     TrainingFailed,
     UpdateRestored,
 )
-from fedpatch.device_agent.job.job import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
 from fedpatch.device_agent.runtime.presence import Identity
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
 from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe

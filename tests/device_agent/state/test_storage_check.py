@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.cli.doctor import _check_stored
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import JobKey
-from fedpatch.device_agent.job.events import AdmissionDecision
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
 from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore

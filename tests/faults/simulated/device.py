@@ -7,13 +7,13 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner as Hands
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
-from fedpatch.device_agent.runtime.trainer import TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.app.files import remove_unfinished
 from fedpatch.shared.errors import DataError

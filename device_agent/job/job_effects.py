@@ -1,6 +1,6 @@
-"""States of a job and its effects, which an EffectHandler (device_agent.job.job) performs in order.
+"""States of a job and its effects, which an EffectHandler (device_agent.job.job_state_machine) performs in order.
 
-A line that names an event (device_agent.job.events) says how the effect reports its end; the others report nothing.
+A line that names an event (device_agent.job.job_events) says how the effect reports its end; the others report nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import Envelope, Manifest, WorkRequest
-from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 
 class JobState(StrEnum):

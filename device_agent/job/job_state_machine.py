@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
     DropHeldModel,
     Effect,
@@ -48,7 +48,7 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.events import (
+from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     Completion,
@@ -70,6 +70,7 @@ from fedpatch.device_agent.job.events import (
     WorkRequested,
 )
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Upload, check_manifest
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     OWNER_LIMITS_FEATURE,
@@ -93,7 +94,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Chunk, Download, SendChunk, Upload, check_manifest
 
 
 class EffectHandler(Protocol):

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Envelope, Manifest, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
-from fedpatch.shared.wire.transfer import Chunk
 
 
 @dataclass(frozen=True)
