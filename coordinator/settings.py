@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedpatch.coordinator.aggregation.update_limits import parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.fields import Settings, setting

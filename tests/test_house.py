@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +26,7 @@ def test_import_rules_hold():
 
 def test_importing_the_agent_loads_neither_torch_nor_numpy():
     """The device process that talks to the network cannot hold a model: it has nothing to hold one with."""
-    modules = ("runtime.agent", "runtime.startup", "runtime.trainer", "cli.main", "job.job")
+    modules = ("runtime.agent", "runtime.startup", "runtime.training_supervisor", "cli.main", "job.job_state_machine")
     agent = ", ".join(f"fedpatch.device_agent.{name}" for name in modules)
     program = f"import sys, fedpatch, {agent}; print(*sorted({{'numpy', 'torch'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -89,3 +90,13 @@ def test_no_module_or_class_has_a_retired_name():
     modules = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert [str(path) for path in modules if path.stem in RETIRED] == []
     assert [found for found in _product_classes() if found[0].lower().strip("_") in RETIRED] == []
+
+
+def test_each_file_that_the_architecture_names_exists():
+    """Its tables name files below the folder of the table's heading."""
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    named = set(re.findall(r"(?<![\w./-])([a-z_]+/[a-z_]+\.py)\b", page))
+    assert len(named) > 20
+    assert [
+        one for one in sorted(named) if not any((ROOT / folder / one).is_file() for folder in (".", *PACKAGES))
+    ] == []

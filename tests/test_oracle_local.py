@@ -12,7 +12,7 @@ import torch
 
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_update
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer

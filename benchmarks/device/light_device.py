@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.device.light_updates import StandInUpdates
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
     EndJob,
@@ -23,12 +23,13 @@ from fedpatch.device_agent.job.effects import (
     StopDownload,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.runtime.effect_runner import Identity
 from fedpatch.shared import __version__
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
@@ -42,7 +43,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
     is_delta,
 )
-from fedpatch.shared.wire.transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
 
 _WILLING = AdmissionDecision(True)
 # Of the present and the last rounds.

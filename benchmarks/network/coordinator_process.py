@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedpatch.coordinator.observability.event_observer import Observer
 from fedpatch.coordinator.observability.live_view import make_view
 from fedpatch.coordinator.observability.metrics_endpoint import NO_OTHERS, Ask, observed
-from fedpatch.coordinator.observability.observer import Observer
 from fedpatch.coordinator.observability.snapshot import View
-from fedpatch.coordinator.rounds.effects import Effect, SaveRecord
+from fedpatch.coordinator.rounds.run_effects import Effect, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.runtime import runs
+from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load
 
@@ -85,10 +85,10 @@ def main() -> None:
         with observed(settings, engine, directory, view, certificates) as observer:
             yield Gated(gate, observer)
 
-    runs.observed = gated  # type: ignore[attr-defined]
+    run_execution.observed = gated  # type: ignore[attr-defined]
     settings = load(RunSettings, file=None, environ={}, flags={"rounds": ENDLESS, **flags})
     with make_view(sys.stderr, plain=True) as view:
-        runs.start_run(settings, view)
+        run_execution.start_run(settings, view)
 
 
 if __name__ == "__main__":

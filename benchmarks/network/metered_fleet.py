@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.observability.metric_definitions import Metrics
-from fedpatch.coordinator.observability.observer import NullObserver, Observer
 from fedpatch.coordinator.observability.run_metrics import LOOK_EVERY_S, RunMetrics
-from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.reason_codes import LinkKind
-from fedpatch.shared.wire.transfer import Chunk
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.simulation import SimulatedFleet

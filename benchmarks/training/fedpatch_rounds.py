@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks.support.work import Work
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.experiment.simulation import Simulation
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.worker_pool import Workers
 

@@ -28,7 +28,7 @@ from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.spec.study import UNBOUNDED, Study
 
 BENCHMARK = "norm_bounds"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedpatch.coordinator.aggregation.strategies import find_strategy
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
-from fedpatch.device_agent.training.process import PROGRESS_EVERY_S, TrainingControl
+from fedpatch.device_agent.training.training_process import PROGRESS_EVERY_S, TrainingControl
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.wire.messages import TrainPlan

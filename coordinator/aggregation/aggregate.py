@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED, MAX_PARTS, Limits
 from fedpatch.coordinator.aggregation.norm_clipping import (
     Pace,
     Part,
@@ -20,7 +21,6 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     remembered,
     weights_norm,
 )
-from fedpatch.coordinator.aggregation.update_limits import MAX_NAMED, MAX_PARTS, Limits
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan

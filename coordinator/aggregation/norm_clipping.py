@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.update_limits import ExamplesCap, NormBound
+from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBound
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, base_name, moment_name
 from fedpatch.shared.wire.messages import TrainPlan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
+from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.norm_clipping import (
     check_moments,
     check_norm,
@@ -12,16 +13,15 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     check_steps,
     norm,
 )
-from fedpatch.coordinator.aggregation.update_limits import Limits
 from fedpatch.coordinator.aggregation.weighted_mean import check_private, check_update
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, WireError
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, UnexpectedTensors
 from fedpatch.shared.tensors.packing import unpack
+from fedpatch.shared.wire.chunked_transfer import check_manifest
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from fedpatch.shared.wire.transfer import check_manifest
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from fedpatch.shared.app.command import AsJson, Group, command, with_debug
 from fedpatch.shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from fedpatch.coordinator.rounds.records import DeviceInfo
-    from fedpatch.coordinator.storage.device_holds import HoldsTable
-    from fedpatch.coordinator.storage.registry import Registry
+    from fedpatch.coordinator.rounds.run_records import DeviceInfo
+    from fedpatch.coordinator.storage.quarantine_table import HoldsTable
+    from fedpatch.coordinator.storage.run_registry import Registry
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
@@ -110,7 +110,7 @@ def _changing(
     """The holds of a registry and the device that is meant; how it is afterwards is printed."""
     from fedpatch.coordinator.cli.tables import print_devices, print_json
     from fedpatch.coordinator.storage.database import must_exist
-    from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
     from fedpatch.coordinator.storage.state_dirs import find
 
     path = find(state_dir) / REGISTRY_FILE

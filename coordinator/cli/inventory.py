@@ -37,7 +37,7 @@ def add_inventory(app: typer.Typer) -> None:
         from fedpatch.coordinator.operations.inventory import inventory as made
         from fedpatch.coordinator.pki.issued_certificates import read_index
         from fedpatch.coordinator.settings import CA_DIRECTORY
-        from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+        from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
         from fedpatch.coordinator.storage.state_dirs import find
 
         found = find(state_dir, None)

@@ -39,8 +39,8 @@ from fedpatch.shared.task_checks.command import add_check_task
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.observability.live_view import RunView
-    from fedpatch.coordinator.rounds.records import RunSummary
-    from fedpatch.coordinator.storage.registry import Registry
+    from fedpatch.coordinator.rounds.run_records import RunSummary
+    from fedpatch.coordinator.storage.run_registry import Registry
 
 
 def add_unit(app: typer.Typer) -> None:
@@ -114,7 +114,7 @@ def run(
 
     A run with the same settings whose coordinator was killed is taken up where it was.
     """
-    from fedpatch.coordinator.runtime.runs import run_or_go_on
+    from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 
     with interruptible():
         with _view() as view:
@@ -143,9 +143,9 @@ def resume(
 
     A password for the broker is read from --password-file, FEDPATCH_PASSWORD, or the file that the run began with.
     """
-    from fedpatch.coordinator.runtime.runs import resume_run
+    from fedpatch.coordinator.runtime.run_execution import resume_run
     from fedpatch.coordinator.storage.database import must_exist
-    from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.state_dirs import find_to_resume
 
     found = find_to_resume(state_dir, run)
@@ -194,7 +194,7 @@ def runs(
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show a run, round by round; with --json what the run itself printed."""
     from fedpatch.coordinator.cli.tables import print_run
-    from fedpatch.coordinator.rounds.records import summary_of
+    from fedpatch.coordinator.rounds.run_records import summary_of
 
     with _registry(state_dir, run) as registry:
         info = registry.run(run)
@@ -273,7 +273,7 @@ def _view() -> RunView:
 
 def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
     """To read; says where it is when nobody could tell from the command line and the current directory."""
-    from fedpatch.coordinator.storage.registry import LAST, REGISTRY_FILE, Registry
+    from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
     from fedpatch.coordinator.storage.state_dirs import default, find, with_runs
 
     found = find(state_dir, run)
@@ -285,8 +285,8 @@ def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
 
 def _rebuild(state_dir: Path | None) -> None:
     """`runs --rebuild`, and on stderr what came of it."""
-    from fedpatch.coordinator.storage.registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
+    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.state_dirs import find
 
     rebuilt = rebuild_registry(find(state_dir) / REGISTRY_FILE)

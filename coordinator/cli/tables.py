@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpatch.coordinator.observability.round_text import add_round, rounds_table, troubles
-from fedpatch.coordinator.rounds.records import (
+from fedpatch.coordinator.rounds.run_records import (
     DeviceInfo,
     RoundRecord,
     RunInfo,

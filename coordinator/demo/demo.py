@@ -17,9 +17,9 @@ from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.observability.snapshot import Snapshot, View
-from fedpatch.coordinator.rounds.records import RunSummary
+from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import prepare
-from fedpatch.coordinator.runtime.runs import start_run
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.app.signals import ignore_signals
 from fedpatch.shared.errors import BrokerError, UsageError

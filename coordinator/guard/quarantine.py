@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from fedpatch.coordinator.cohort.offences import OffenceCounter
-from fedpatch.coordinator.rounds.effects import CountEvent
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
-from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.storage.run_registry import Registry
 
 LOOK_EVERY_S = 1.0
 

@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 
 from fedpatch.coordinator.pki.issued_certificates import INDEX_NAME, Index, read_index
-from fedpatch.coordinator.rounds.effects import Effect
-from fedpatch.coordinator.rounds.participant_states import AT_WORK
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK
+from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import StateError

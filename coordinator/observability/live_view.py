@@ -20,8 +20,8 @@ from rich.text import Text
 
 from fedpatch.coordinator.observability.round_text import add_open_round, add_round, round_line, rounds_table
 from fedpatch.coordinator.observability.snapshot import DeviceLine, Snapshot, View, slowest, starting_words
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.records import measure_words
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_records import measure_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration
 from fedpatch.shared.app.terminal import Display, PlainLines, can_draw, plain_console
 

@@ -18,7 +18,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, RefuseReason
 
 # From a round of a demo to one of the slowest fleets.

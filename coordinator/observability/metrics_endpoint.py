@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fedpatch.coordinator.guard.revocations import Revocations
-from fedpatch.coordinator.observability.observer import NullObserver, Observer
+from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.observability.snapshot import View
 from fedpatch.coordinator.pki.issued_certificates import DEVICE
 from fedpatch.coordinator.rounds.run_engine import Engine

@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from fedpatch.coordinator.observability.metric_definitions import MOMENTS, RoundGauges
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
-from fedpatch.coordinator.rounds.effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport

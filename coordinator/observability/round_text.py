@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedpatch.coordinator.aggregation.update_limits import MAX_NAMED
-from fedpatch.coordinator.rounds.records import RoundRecord, gain_words
+from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
+from fedpatch.coordinator.rounds.run_records import RoundRecord, gain_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 _MAX_NAMED = 3

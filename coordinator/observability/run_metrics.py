@@ -9,7 +9,7 @@ from fedpatch.coordinator.observability.fleet_metrics import DeviceSeries, Fleet
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.round_metrics import RoundMetrics
 from fedpatch.coordinator.observability.traffic_metrics import TrafficMetrics
-from fedpatch.coordinator.rounds.effects import Effect, SendMessage
+from fedpatch.coordinator.rounds.run_effects import Effect, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
 
 # A look costs as much as the fleet has devices, and nobody scrapes more often.

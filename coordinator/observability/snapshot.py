@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.record_builder import RoundTraffic
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MAX_NAME
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import Envelope

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedpatch.coordinator.observability.snapshot import Snapshot, snapshot_of
-from fedpatch.coordinator.rounds.records import end_words
+from fedpatch.coordinator.rounds.run_records import end_words
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire.codec import decode, to_plain

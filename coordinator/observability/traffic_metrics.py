@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedpatch.coordinator.observability.metric_definitions import TrafficGauges
-from fedpatch.coordinator.rounds.effects import (
+from fedpatch.coordinator.rounds.run_effects import (
     CountEvent,
     Effect,
     ResendChunks,
@@ -14,7 +14,7 @@ from fedpatch.coordinator.rounds.effects import (
     SendMessage,
     StoreUpdate,
 )
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Grant, Manifest, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import RefuseReason
 

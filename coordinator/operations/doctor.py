@@ -14,7 +14,7 @@ from fedpatch.coordinator.rounds.run_spec import encoding_for
 from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
-from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held

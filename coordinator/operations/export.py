@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.records import RunInfo
+from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared import __version__
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UsageError

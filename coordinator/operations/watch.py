@@ -21,9 +21,9 @@ from rich.console import Console
 from fedpatch.coordinator.observability.live_view import LiveView, PlainView, draw, make_view
 from fedpatch.coordinator.observability.snapshot import Snapshot
 from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower, timeless
-from fedpatch.coordinator.rounds.records import RunInfo
+from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.storage.database import exists
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings, exposure, password_of
 from fedpatch.shared.mqtt.client import LinkEvent, MqttLink

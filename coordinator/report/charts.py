@@ -30,7 +30,7 @@ from fedpatch.coordinator.report.series import (
     thinned,
     within,
 )
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.errors import UsageError
 
 _STEPS = (1.0, 2.0, 5.0, 10.0)

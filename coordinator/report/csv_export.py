@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 
 from fedpatch.coordinator.report.series import PHASES, Run, round_seconds
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 
 _PLAIN = ("round", "outcome", "failure", "cohort", "accepted", "declined", "reported", "late", "num_examples")
 _MEASURES = ("user_accuracy", "user_accuracy_p10", "user_accuracy_min", "user_accuracy_after")

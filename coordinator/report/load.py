@@ -13,7 +13,7 @@ from fedpatch.coordinator.report.csv_export import csv_text
 from fedpatch.coordinator.report.page import MAX_RUNS, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find
 from fedpatch.shared import __version__
 from fedpatch.shared.app.files import remedy_for, write_atomic

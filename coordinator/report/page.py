@@ -37,7 +37,7 @@ from fedpatch.coordinator.report.series import (
     round_seconds,
     within,
 )
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 FIRST_ROWS, LAST_ROWS = 100, 400

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 
-from fedpatch.coordinator.rounds.records import (
+from fedpatch.coordinator.rounds.run_records import (
     PhaseSeconds,
     RoundRecord,
     RunInfo,

@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round_state import RoundPolicy
+from fedpatch.coordinator.rounds.round_phases import RoundPolicy
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 
 FIRST_DEADLINE_S = 600.0

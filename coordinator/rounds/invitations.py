@@ -13,11 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedpatch.coordinator.rounds.effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
@@ -27,9 +28,8 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
     is_delta,
 )
-from fedpatch.shared.wire.transfer import Bitmap
 
-# Shorter than the pause after which a device asks again (shared.wire.transfer.Download).
+# Shorter than the pause after which a device asks again (shared.wire.chunked_transfer.Download).
 REPUBLISH_S = 0.8
 # What a broker is taken to give to all its subscribers together in a second. Who asks while the first sending is still on its
 # way to others must not make the broker send it once more to everybody: with a thousand devices that would never end.

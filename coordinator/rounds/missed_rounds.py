@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedpatch.coordinator.cohort.sampling import Selection
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 
 LONGEST_PERIOD = 16
 """A device that is absent for long is asked in every so many rounds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SendMessage
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SendMessage
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.wire.messages import (
     Accept,

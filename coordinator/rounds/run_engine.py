@@ -17,7 +17,13 @@ from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
-from fedpatch.coordinator.rounds.effects import (
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.missed_rounds import Absences
+from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
+from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_messages import ActiveRound
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     Effect,
     EndRun,
@@ -26,17 +32,11 @@ from fedpatch.coordinator.rounds.effects import (
     SavePause,
     SaveRecord,
 )
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
-from fedpatch.coordinator.rounds.missed_rounds import Absences
-from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
-from fedpatch.coordinator.rounds.participant_states import Phase, RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round_protocol import ActiveRound
-from fedpatch.coordinator.rounds.round_state import RETURN_S
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from fedpatch.shared.wire.transfer import Chunk
 
 _ROUNDING_S = 1e-3
 # Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.

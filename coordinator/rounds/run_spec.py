@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fedpatch.coordinator.aggregation.update_limits import Limits
-from fedpatch.coordinator.rounds.round_state import RoundPolicy
+from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import TrainPlan, is_delta
 

@@ -14,8 +14,8 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, fits
 from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
-from fedpatch.shared.wire.transfer import Bitmap, Chunk, fits
 
 # However long the line, a device asks again within a minute or two: a grant may be lost, and with it its turn.
 MAX_RETRY_S = 60.0
@@ -50,7 +50,7 @@ class UploadScheduler:
 
     A place whose device is silent for `idle_s`, or sends nothing new for STALL_S, is given to the next in line, and that device
     waits for another turn.
-    `idle_s` must hold several of the pauses after which a granted device speaks again (shared.wire.transfer).
+    `idle_s` must hold several of the pauses after which a granted device speaks again (shared.wire.chunked_transfer).
     """
 
     def __init__(self, *, slots: int, window: int, idle_s: float, jitter: random.Random) -> None:

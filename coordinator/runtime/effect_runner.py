@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.aggregation.update_limits import MAX_PARTS
 from fedpatch.coordinator.aggregation.update_validation import decode_and_validate_update
 from fedpatch.coordinator.cohort.offences import is_offence
 from fedpatch.coordinator.guard.quarantine import Quarantine
-from fedpatch.coordinator.observability.observer import NullObserver, Observer
+from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
 from fedpatch.coordinator.observability.snapshot import View
-from fedpatch.coordinator.rounds.effects import (
+from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     CountEvent,
     Effect,
@@ -32,17 +32,17 @@ from fedpatch.coordinator.rounds.effects import (
     SendMessage,
     StoreUpdate,
 )
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate, loss_warning
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate, loss_warning
 from fedpatch.coordinator.runtime.connection import Connection
-from fedpatch.coordinator.runtime.model_deltas import DeltaHistory
+from fedpatch.coordinator.runtime.delta_history import DeltaHistory
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.resume import pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_writer import MOST, THREADS, DecodedCache, UpdateWriter
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, save_checkpoint, store_update
-from fedpatch.coordinator.storage.registry import Registry, Sighting
+from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.messages import Body, DeviceState, UpdateReport, WorkRequest

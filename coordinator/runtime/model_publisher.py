@@ -20,9 +20,9 @@ from pathlib import Path
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Link
+from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
 from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
 from fedpatch.shared.wire.topics import model_chunk
-from fedpatch.shared.wire.transfer import cut, encode_chunk
 
 CLOSE_TIMEOUT_S = 2.0
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.aggregation.update_limits import Limits
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
-from fedpatch.coordinator.rounds.participant_states import CommittedUpdate, RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.round_state import RoundPolicy
+from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_phases import RoundPolicy
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -30,7 +30,7 @@ from fedpatch.coordinator.storage.checkpoint import (
     load_update,
     save_checkpoint,
 )
-from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StateError, UpdateRefused
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.packing import pack

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
-from fedpatch.coordinator.aggregation.update_limits import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
-from fedpatch.coordinator.rounds.round_state import RoundPolicy
+from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import UsageError

@@ -16,8 +16,8 @@ from queue import Empty
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.snapshot import View, take_snapshot
 from fedpatch.coordinator.observability.status_publisher import StatusPublisher
-from fedpatch.coordinator.rounds.effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
@@ -27,9 +27,9 @@ from fedpatch.coordinator.runtime.update_writer import UpdateWritten
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
 from fedpatch.shared.wire.messages import DeviceState
-from fedpatch.shared.wire.transfer import decode_chunk
 from fedpatch.shared.wire.vitals import Vitals
 
 _log = logging.getLogger("fedpatch.coordinator")

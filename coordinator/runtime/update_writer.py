@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from fedpatch.coordinator.rounds.effects import StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.shared.tensors.arrays import Array
 
 R = TypeVar("R")

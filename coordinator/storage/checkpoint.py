@@ -25,7 +25,7 @@ import msgpack
 import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.files import make_directory, open_atomic, remedy_for, remove_unfinished, write_atomic
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError

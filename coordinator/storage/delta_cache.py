@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgpack
 
-from fedpatch.coordinator.aggregation.model_delta import ServerDelta
+from fedpatch.coordinator.aggregation.server_delta import ServerDelta
 from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import StateError

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.coordinator.storage.database import alone_with, copy_of, damaged_of, make_empty, problem_of, set_aside
-from fedpatch.coordinator.storage.registry import Registry
 from fedpatch.coordinator.storage.run_journal import RUNS, journals
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.coordinator.storage.value_checks import row_problem
 from fedpatch.shared.app.files import refusals_of, sync_directory
 from fedpatch.shared.errors import StateError, UsageError

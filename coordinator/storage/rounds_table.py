@@ -12,8 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import damaged, keep_copy
 from fedpatch.coordinator.storage.run_journal import RunJournal

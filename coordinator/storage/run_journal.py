@@ -4,7 +4,7 @@
 
 Each line is the first 16 hex digits of a SHA-256, a space, and the JSON that the digest is of:
 
-    {"run": {...}}      the run's row in the registry (coordinator.rounds.records.RunInfo); the last such line counts
+    {"run": {...}}      the run's row in the registry (coordinator.rounds.run_records.RunInfo); the last such line counts
     {"round": {...}}    the record of a round that is over (RoundRecord); it replaces one of its number
     {"back_to": 12}     the rounds after that one are played again
 
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.value_checks import check_record, check_run
 from fedpatch.shared.app.files import append_durably, make_directory, remedy_for
 from fedpatch.shared.errors import FedpatchError, StateError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database import exists
-from fedpatch.coordinator.storage.registry import LAST, REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import StateError, UsageError
 

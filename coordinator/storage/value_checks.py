@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
-from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
 from fedpatch.coordinator.storage.migrations import COUNTERS, VALUES_SINCE
 from fedpatch.shared.config.fields import NAME
 

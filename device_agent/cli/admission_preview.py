@@ -11,11 +11,11 @@ from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.admission_mode import decide, parse_admission_mode
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from fedpatch.device_agent.policy.owner_policy import text_of
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge
+from fedpatch.device_agent.policy.preference_check import Objection, Preferences, judge
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.usage_file import read_today
 from fedpatch.device_agent.runtime.startup import observer_of
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.storage_check import PATCHES
 

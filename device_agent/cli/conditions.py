@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpatch.device_agent.sensors.facts import Confidence, Fact
+from fedpatch.device_agent.sensors.device_facts import Confidence, Fact
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command
 from fedpatch.shared.config.load import cli_options

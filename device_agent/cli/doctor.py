@@ -20,7 +20,7 @@ from fedpatch.device_agent.job.training_messages import Ready, SetupFailed
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits, least_without_model
 from fedpatch.device_agent.runtime.effect_runner import Identity
 from fedpatch.device_agent.runtime.startup import setup_of
-from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import LOCK_NAME, host_as_device_id, read_standing
 from fedpatch.device_agent.state.storage_check import PATCHES, SPOOL, stored_problems

@@ -16,7 +16,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command
 
 if TYPE_CHECKING:
-    from fedpatch.device_agent.cli.enrolment import Enrolled
+    from fedpatch.device_agent.cli.bundle_installation import Enrolled
 
 
 def add_enrol(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def add_enrol(app: typer.Typer) -> None:
         Done again with the same bundle, it changes nothing; with a newer one of the same device it renews the certificate,
         which an agent at work takes up by itself. The agent's other settings stay as they are.
         """
-        from fedpatch.device_agent.cli.enrolment import install, open_to_others, read_bundle
+        from fedpatch.device_agent.cli.bundle_installation import install, open_to_others, read_bundle
 
         where = state_dir or _state_dir_in(_settings(config))
         done = install(read_bundle(file), config=config.expanduser(), state_dir=where.expanduser(), replace=replace)

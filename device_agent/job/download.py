@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import Effect, StartDownload
+from fedpatch.device_agent.job.job_effects import Effect, StartDownload
+from fedpatch.shared.wire.chunked_transfer import Chunk, Download
 from fedpatch.shared.wire.messages import Need
-from fedpatch.shared.wire.transfer import Chunk, Download
 
 
 class ModelDownload:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import check_manifest
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     OWNER_LIMITS_FEATURE,
@@ -16,7 +17,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
-from fedpatch.shared.wire.transfer import check_manifest
 
 _OWNER_LIMITS = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar, get_args
 
 import msgspec
 
-from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTraining
+from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.tensors.schema import TensorSpec
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, TrainPlan, UpdateReport

@@ -5,7 +5,8 @@ What a job says to its coordinator: numbered messages of its round.
 
 from __future__ import annotations
 
-from fedpatch.device_agent.job.effects import Effect, JobKey, JobState, SendMessage
+from fedpatch.device_agent.job.job_effects import Effect, JobKey, JobState, SendMessage
+from fedpatch.shared.wire.chunked_transfer import SendChunk, Upload
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
@@ -19,7 +20,6 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
 )
 from fedpatch.shared.wire.reason_codes import JobPhase
-from fedpatch.shared.wire.transfer import SendChunk, Upload
 
 
 class UpdateUpload:

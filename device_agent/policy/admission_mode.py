@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
-from fedpatch.device_agent.policy.preference_evaluation import Objection, words_for_wire
+from fedpatch.device_agent.policy.preference_check import Objection, words_for_wire
 from fedpatch.shared.errors import UsageError
 
 _FILE_PREFIX = "file:"

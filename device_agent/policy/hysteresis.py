@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences
+from fedpatch.device_agent.policy.preference_check import Objection, Preferences
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0

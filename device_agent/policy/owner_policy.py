@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Protocol
 
 from fedpatch.device_agent.job.download_plan import expected_bytes, plan_download
-from fedpatch.device_agent.job.effects import Effect, JobKey, JobState
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect, JobKey, JobState
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.admission_mode import AdmissionMode, decide
 from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
 from fedpatch.device_agent.policy.job_usage import JobUsage, OwnLoadAverage
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge
-from fedpatch.device_agent.policy.preference_rules import OwnUsage
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.policy.preference_catalogue import OwnUsage
+from fedpatch.device_agent.policy.preference_check import Objection, Preferences, judge
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from fedpatch.device_agent.job.effects import Effect, JobKey
+from fedpatch.device_agent.job.job_effects import Effect, JobKey
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import (
     ModelMade,
@@ -27,14 +27,15 @@ from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
-from fedpatch.device_agent.runtime.trainer import Died, Trainer, TrainerEvent
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Link, LinkEvent, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode, encode
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
@@ -47,7 +48,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
-from fedpatch.shared.wire.transfer import decode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
 

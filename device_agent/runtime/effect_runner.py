@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
     DropHeldModel,
     Effect,
@@ -25,12 +25,12 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import MakeModel, ModelStep, TrainCommand, Trained
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.job_usage import JobUsage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import Downloads
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
@@ -43,10 +43,10 @@ from fedpatch.shared.app.logging import fields
 from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError
 from fedpatch.shared.mqtt.client import Link
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import SendChunk, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, Offer, WorkRequest, is_delta
 from fedpatch.shared.wire.reason_codes import FailReason
-from fedpatch.shared.wire.transfer import SendChunk, encode_chunk
 
 _log = logging.getLogger("fedpatch.agent")
 

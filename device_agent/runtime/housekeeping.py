@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from fedpatch.device_agent.job.effects import JobState
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import JobState
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
-from fedpatch.device_agent.runtime.trainer import Trainer
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
 from fedpatch.shared.wire.vitals import LastRound, Vitals

@@ -9,14 +9,14 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
 from fedpatch.device_agent.policy.job_usage import OwnLoadAverage, resident_mib
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preference_evaluation import Preferences
+from fedpatch.device_agent.policy.preference_check import Preferences
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.usage_file import UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, Inbox, Stop
@@ -25,7 +25,7 @@ from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY

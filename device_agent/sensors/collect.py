@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.host import read_clock, read_disk, read_load, read_memory, read_pause
 from fedpatch.device_agent.sensors.network_link import Route, read_link

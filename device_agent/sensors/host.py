@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from fedpatch.device_agent.sensors.commands import run_program
-from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 

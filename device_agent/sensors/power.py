@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from fedpatch.device_agent.sensors import commands
 from fedpatch.device_agent.sensors.commands import run_program
-from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 from fedpatch.shared.errors import UsageError

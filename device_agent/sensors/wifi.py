@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedpatch.device_agent.sensors.commands import run_program
-from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.network_link import ssid_text, told_metering, usual_metering
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable

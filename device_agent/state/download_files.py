@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedpatch.device_agent.state.partial_blob import PartialBlob
 from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
-from fedpatch.shared.wire.transfer import Chunk
 
 
 class Downloads:

@@ -13,8 +13,8 @@ import struct
 from pathlib import Path
 
 from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
-from fedpatch.shared.wire.transfer import Chunk
 
 _INDEX = struct.Struct(">I")
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.state.partial_blob import file_digest
 from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from fedpatch.device_agent.job.effects import JobState
+from fedpatch.device_agent.job.job_effects import JobState
 from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import Condition
 from fedpatch.shared.wire.vitals import LastRound

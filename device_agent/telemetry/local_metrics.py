@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.settings import AgentSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.vitals import LastRound
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 
 LEAST_S = 60.0

@@ -2,7 +2,7 @@
 
 A task whose data grow says so by `Task.data_version`. It is asked before each round, and before the data are read, not
 after: what is written while they are read makes another version, and is there for the round after. Where the task makes no
-validation part, it is split off here (shared.tasks.validation).
+validation part, it is split off here (shared.tasks.validation_split).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from fedpatch.shared.errors import DataError, FedpatchError
 from fedpatch.shared.task_checks.data_checks import Fitted, load_checked
 from fedpatch.shared.tasks.task import DeviceData, Task
-from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.tasks.validation_split import split_for
 
 log = logging.getLogger("fedpatch.training")
 

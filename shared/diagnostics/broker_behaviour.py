@@ -24,8 +24,8 @@ from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
 from fedpatch.shared.wire.topics import Kind
-from fedpatch.shared.wire.transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
 
 ROUND_TRIPS = 9
 SLOW_ROUND_TRIP_MS = 35.0

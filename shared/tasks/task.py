@@ -133,7 +133,7 @@ class Task:
         validation_share: Share of the training data, from 0 to 0.5, that is held out for validation where `load_data` gives
             none. 0: none is, and the newest personal model is published.
         ordered: Training examples are in order of time and that matters: then the last ones are held out
-            (fedpatch.shared.tasks.validation).
+            (fedpatch.shared.tasks.validation_split).
         prepare: `prepare(raw)` makes the model's inputs of raw ones: float32 arrays in and out, examples along the first
             axis, each example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it
             in training, in measuring and in prediction.

@@ -35,8 +35,8 @@ from fedpatch.shared.tensors.arrays import (
     little_endian,
 )
 from fedpatch.shared.tensors.encodings import decode, encode, rule_of
+from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
-from fedpatch.shared.wire.transfer import describe
 
 MAX_DEPTH = 16
 
@@ -130,7 +130,7 @@ class Packed:
     encoding: str
 
     def manifest(self, chunk_bytes: int, schema: Schema) -> Manifest:
-        """What announces it; `schema` is that of its tensors. UsageError as shared.wire.transfer.describe."""
+        """What announces it; `schema` is that of its tensors. UsageError as shared.wire.chunked_transfer.describe."""
         encoding, raw_bytes = self.encoding, self.raw_bytes
         return describe(
             self.blob, chunk_bytes=chunk_bytes, encoding=encoding, raw_bytes=raw_bytes, schema=schema.digest

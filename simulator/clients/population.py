@@ -24,7 +24,7 @@ from fedpatch.shared.errors import DataError, FedpatchError, UsageError
 from fedpatch.shared.task_checks.data_checks import checked, load_checked
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype
-from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.tasks.validation_split import split_for
 from fedpatch.simulator.clients.patches import shared
 
 FIELDS = ("index", "count", "seed")
@@ -89,8 +89,8 @@ def load_population(
     """Load the data of `clients` clients; client i has the spec `template` with its {index}, {count} and {seed} filled in.
 
     `root` is the folder for data files. As on a device, a validation part is split off the training examples where the task
-    makes none (shared.tasks.validation); a simulation leaves it unused. The bundled tasks have none unless the template asks
-    for it. `try_out` gets the first client's data before that, with the rows as the task numbers them. At most twice the
+    makes none (shared.tasks.validation_split); a simulation leaves it unused. The bundled tasks have none unless the template
+    asks for it. `try_out` gets the first client's data before that, with the rows as the task numbers them. At most twice the
     memory of the blocks is held on the way, beside what the task itself needs to read its files.
 
     Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
+from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.strategies import FedAdam
-from fedpatch.coordinator.aggregation.update_limits import parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec

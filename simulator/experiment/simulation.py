@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult
-from fedpatch.coordinator.aggregation.model_delta import without_residuals
+from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
+from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, find_strategy
-from fedpatch.coordinator.aggregation.update_limits import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.shared import __version__
@@ -40,8 +40,8 @@ from fedpatch.simulator.clients.transport import SimulatedTransport
 from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, used_features
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeUpdate, change_spooled, fold_spooled
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.config.load import public_values
 from fedpatch.simulator.fleet.settings import FleetTerms
 
@@ -16,7 +16,7 @@ from fedpatch.simulator.fleet.settings import FleetTerms
 class FleetRound:
     """One round of a simulated fleet.
 
-    All figures but the last three are the coordinator's own books (coordinator.rounds.records.RoundRecord), its clock the
+    All figures but the last three are the coordinator's own books (coordinator.rounds.run_records.RoundRecord), its clock the
     virtual one. `failures` counts devices by reason, `lost` is the one for those that went off and were not back in time;
     `late` are those that the round did not wait for. `trainings` are those that began in it, `used` of them are in the new
     model. `bytes_down` and `bytes_up` are chunks as the devices and the broker sent and got them since the round before.

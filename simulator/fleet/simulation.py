@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobKey,
@@ -32,8 +32,9 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     DeviceState,
@@ -43,7 +44,6 @@ from fedpatch.shared.wire.messages import (
     UpdateReport,
     WorkRequest,
 )
-from fedpatch.shared.wire.transfer import Chunk, SendChunk
 from fedpatch.simulator.fleet.links import MESSAGE_BYTES, STAND_IN_BYTES, FakeBlob, FleetWire, NetworkLine, tag_of
 from fedpatch.simulator.fleet.random_traits import DeviceOutcome, draw_fate, draw_traits
 from fedpatch.simulator.fleet.report import FleetReport, FleetRound

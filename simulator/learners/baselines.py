@@ -21,7 +21,7 @@ from fedpatch.simulator.kernels.flat_model import WorkingModel
 from fedpatch.simulator.kernels.layers import Layer
 from fedpatch.simulator.kernels.losses import Loss
 from fedpatch.simulator.kernels.model_layers import layers_of
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.optimizer_steps import AdamSteps, Batches, BatchesFrom, ClientSteps, SgdSteps
 from fedpatch.simulator.spec.study import Study
 

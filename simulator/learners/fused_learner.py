@@ -22,14 +22,14 @@ from fedpatch.simulator.kernels.layers import Layer
 from fedpatch.simulator.kernels.losses import loss_of
 from fedpatch.simulator.kernels.sparse_features import SparseSum
 from fedpatch.simulator.learners.baselines import kind_of_steps
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.optimizer_steps import AdamSteps, Batches, ClientSteps
 
 VECTOR_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FusedLearner:
-    """Trains and measures clients of a population; see simulator.learners.cohort.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
 
     def __init__(self, task: Task, model: nn.Module, layers: list[Layer], ground: LearnerContext) -> None:
         self._task, self._plan = task, ground.plan
@@ -105,7 +105,7 @@ class FusedLearner:
         return float(self._task.metric(outputs, self._population.of(client).test_y))
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """See simulator.learners.cohort.Learner."""
+        """See simulator.learners.cohort_training.Learner."""
         self._draws.expect(turns)
 
     def train(self, client: int, first_batch: int, weight: float) -> float:

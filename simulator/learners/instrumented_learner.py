@@ -11,8 +11,8 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.kernels.layers import BatchNorm
 from fedpatch.simulator.kernels.model_layers import layers_of
-from fedpatch.simulator.learners.context import LearnerContext
 from fedpatch.simulator.learners.fused_learner import FusedLearner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 
 Moments = dict[str, tuple[Tensor, Tensor]]
 """By batch norm layer: mean and variance of its outputs, per channel, over a client's test examples."""

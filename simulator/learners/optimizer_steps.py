@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 
 from fedpatch.simulator.kernels.flat_model import WorkingModel
 from fedpatch.simulator.kernels.losses import Loss
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.learner_context import LearnerContext
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 BatchesFrom = Callable[[int, int], Batches]

@@ -15,12 +15,12 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.simulator.clients.minibatches import Turn
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.spec.study import client_id
 
 
 class OneByOneLearner:
-    """Trains and measures clients of a population; see simulator.learners.cohort.Learner."""
+    """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
 
     def __init__(self, task: Task, ground: LearnerContext) -> None:
         self._task, self._plan = task, ground.plan

@@ -32,7 +32,7 @@ from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, moment_name
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.simulator.clients.population import Population
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import CohortMember
 from fedpatch.simulator.spec.study import BASELINES, client_id
 
@@ -241,7 +241,7 @@ MEASURED_PER_TRAINED = 4
 
 
 class StackedCohort:
-    """A cohort trained in groups of `group` clients at once; see simulator.learners.cohort.Cohort.
+    """A cohort trained in groups of `group` clients at once; see simulator.learners.cohort_training.Cohort.
 
     Without `group`, it is CPU_GROUP on a CPU, and on a GPU as many as fit. Raises UsageError for a device that torch
     does not have, and for a strategy that has a LocalUpdate of its own.

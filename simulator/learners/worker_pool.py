@@ -17,8 +17,8 @@ from torch import Tensor
 from fedpatch.shared.errors import DataError, FedpatchError, SchemaMismatch, UpdateRefused, UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.clients.patches import shared_zeros
-from fedpatch.simulator.learners.cohort import CHUNKS, chunks_of, make_learner, train_chunk
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import CHUNKS, chunks_of, make_learner, train_chunk
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import CohortMember, Learner
 
 POLL_S = 1.0

@@ -21,9 +21,9 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread, versions
-from fedpatch.simulator.learners.cohort import InProcess
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.learners.instrumented_learner import Moments, WatchedLearner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.spec.study import Study
 
 CLIENTS = 200

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import cut, describe
 from fedpatch.shared.wire.chunks import Chunk, encode_chunk
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Grant, Manifest, Offer
 from fedpatch.shared.wire.reason_codes import FailReason
-from fedpatch.shared.wire.transfer import cut, describe
 from tests.attacks.arena import HONEST, Arena
 from tests.attacks.attack import Attack, Proof
 from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload

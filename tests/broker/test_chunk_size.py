@@ -9,7 +9,7 @@ import pytest
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.wire.transfer import MIN_CHUNK_BYTES
+from fedpatch.shared.wire.chunked_transfer import MIN_CHUNK_BYTES
 from tests.broker.relay import Relay
 from tests.support.brokers import Mosquitto
 

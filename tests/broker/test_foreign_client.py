@@ -19,10 +19,10 @@ import pytest
 
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.chunks import encode_chunk
 from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.topics import mosquitto_acl
-from fedpatch.shared.wire.transfer import cut
 from tests.support.brokers import HOST
 from tests.support.secured import Certificates, SecuredMosquitto
 from tests.system.commands import Command, Done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedpatch.coordinator.storage.registry import Registry, Sighting
+from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 
 
 def seen(

@@ -19,11 +19,11 @@ from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import to_plain
 from fedpatch.shared.wire.messages import Accept, Envelope, Offer, UpdateReport
-from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.fake_link import RecordedLink
 from tests.support.specs import there
 

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, StoreUpdate
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
-from fedpatch.shared.wire.transfer import cut
 from tests.support.specs import model, report, run_spec, said, there, told, update
 
 BLOB = b"u" * 350

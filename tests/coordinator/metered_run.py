@@ -8,9 +8,9 @@ from typing import Any
 
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
-from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, PublishModel, SaveRecord, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, PublishModel, SaveRecord, StoreUpdate
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, DeviceState, Offer
-from fedpatch.shared.wire.transfer import cut
 from fedpatch.shared.wire.vitals import Vitals
 from tests.coordinator.engines import BLOB, engine, send
 from tests.support.specs import model, report, there, update

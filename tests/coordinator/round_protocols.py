@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fedpatch.coordinator.rounds.effects import Effect
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
-from fedpatch.coordinator.rounds.participant_states import RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.round_protocol import ActiveRound
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.round_messages import ActiveRound
+from fedpatch.coordinator.rounds.run_effects import Effect
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
-from fedpatch.shared.wire.transfer import cut
 from tests.support.specs import TASK, model, run_spec, there, told, update
 
 BLOB = b"u" * 350

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedpatch.device_agent.job.effects import Effect, JobState
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect, JobState
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, WorkRequest
-from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.jobs import REQUEST
 from tests.support.specs import TASKS, model, said
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedpatch.device_agent.job.effects import Effect, JobKey, JobState, SendMessage
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect, JobKey, JobState, SendMessage
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Body, WorkRequest
-from fedpatch.shared.wire.transfer import cut
 from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update
 
 BLOB = b"m" * 250

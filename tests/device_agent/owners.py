@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedpatch.device_agent.job.effects import Effect
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.admission_mode import parse_admission_mode
@@ -16,9 +16,9 @@ from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
 from fedpatch.device_agent.policy.job_usage import OwnLoadAverage
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
-from fedpatch.device_agent.policy.preference_evaluation import Preferences
+from fedpatch.device_agent.policy.preference_check import Preferences
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.config.load import load
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.jobs import REQUEST

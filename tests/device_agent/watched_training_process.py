@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.job.training_messages import Ready, TrainProgress, WorkerSetup
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 
 TIMEOUT_S = 120
 

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from fedpatch.device_agent.sensors import commands
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.power import UpsCommand, ask_ups, parse_ups
 from tests.support.paths import ROOT

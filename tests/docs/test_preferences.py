@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 
 from fedpatch.device_agent.policy.hysteresis import OnLoss
-from fedpatch.device_agent.policy.preference_evaluation import Preferences
-from fedpatch.device_agent.policy.preference_rules import RULES
+from fedpatch.device_agent.policy.preference_catalogue import RULES
+from fedpatch.device_agent.policy.preference_check import Preferences
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN, ON_LOSS, PreferenceSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.load import load

@@ -11,8 +11,8 @@ import pytest
 
 from fedpatch.coordinator.observability.status_publisher import LEAST_S, REPEAT_S
 from fedpatch.coordinator.rounds.invitations import REPUBLISH_S
-from fedpatch.coordinator.rounds.participant_states import TABLE, Event, State
-from fedpatch.coordinator.rounds.round_protocol import REINVITE_S, UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.participant_transitions import TABLE, Event, State
+from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.device_agent.telemetry.vitals import CHANGE_BATTERY, CHANGE_C
 from fedpatch.device_agent.telemetry.vitals import LEAST_S as LEAST_S_OF_VITALS
 from fedpatch.device_agent.telemetry.vitals import REPEAT_S as REPEAT_S_OF_VITALS
@@ -20,6 +20,13 @@ from fedpatch.device_agent.training.local_trainer import CLIENT_OPTIMIZERS
 from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.tensors.quantise import _OCTAVE
 from fedpatch.shared.wire import messages
+from fedpatch.shared.wire.chunked_transfer import (
+    ASK_QUIET_S,
+    CHUNK_OVERHEAD_BYTES,
+    GRANTED_QUIET_S,
+    MAX_QUIET_S,
+    OFFER_QUIET_S,
+)
 from fedpatch.shared.wire.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
@@ -36,13 +43,6 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
 from fedpatch.shared.wire.topics import TOPICS
-from fedpatch.shared.wire.transfer import (
-    ASK_QUIET_S,
-    CHUNK_OVERHEAD_BYTES,
-    GRANTED_QUIET_S,
-    MAX_QUIET_S,
-    OFFER_QUIET_S,
-)
 from fedpatch.shared.wire.vitals import LastRound
 from tests.support.paths import ROOT
 

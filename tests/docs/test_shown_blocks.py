@@ -26,7 +26,7 @@ from fedpatch.shared.tasks import metrics
 from fedpatch.shared.tasks.bundled import digits
 from fedpatch.shared.tasks.task import DeviceData
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
-from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.tasks.validation_split import split_for
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.codec import BODY_TYPES

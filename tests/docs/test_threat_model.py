@@ -65,7 +65,7 @@ def test_the_limits_are_those_of_the_program():
         MESSAGES_PER_REQUEST,
         MESSAGES_PER_S,
     )
-    from fedpatch.coordinator.rounds.round_protocol import UPLOAD_IDLE_S
+    from fedpatch.coordinator.rounds.round_messages import UPLOAD_IDLE_S
     from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
     from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES
 

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
 from tests.faults.drill import children

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.runtime.runs import run_directory
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
 from fedpatch.shared.tasks.torch_model import schema_of
 from tests.faults.slow_task import REFERENCE, TASK, build_model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from tests.faults.scene import NAMES, num_examples, reporters
 from tests.faults.schedules import STRIKES, Victim, draw, seeds
 from tests.faults.watch import Happening

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.device_agent.state.patch_store import PatchState
 from tests.faults.lesson import Lesson
 from tests.faults.scene import HASTY, NAMES, Scene, num_examples

@@ -26,7 +26,7 @@ import typer
 
 from benchmarks.support.report import machine
 from fedpatch.device_agent.job.training_messages import ModelMade, Ready, Trained, TrainProgress, WorkerSetup
-from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.tasks.bundled.digits import TASK
 from fedpatch.shared.tensors.arrays import Array

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.shared.tensors.arrays import Array
 from tests.faults.lesson import Lesson
 from tests.faults.scene import Scene, reporters

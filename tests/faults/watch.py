@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgpack
 
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from tests.faults.scene import Scene
 from tests.support.listing import content, listed
 

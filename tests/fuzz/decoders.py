@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
     Ready,
     Trained,
@@ -33,10 +33,10 @@ from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, from_bytes, to_bytes, to_plain
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
 from fedpatch.shared.wire.topics import parse_topic
-from fedpatch.shared.wire.transfer import Bitmap, Chunk, decode_chunk, encode_chunk
 from tests.support.paths import ROOT
 from tests.support.specs import model, report
 

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
-from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.partial_blob import PartialBlob
 from fedpatch.device_agent.state.patch_store import (

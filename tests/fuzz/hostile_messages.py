@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut
 from fedpatch.shared.wire.messages import (
     MAX_BLOB_BYTES,
     MAX_CHUNKS,
@@ -23,7 +24,6 @@ from fedpatch.shared.wire.messages import (
     TaskCapability,
 )
 from fedpatch.shared.wire.reason_codes import JobPhase
-from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut
 from tests.shared.arbitrary_messages import envelopes, of_message
 from tests.support.specs import RUN, SCHEMA, TASK, TASKS, model, update
 

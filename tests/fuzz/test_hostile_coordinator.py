@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobKey,
@@ -20,9 +20,10 @@ from fedpatch.device_agent.job.effects import (
     StartDownload,
     StartTraining,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import SendChunk, check_manifest, cut
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
@@ -38,7 +39,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
-from fedpatch.shared.wire.transfer import SendChunk, check_manifest, cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import (
     BITMAPS,

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fedpatch.coordinator.rounds import effects as do
+from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds.known_devices import DRAINED
-from fedpatch.coordinator.rounds.participant_states import Phase
+from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from fedpatch.shared.wire.transfer import cut
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight
 from tests.support.specs import gone, model, report, run_spec, said, there, told, update

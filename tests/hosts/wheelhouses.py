@@ -25,7 +25,7 @@ BROKEN_AGENT = {
     "def run_agent(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 BROKEN_COORDINATOR = {
-    "fedpatch/coordinator/runtime/runs.py": "\n\n"
+    "fedpatch/coordinator/runtime/run_execution.py": "\n\n"
     "def run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
 _NONE: Mapping[str, str] = MappingProxyType({})

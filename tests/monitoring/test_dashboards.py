@@ -17,7 +17,7 @@ pytest.importorskip("grafana_foundation_sdk", reason="Grafana's library is not i
 from dashboards import __main__ as generator
 from dashboards.boards import to_text
 from dashboards.states import STATES, WORDS, state_number
-from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.participant_transitions import State
 from tests.monitoring.grafana_schema import complaints, fetch_compiler
 from tests.monitoring.prometheus import Prometheus
 from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready, TrainCommand
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
@@ -29,10 +29,10 @@ from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.tensors.arrays import Tensors
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, Refused, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.device_rounds import SGD, Scene
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.exported_models import RUN, describe

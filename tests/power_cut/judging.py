@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.runtime.runs import run_directory
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.policy.usage_file import read_today
 from fedpatch.shared.errors import FedpatchError

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.runtime.runs import run_directory
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, WorkRequest
 from tests.coordinator.effect_runners import Bench

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.runtime.resume import reconcile
+from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
-from fedpatch.coordinator.runtime.runs import run_directory
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_update
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.models.store import DIRECTORY as MODELS
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.patch_store import SUFFIX, _header

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
+from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.strategies import find_strategy
-from fedpatch.coordinator.aggregation.update_limits import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
@@ -29,8 +29,8 @@ from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.patches import merge, parse_policy, split
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.experiment.simulation import Simulation
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
 from fedpatch.simulator.spec.study import Study, client_id
 from tests.support import oracle

@@ -13,14 +13,14 @@ from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 
-from fedpatch.coordinator.rounds import effects as do
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Committed, DeviceState, Manifest
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from fedpatch.shared.wire.transfer import cut, decode_chunk, encode_chunk
 from fedpatch.simulator.fleet.virtual_clock import VirtualClock
 from tests.support.exchange_device import Device
 from tests.support.specs import model, report

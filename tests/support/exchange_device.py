@@ -8,7 +8,7 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobKey,
@@ -18,12 +18,12 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Ack, Committed, Envelope, Grant, Manifest, Offer, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason
-from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut, decode_chunk, encode_chunk
 from tests.support.specs import TASKS, gone, there, update
 
 if TYPE_CHECKING:

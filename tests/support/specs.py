@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SendMessage
-from fedpatch.coordinator.rounds.round_state import RoundPolicy
+from fedpatch.coordinator.rounds.round_phases import RoundPolicy
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SendMessage
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.tensors.patch_policy import PatchPolicy
 from fedpatch.shared.tensors.schema import Schema, TensorSpec
+from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     Body,
@@ -21,7 +22,6 @@ from fedpatch.shared.wire.messages import (
     TrainPlan,
     UpdateReport,
 )
-from fedpatch.shared.wire.transfer import describe
 
 RUN = "run-1"
 TASK = "digits"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.records import RunSummary
-from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.runs import run_directory
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from tests.support.brokers import Mosquitto
 from tests.support.disks import SmallDisk, small_disk
 from tests.system.commands import Command, run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.runs import start_run
+from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.settings import RunSettings
 from tests.device_agent.growing_task import REFERENCE
 from tests.support.brokers import Mosquitto

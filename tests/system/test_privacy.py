@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY

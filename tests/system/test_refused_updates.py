@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.records import DeviceInfo, RunSummary
-from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.rounds.run_records import DeviceInfo, RunSummary
+from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.chunked_transfer import Chunk, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import Committed, Envelope, Refused
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from fedpatch.shared.wire.transfer import Chunk, encode_chunk
 from tests.support import oracle
 from tests.support.brokers import Mosquitto, client
 from tests.system.fleet import Fleet

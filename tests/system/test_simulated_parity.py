@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.records import RunSummary
-from fedpatch.coordinator.runtime.runs import run_directory, start_run
+from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
@@ -23,8 +23,8 @@ from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread
-from fedpatch.simulator.learners.cohort import InProcess, encoded, make_learner
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess, encoded, make_learner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.spec.study import EXACT, Study, client_id

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.runs import run_directory
+from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import DeviceState

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpatch.shared.tasks.bundled.partition import DataSpec, add_noise, noise_std, partitions
 from fedpatch.shared.tasks.task import DeviceData
-from fedpatch.shared.tasks.validation import with_validation
+from fedpatch.shared.tasks.validation_split import with_validation
 
 
 @dataclass(frozen=True)

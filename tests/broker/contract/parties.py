@@ -15,9 +15,7 @@ from fedpatch.coordinator.rounds.invitations import ChunkResender
 from fedpatch.coordinator.rounds.upload_scheduler import Complete, UploadScheduler
 from fedpatch.shared.mqtt.client import Connected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.codec import decode, encode
-from fedpatch.shared.wire.messages import Ack, Body, Committed, Envelope, Grant, Manifest, Need, Offer, RetryAfter
-from fedpatch.shared.wire.transfer import (
+from fedpatch.shared.wire.chunked_transfer import (
     Download,
     SendChunk,
     Upload,
@@ -27,6 +25,8 @@ from fedpatch.shared.wire.transfer import (
     describe,
     encode_chunk,
 )
+from fedpatch.shared.wire.codec import decode, encode
+from fedpatch.shared.wire.messages import Ack, Body, Committed, Envelope, Grant, Manifest, Need, Offer, RetryAfter
 from tests.broker.contract.targets import Target
 
 COORDINATOR = "coordinator"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.runtime.runs import start_run
+from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.settings import RunSettings
 from tests.broker.contract.targets import Target
 from tests.broker.ejabberd import PASSWORD, USERNAME

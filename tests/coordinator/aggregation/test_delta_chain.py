@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.model_delta import ServerDelta, chain
+from fedpatch.coordinator.aggregation.server_delta import ServerDelta, chain
 from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.wire.messages import MAX_DELTAS
 

@@ -12,6 +12,15 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult
 from fedpatch.coordinator.aggregation.aggregate import aggregate as fold_with
+from fedpatch.coordinator.aggregation.limit_settings import (
+    MAX_NAMED,
+    MAX_PARTS,
+    ExamplesCap,
+    Limits,
+    NormBound,
+    parse_examples_cap,
+    parse_norm_bound,
+)
 from fedpatch.coordinator.aggregation.norm_clipping import (
     KEPT_REFERENCES,
     MAX_SECOND_MOMENT,
@@ -31,15 +40,6 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     norms,
     references,
     remembered,
-)
-from fedpatch.coordinator.aggregation.update_limits import (
-    MAX_NAMED,
-    MAX_PARTS,
-    ExamplesCap,
-    Limits,
-    NormBound,
-    parse_examples_cap,
-    parse_norm_bound,
 )
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.model_delta import quantised_step, step_seed, without_residuals
 from fedpatch.coordinator.aggregation.norm_clipping import check_moments
+from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed, without_residuals
 from fedpatch.coordinator.aggregation.strategies import STRATEGIES, ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.aggregation.update_limits import Limits, NormBound
+from fedpatch.coordinator.aggregation.limit_settings import Limits, NormBound
 from fedpatch.coordinator.aggregation.update_validation import (
     UpdateRequirements,
     check_offer,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.aggregation.strategies import STRATEGIES
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, RunSummary
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import remember
 from tests.coordinator.device_sightings import seen
 from tests.support.programs import Ended, install
@@ -210,7 +210,7 @@ def test_strategies_lists_all_of_them(fedpatch):
 def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypatch, because, code):
     """The JSON object is alone on stdout; only a run that did not get there says how to go on."""
     summary = RunSummary("a-run", because, 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("fedpatch.coordinator.runtime.runs.run_or_go_on", lambda settings, view, **_: summary)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (code, summary.to_json() + "\n")
     assert ("fedpatch resume a-run" in ended.err) is (code != 0)
@@ -220,7 +220,7 @@ def test_the_exit_code_of_a_run_tells_how_it_ended(fedpatch, tmp_path, monkeypat
 def test_the_result_of_a_run_is_not_lost_to_a_signal(fedpatch, tmp_path, monkeypatch, number):
     """Once there is one, it is printed, and the exit code is the run's."""
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
-    monkeypatch.setattr("fedpatch.coordinator.runtime.runs.run_or_go_on", lambda settings, view, **_: summary)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
     monkeypatch.setattr("fedpatch.coordinator.cli.main._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (0, summary.to_json() + "\n")
@@ -234,7 +234,7 @@ def test_resume_passes_on_what_replaces_the_settings_of_the_run(fedpatch, state_
         calls.append((args[0], args[1], given))
         return RunSummary("a-run", "max_rounds", 0.5, "", ROUNDS)
 
-    monkeypatch.setattr("fedpatch.coordinator.runtime.runs.resume_run", resume_run)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.resume_run", resume_run)
     monkeypatch.setenv("FEDPATCH_PASSWORD", "secret")
     ended = fedpatch("resume", "last", "--state-dir", state_dir, "--rounds", "60", "--target-ua", "0.9")
     assert ended.code == 0
@@ -281,7 +281,7 @@ def test_the_command_line_loads_nothing_heavy(argv, heavy):
     """Help, `runs` and `show` come at once; the simulator is loaded only for itself and for the list of all commands."""
     program = (
         "import sys, typer, fedpatch.cli, fedpatch.coordinator.cli.tables;"
-        "import fedpatch.coordinator.storage.registry;"
+        "import fedpatch.coordinator.storage.run_registry;"
         f"typer.main.get_command(fedpatch.cli.app)({argv!r}, standalone_mode=False);"
         f"print(*sorted({heavy!r} & sys.modules.keys()), file=sys.stderr)"
     )

@@ -14,7 +14,7 @@ from fedpatch.coordinator.cli.tables import print_run, print_summary
 from fedpatch.coordinator.observability.live_view import draw
 from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.observability.snapshot import take_snapshot
-from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.runtime.resume import terms_of
 from fedpatch.coordinator.runtime.run_preparation import prepare, run_spec

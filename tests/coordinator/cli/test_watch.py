@@ -10,7 +10,7 @@ import fedpatch.cli
 import fedpatch.coordinator.operations.watch
 from fedpatch.coordinator.cli.watch import broker_settings
 from fedpatch.coordinator.operations.watch import newest_run
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import free_port

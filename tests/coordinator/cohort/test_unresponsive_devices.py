@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fedpatch.coordinator.cohort.unresponsive_devices import ANSWER_S, PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S
-from fedpatch.coordinator.rounds.participant_states import Phase, State
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
-from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.round_protocols import BLOB, Bench
 from tests.support.specs import TASKS, counted, gone, report, there, told, update
 

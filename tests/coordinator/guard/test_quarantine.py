@@ -14,14 +14,14 @@ from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES, OffenceCounter
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
 from fedpatch.coordinator.observability.metric_definitions import IGNORED
-from fedpatch.coordinator.rounds.effects import CountEvent
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
-from fedpatch.coordinator.rounds.records import Hold
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.rounds.run_records import Hold
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of
 from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry, Sighting
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryAfter

@@ -10,9 +10,9 @@ import pytest
 
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
-from fedpatch.coordinator.rounds.effects import CountEvent
 from fedpatch.coordinator.rounds.known_devices import REVOKED
-from fedpatch.coordinator.rounds.participant_states import RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
+from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
@@ -68,7 +68,7 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
     """It counts as failed, for that reason; the others go on."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    from fedpatch.coordinator.rounds.effects import PublishModel
+    from fedpatch.coordinator.rounds.run_effects import PublishModel
 
     assert run.open is not None or any(isinstance(one, PublishModel) for one in run.tick(0.0))
     run.model_published(model(), 0.0)

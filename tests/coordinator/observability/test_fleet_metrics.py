@@ -10,12 +10,12 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.network.metered_fleet import MeteredFleet
-from fedpatch.coordinator.aggregation.update_limits import Limits
+from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.observability.fleet_metrics import standing
 from fedpatch.coordinator.observability.metric_definitions import FLEET_STATES, Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
-from fedpatch.coordinator.rounds.effects import CountEvent, SaveRecord
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_effects import CountEvent, SaveRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Decline, DeviceState, TaskCapability
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from fedpatch.simulator.fleet.settings import FleetTerms

@@ -20,8 +20,8 @@ from rich.console import Console
 from fedpatch.coordinator.observability.live_view import MAX_DEVICES, LiveView, PlainView, draw, make_view
 from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.observability.snapshot import DeviceLine, Snapshot
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from tests.support.paths import ROOT
 
 WAITING = Snapshot(

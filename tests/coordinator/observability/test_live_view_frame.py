@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedpatch.coordinator.observability.live_view import MAX_DEVICES, SPARKS, draw, sparkline
 from fedpatch.coordinator.observability.snapshot import DeviceLine, Others
-from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.participant_transitions import State
 from tests.coordinator.observability.test_live_view import collecting, text_of
 
 

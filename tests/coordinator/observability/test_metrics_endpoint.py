@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.observability.metrics_endpoint import observed
-from fedpatch.coordinator.observability.observer import NullObserver
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.config.load import load

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.observability.metric_definitions import PHASES
 from fedpatch.coordinator.observability.round_metrics import spread
 from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Need, Offer
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
-from fedpatch.shared.wire.transfer import Bitmap
 from tests.coordinator.engines import BLOB
 from tests.coordinator.metered_run import Metered
 from tests.support.specs import gone, model, there, update

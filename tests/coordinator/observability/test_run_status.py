@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.snapshot import DeviceLine, Others, Snapshot, snapshot_of, status_of
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
 from fedpatch.shared.wire.messages import CoordinatorState, Envelope
 from fedpatch.shared.wire.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount

@@ -7,9 +7,9 @@ import io
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.observability.live_view import PlainView
 from fedpatch.coordinator.observability.snapshot import Snapshot, snapshot_of, status_of, take_snapshot
-from fedpatch.coordinator.rounds.effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Envelope, TaskCapability
 from fedpatch.shared.wire.run_status import RunStatus

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.snapshot import DeviceLine, status_of
 from fedpatch.coordinator.observability.status_follower import AWAY, PATIENCE_S, StatusFollower, timeless
-from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode

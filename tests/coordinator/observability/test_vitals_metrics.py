@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.update_limits import Limits
+from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.observability.fleet_metrics import STALE_S
 from fedpatch.coordinator.observability.metric_definitions import SIGNS
 from fedpatch.shared.wire.reason_codes import LinkKind

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import save_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.load import public_values
 from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks import task as tasks

@@ -14,9 +14,9 @@ import pytest
 
 from fedpatch.coordinator.operations.inventory import inventory
 from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
-from fedpatch.coordinator.rounds.records import DeviceInfo
+from fedpatch.coordinator.rounds.run_records import DeviceInfo
 from fedpatch.coordinator.storage.migrations import COUNTERS
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.device_sightings import seen
 

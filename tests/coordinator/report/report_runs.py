@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
 
 WORDS = st.sampled_from(["", "quorum_missed", "</p>\"'&", "=1+1", "\r\x00\ud800"]) | st.text(max_size=5)
 COUNTS = st.integers(0, 5) | st.integers(0, 10**30)

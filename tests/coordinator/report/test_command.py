@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.report import charts
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from tests.coordinator.report.report_runs import record
 from tests.support.programs import Ended, Program
 

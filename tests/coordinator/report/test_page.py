@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
 from fedpatch.coordinator.report.page import MAX_DEVICES, comparison, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from tests.coordinator.report.report_runs import RUNS, info, record, run
 
 HOSTILE = "</title><script>alert('x')</script>\"onload=\""

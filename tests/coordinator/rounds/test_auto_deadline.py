@@ -14,7 +14,7 @@ from fedpatch.coordinator.rounds.auto_deadline import (
     auto_deadline_s,
     policy_of,
 )
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.engines import asking, engine, report_of, send

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.cohort.quorum import Standing
-from fedpatch.coordinator.rounds.effects import AggregateUpdates, Effect, EndRun, PublishModel
 from fedpatch.coordinator.rounds.known_devices import DRAINED
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round_state import RETURN_S
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason

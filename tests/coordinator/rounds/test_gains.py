@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.round_text import round_line
 from fedpatch.coordinator.rounds.invitations import measures_independent
-from fedpatch.coordinator.rounds.records import RoundRecord, RunSummary, figures, fleet_loses, loss_warning
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary, figures, fleet_loses, loss_warning
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.sampling import Selection, select
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import asking, engine, report_of, send

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.effects import CountEvent, SendMessage
 from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
+from fedpatch.coordinator.rounds.run_effects import CountEvent, SendMessage
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.support.specs import RUN, TASK, model, run_spec, said, told, update

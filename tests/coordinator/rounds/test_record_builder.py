@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round_state import Round
+from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from tests.coordinator.engines import asking, report_of
 from tests.support.specs import report, run_spec

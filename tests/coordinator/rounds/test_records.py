@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.update_limits import MAX_NAMED
+from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
 from fedpatch.coordinator.observability.round_text import troubles
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, RunSummary
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 
 COUNTS = st.integers(0, 1000)
 SHARES = st.none() | st.floats(0, 1)

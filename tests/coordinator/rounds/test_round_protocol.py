@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.effects import ResendChunks
-from fedpatch.coordinator.rounds.participant_states import Phase, State
-from fedpatch.coordinator.rounds.round_protocol import REINVITE_S
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_messages import REINVITE_S
+from fedpatch.coordinator.rounds.run_effects import ResendChunks
+from fedpatch.shared.wire.chunked_transfer import Bitmap, cut
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
@@ -22,7 +23,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Bitmap, cut
 from tests.coordinator.round_protocols import BLOB, Bench
 from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update
 

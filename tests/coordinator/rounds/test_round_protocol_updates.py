@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.rounds.effects import ResendChunks, StoreUpdate
 from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
-from fedpatch.coordinator.rounds.participant_states import Phase, State
-from fedpatch.coordinator.rounds.round_protocol import UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.round_messages import UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.run_effects import ResendChunks, StoreUpdate
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
@@ -25,7 +26,6 @@ from fedpatch.shared.wire.messages import (
     RetryAfter,
 )
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, RefuseReason
-from fedpatch.shared.wire.transfer import Bitmap, Chunk, cut, describe
 from tests.coordinator.round_protocols import BLOB, Bench
 from tests.support.specs import counted, gone, model, report, told, update
 

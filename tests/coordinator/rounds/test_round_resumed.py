@@ -9,14 +9,26 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.cohort.unresponsive_devices import PROBE_S
-from fedpatch.coordinator.rounds.effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
-from fedpatch.coordinator.rounds.participant_states import CommittedUpdate, Phase, RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.round_state import RETURN_S
+from fedpatch.coordinator.rounds.participant_transitions import (
+    CommittedUpdate,
+    Phase,
+    RoundJournal,
+    RoundStart,
+    State,
+)
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.run_effects import (
+    AggregateUpdates,
+    PublishModel,
+    SaveJournal,
+    SavePause,
+    SendMessage,
+)
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.engines import BLOB, DIGEST, asking, kinds, send
 from tests.support.specs import counted, model, report, run_spec, said, there, told, update
 

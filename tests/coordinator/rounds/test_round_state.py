@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.participant_states import TABLE, Event, Phase, State
-from fedpatch.coordinator.rounds.round_state import Round, RoundPolicy
+from fedpatch.coordinator.rounds.participant_transitions import TABLE, Event, Phase, State
+from fedpatch.coordinator.rounds.round_phases import Round, RoundPolicy
 from fedpatch.shared.errors import IllegalTransition
 
 # A row per state, a column per event: the next state, "-" where the event changes nothing.

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_states import Event, Phase, State
-from fedpatch.coordinator.rounds.round_state import Participant, Round, RoundPolicy
+from fedpatch.coordinator.rounds.participant_transitions import Event, Phase, State
+from fedpatch.coordinator.rounds.round_phases import Participant, Round, RoundPolicy
 
 POLICY = RoundPolicy(
     target=4, min_cohort=1, quorum=0.75, recruit_deadline_s=10.0, deadline_s=100.0, grace_s=20.0, rejoin_s=15.0

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.effects import Effect, EndRun, PublishModel, SaveRecord
-from fedpatch.coordinator.rounds.participant_states import RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.run_effects import Effect, EndRun, PublishModel, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import RETRY_S, Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Committed, Decline, Offer
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
-from fedpatch.shared.wire.transfer import cut
 from tests.support.specs import model, report, run_spec, said, there, told, update
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.rounds.effects import AggregateUpdates, EndRun, PublishModel, RetractModel, SaveRecord
-from fedpatch.coordinator.rounds.participant_states import Phase
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round_state import RETURN_S
+from fedpatch.coordinator.rounds.participant_transitions import Phase
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, EndRun, PublishModel, RetractModel, SaveRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.errors import IllegalTransition
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Failed, Grant, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from fedpatch.shared.wire.transfer import cut
 from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, engine, kinds, report_of, send
 from tests.support.specs import counted, gone, model, there, told, update
 

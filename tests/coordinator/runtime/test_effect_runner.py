@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.observability.round_text import troubles
-from fedpatch.coordinator.rounds.effects import CountEvent, EndRun
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.run_effects import CountEvent, EndRun
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_writer import DecodedCache
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, store_update
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import FailReason

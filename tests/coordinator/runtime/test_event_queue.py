@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
-from fedpatch.coordinator.rounds.participant_states import State
+from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_writer import UpdateWritten

@@ -17,8 +17,8 @@ from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage import checkpoint, run_journal
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.run_journal import read_journal
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.sqlite_table import Tables
 from fedpatch.shared.app.files import append_durably, write_atomic
 from fedpatch.shared.wire.messages import Offer

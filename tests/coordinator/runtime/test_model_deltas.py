@@ -12,13 +12,13 @@ import pytest
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.tensors.arrays import Tensors, values_digest
 from fedpatch.shared.tensors.packing import unpack
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import Bitmap, decode_chunk
 from fedpatch.shared.wire.messages import Accept, Failed, Manifest, Need, Progress, Refused, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Bitmap, decode_chunk
 from tests.coordinator.effect_runners import Bench
 from tests.support.specs import there
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.wire.transfer import decode_chunk
+from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from tests.coordinator.fake_link import RecordedLink
 from tests.support.specs import model
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_states import RoundJournal, State
-from fedpatch.coordinator.rounds.records import RoundRecord
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.resume import seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry, Sighting
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Committed, Offer
 from tests.coordinator.effect_runners import Bench

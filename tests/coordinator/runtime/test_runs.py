@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.records import RoundRecord, RunSummary
-from fedpatch.coordinator.runtime import runs
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunSummary
+from fedpatch.coordinator.runtime import run_execution
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.load import public_values
 from fedpatch.shared.errors import UsageError
 
@@ -24,15 +24,15 @@ class Recorded:
         self.begun: list[RunSettings] = []
         self.gone_on: list[tuple[str, RunSettings]] = []
         self.said: list[str] = []
-        monkeypatch.setattr(runs, "start_run", lambda settings, view: self.begun.append(settings))
+        monkeypatch.setattr(run_execution, "start_run", lambda settings, view: self.begun.append(settings))
         monkeypatch.setattr(
-            runs, "_go_on", lambda registry, run, settings, view: self.gone_on.append((run.id, settings))
+            run_execution, "_go_on", lambda registry, run, settings, view: self.gone_on.append((run.id, settings))
         )
 
     def run(self, settings: RunSettings, **options: bool) -> RunSummary:
         """`fedpatch run`."""
         view: Any = SimpleNamespace(say=self.said.append)
-        return runs.run_or_go_on(settings, view, **options)
+        return run_execution.run_or_go_on(settings, view, **options)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
-from fedpatch.coordinator.observability.observer import NullObserver
-from fedpatch.coordinator.rounds.effects import CountEvent
+from fedpatch.coordinator.observability.event_observer import NullObserver
+from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_writer import UpdateWriter

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.effects import StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.runtime.update_writer import UpdateWriter
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import store_update
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import Committed
-from fedpatch.shared.wire.transfer import describe
 from tests.coordinator.effect_runners import Bench
 
 LONG_S = 60.0

@@ -12,8 +12,8 @@ from fedpatch.coordinator.storage import migrations
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of, open_database
 from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
 from tests.coordinator.storage.test_registry_damage import Content, Told, content_of, opened
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.database import copy_of
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.device_sightings import seen
 from tests.support.paths import ROOT
@@ -195,8 +195,8 @@ def test_what_a_method_did_outlasts_a_kill(path):
     program = f"""
 import os, signal
 from pathlib import Path
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.storage.registry import Registry
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.storage.run_registry import Registry
 registry = Registry(Path({str(path)!r}))
 run = registry.create_run(created_at=0.0, task="t", strategy="s", private="none", settings={{}}, schema="")
 registry.rounds.finish(run.id, RoundRecord(1, "aggregated", 1, 1, 0, 1))

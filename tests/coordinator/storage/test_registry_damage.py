@@ -16,11 +16,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.run_journal import RUNS
-from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator.device_sightings import seen
 from tests.support.checkups import quiet_checkup

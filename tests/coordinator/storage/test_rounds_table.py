@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.shared.errors import UpdateRefused
 from tests.coordinator.storage.test_registry import new_run, record_of, update_of

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.database import copy_of, damaged_of
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from tests.coordinator.device_sightings import seen
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import MAX_NOTED, find, find_to_resume, remember
 from fedpatch.shared.errors import UsageError
 

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.model_delta import ServerDelta
+from fedpatch.coordinator.aggregation.server_delta import ServerDelta
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import export_model, save_checkpoint, store_update
+from fedpatch.coordinator.storage.content_checks import check_stored
 from fedpatch.coordinator.storage.database import copy_of
 from fedpatch.coordinator.storage.delta_cache import save_step
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.run_journal import journals
-from fedpatch.coordinator.storage.stored_content import check_stored
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import Packed

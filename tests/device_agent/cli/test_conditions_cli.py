@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from tests.device_agent.sensors.scenes import BATTERY, Scene
 from tests.support.programs import Ended, Program
 

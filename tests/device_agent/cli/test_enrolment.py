@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
-from fedpatch.device_agent.cli.enrolment import install, open_to_others, read_bundle
+from fedpatch.device_agent.cli.bundle_installation import install, open_to_others, read_bundle
 from fedpatch.device_agent.cli.main import main
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.enrolment_bundle import Bundle, decode_bundle, encode_bundle

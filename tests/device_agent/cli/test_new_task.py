@@ -15,7 +15,7 @@ import pytest
 from fedpatch.device_agent.cli.new_task.new_task import KINDS, module_name, render, write_skeleton
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
-from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.tasks.validation_split import split_for
 from tests.support.paths import ROOT
 from tests.support.programs import install
 from tests.system.commands import run

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     EndJob,
     JobState,
     SendMessage,
@@ -17,8 +17,9 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.chunked_transfer import SendChunk, cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
@@ -34,7 +35,6 @@ from fedpatch.shared.wire.messages import (
     RetryAfter,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from fedpatch.shared.wire.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,

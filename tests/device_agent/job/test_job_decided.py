@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.job.effects import EndJob, JobState, StartDownload, StopTraining
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import EndJob, JobState, StartDownload, StopTraining
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
     EndJob,
@@ -20,11 +20,11 @@ from fedpatch.device_agent.job.effects import (
     StartTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.chunked_transfer import Bitmap
 from fedpatch.shared.wire.messages import Accept, Failed, Need, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Bitmap
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, arrive, ask, asked, by_steps
 from tests.device_agent.jobs import KEY, said_back
 from tests.support.specs import TASKS, said

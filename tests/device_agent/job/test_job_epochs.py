@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobState,
@@ -21,8 +21,9 @@ from fedpatch.device_agent.job.effects import (
     StopTraining,
     WriteChunk,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
+from fedpatch.shared.wire.chunked_transfer import SendChunk, cut
 from fedpatch.shared.wire.messages import (
     Accept,
     Cancel,
@@ -36,7 +37,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from fedpatch.shared.wire.transfer import SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,

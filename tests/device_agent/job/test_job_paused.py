@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
     Effect,
     EndJob,
@@ -15,10 +15,10 @@ from fedpatch.device_agent.job.effects import (
     StopDownload,
     StopTraining,
 )
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
 from fedpatch.shared.wire.messages import Ack, Cancel, Committed, Failed, Grant, Offer, Progress, RetryAfter
 from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Bitmap, SendChunk, cut
 from tests.device_agent.jobs import (
     BLOB,
     DIGEST,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.device_agent.job.effects import EndJob, JobState, SendMessage, StartDownload, StopTraining
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import EndJob, JobState, SendMessage, StartDownload, StopTraining
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.shared.wire.messages import Accept, Committed, Decline, JobStatus, Progress, Refused
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, JobPhase, RefuseReason

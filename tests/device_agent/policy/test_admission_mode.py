@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.admission_mode import NEVER_S, AdmissionMode, decide, parse_admission_mode
-from fedpatch.device_agent.policy.preference_evaluation import Objection
+from fedpatch.device_agent.policy.preference_check import Objection
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.reason_codes import Condition
 

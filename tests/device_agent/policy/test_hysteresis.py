@@ -13,7 +13,7 @@ from fedpatch.device_agent.policy.hysteresis import (
     OnLoss,
     PauseExpired,
 )
-from fedpatch.device_agent.policy.preference_evaluation import Objection, judge
+from fedpatch.device_agent.policy.preference_check import Objection, judge
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.device_agent.owners import easy, facts
 from tests.device_agent.policy.test_preference_evaluation import NOON

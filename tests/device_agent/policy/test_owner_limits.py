@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.device_agent.cli.doctor import _check_private
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits, least_without_model
 from fedpatch.device_agent.policy.plan_cost import why_too_long
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
+from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
 from fedpatch.shared.wire.reason_codes import DeclineReason
-from fedpatch.shared.wire.transfer import describe
 from tests.device_agent.jobs import REQUEST, said_back
 from tests.device_agent.owners import READY, limits_of
 from tests.support.checkups import quiet_checkup

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.job.effects import ContinueTraining, EndJob, PauseTraining
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import ContinueTraining, EndJob, PauseTraining
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.policy.owner_policy import FRESH_S, LOOK_AT_WORK_S, LOOK_IDLE_S

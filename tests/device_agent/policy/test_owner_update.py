@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
 from tests.device_agent.jobs import KEY, REQUEST, ask, here, said_back

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.daily_budget import NOTHING, Usage
-from fedpatch.device_agent.policy.preference_evaluation import Objection, Preferences, judge, words_for_wire
-from fedpatch.device_agent.policy.preference_rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.preference_catalogue import RULES, OwnUsage
+from fedpatch.device_agent.policy.preference_check import Objection, Preferences, judge, words_for_wire
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
 from fedpatch.shared.errors import ConfigError
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind

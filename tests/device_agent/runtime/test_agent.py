@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.job.effects import JobKey
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import SetupFailed, Trained, TrainFailed, TrainProgress, WorkerSetup
 from fedpatch.device_agent.runtime.agent import EARLY_DEATHS, Agent, Inbox, Stop
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
@@ -17,7 +17,7 @@ from fedpatch.device_agent.runtime.effect_runner import EffectRunner, Identity
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
-from fedpatch.device_agent.runtime.trainer import Died, Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -25,6 +25,7 @@ from fedpatch.device_agent.telemetry.vitals import VitalsPace, vitals_of
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
@@ -42,7 +43,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
-from fedpatch.shared.wire.transfer import cut, encode_chunk
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of

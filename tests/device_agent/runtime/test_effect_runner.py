@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.job.effects import JobState, SpoolUpdate
+from fedpatch.device_agent.job.job_effects import JobState, SpoolUpdate
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S, Identity
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.effect_runners import PlayedDevice
 from tests.device_agent.exported_models import describe
 from tests.device_agent.jobs import BLOB, KEY, REQUEST

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.job.effects import Effect, JobState
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect, JobState
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Cancel, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason
-from fedpatch.shared.wire.transfer import cut
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask, asked
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire

@@ -9,12 +9,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
-from fedpatch.device_agent.runtime.trainer import Trainer, TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 from fedpatch.device_agent.telemetry.round_times import RoundTimes

@@ -8,7 +8,7 @@ import queue
 import pytest
 
 from fedpatch.device_agent.job.training_messages import Ready, Trained, TrainFailed, TrainProgress, WorkerSetup
-from fedpatch.device_agent.runtime.trainer import Died, Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import ADAM, Scene, key
 from tests.device_agent.toy_tasks import MISHAP

@@ -21,9 +21,9 @@ from fedpatch.device_agent.job.training_messages import (
     TrainFailed,
     TrainProgress,
 )
-from fedpatch.device_agent.runtime.trainer import Died
+from fedpatch.device_agent.runtime.training_supervisor import Died
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
-from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
+from fedpatch.device_agent.training.training_process import PROGRESS_EVERY_S
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
@@ -280,7 +280,7 @@ def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ob
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr("fedpatch.device_agent.runtime.trainer.LAST_WORDS_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("fedpatch.device_agent.runtime.training_supervisor.LAST_WORDS_TIMEOUT_S", TIMEOUT_S)
     watched = Watched(tmp_path)
     watched.trainer.start()
     died = watched.next()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.device_agent.job.training_messages import TrainCancelled, Trained, TrainProgress
-from fedpatch.device_agent.training.process import PROGRESS_EVERY_S
+from fedpatch.device_agent.training.training_process import PROGRESS_EVERY_S
 from tests.device_agent.device_rounds import SGD, Scene, key
 from tests.device_agent.toy_tasks import SLOW
 from tests.device_agent.watched_training_process import TIMEOUT_S, Watched

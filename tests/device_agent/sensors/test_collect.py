@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.sensors import collect, commands, timeouts
 from fedpatch.device_agent.sensors.collect import FactCollector
-from fedpatch.device_agent.sensors.facts import Confidence, Facts
+from fedpatch.device_agent.sensors.device_facts import Confidence, Facts
 from fedpatch.device_agent.sensors.wifi import parse_iw
 from fedpatch.shared.errors import UsageError
 from tests.device_agent.sensors.scenes import BATTERY, MAINS, Scene

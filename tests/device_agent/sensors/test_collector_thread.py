@@ -6,7 +6,7 @@ import threading
 from queue import SimpleQueue
 
 from fedpatch.device_agent.sensors.collect import FactWatcher
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from tests.device_agent.owners import WELL
 
 

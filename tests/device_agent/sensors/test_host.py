@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.host import (
     parse_available_mib,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.sensors import wifi
-from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 from fedpatch.device_agent.sensors.wifi import ask_network_manager, bus_address

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.sensors.facts import Confidence, Fact
+from fedpatch.device_agent.sensors.device_facts import Confidence, Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.network_link import (
     NetInterface,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.sensors import timeouts, wifi
-from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 from fedpatch.device_agent.sensors.wifi import NmState, ask_network_manager
 from fedpatch.shared.wire.reason_codes import LinkKind

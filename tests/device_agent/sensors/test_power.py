@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.sensors.collect import FactCollector
-from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.power import (
     ATTRIBUTES,

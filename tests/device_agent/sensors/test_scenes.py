@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.device_agent.sensors.facts import Confidence
+from fedpatch.device_agent.sensors.device_facts import Confidence
 from fedpatch.shared.wire.reason_codes import LinkKind
 from tests.device_agent.sensors.pisugar_server import PiSugarServer
 from tests.device_agent.sensors.scenes import BATTERY, MAINS, MOUSE, Scene

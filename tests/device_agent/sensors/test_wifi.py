@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.device_agent.sensors.facts import Fact
+from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.wifi import NmState, read_network
 from fedpatch.shared.wire.reason_codes import LinkKind

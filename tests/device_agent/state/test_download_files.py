@@ -9,7 +9,7 @@ import pytest
 
 from fedpatch.device_agent.state.download_files import Downloads
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.transfer import cut
+from fedpatch.shared.wire.chunked_transfer import cut
 from tests.device_agent.delta_jobs import STEP_BLOBS, STEPS
 from tests.support.specs import model
 

@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpatch.device_agent.job.effects import JobState
+from fedpatch.device_agent.job.job_effects import JobState
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import WorkerSetup
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.chunked_transfer import cut, describe
 from fedpatch.shared.wire.messages import Accept, Body, Failed, Manifest, Offer, Progress
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from fedpatch.shared.wire.transfer import cut, describe
 from tests.device_agent.device_rounds import SGD, Scene
 from tests.device_agent.effect_runners import PlayedDevice
 from tests.device_agent.jobs import KEY, REQUEST

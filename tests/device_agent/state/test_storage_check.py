@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.cli.doctor import _check_stored
-from fedpatch.device_agent.job.effects import JobKey
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.request_answers import AdmissionDecision
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import Held, ModelCache

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.daily_budget import Usage
 from fedpatch.device_agent.settings import AgentSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.telemetry.vitals import LEAST_S, REPEAT_S, VitalsPace, matters, vitals_of
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Envelope

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.job.training_messages import Ready, Trained, TrainFailed, TrainProgress, WorkerSetup
-from fedpatch.device_agent.runtime.trainer import Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.patch_store import PatchStore
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.device_data import ReloadingDataset

@@ -19,7 +19,7 @@ from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.tasks.task import DeviceData, Task
-from fedpatch.shared.tasks.validation import split_for
+from fedpatch.shared.tasks.validation_split import split_for
 from fedpatch.shared.wire.messages import TrainPlan
 from tests.device_agent.device_rounds import Scene
 from tests.device_agent.toy_tasks import FEATURES, TOY, accuracy

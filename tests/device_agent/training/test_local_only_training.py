@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.request_answers import continues
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
 from fedpatch.device_agent.state.patch_store import PatchStore, kept_in_patches, list_patches

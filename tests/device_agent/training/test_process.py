@@ -10,9 +10,9 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from fedpatch.device_agent.job.effects import ContinueTraining, PauseTraining
+from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import CancelTraining, Ready, WorkerSetup, write_message
-from fedpatch.device_agent.training.process import TrainingControl, error_text, fail_reason, set_up
+from fedpatch.device_agent.training.training_process import TrainingControl, error_text, fail_reason, set_up
 from fedpatch.shared.errors import DataError, SchemaMismatch, StateError, UpdateRefused, UsageError, WireError
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import ADAM, Scene
@@ -102,7 +102,7 @@ def test_an_error_becomes_one_line_of_bounded_length():
 def _process(directory: Path) -> subprocess.Popen[bytes]:
     """A training process without a Trainer."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedpatch.device_agent.training.process"],
+        [sys.executable, "-P", "-m", "fedpatch.device_agent.training.training_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed, WorkerSetup
-from fedpatch.device_agent.runtime.trainer import Died, Trainer
+from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
 
 TIMEOUT_S = 100
 

@@ -21,15 +21,15 @@ import fedpatch.coordinator.runtime.effect_runner
 import fedpatch.coordinator.runtime.event_queue
 import fedpatch.coordinator.runtime.fleet_claim
 import fedpatch.coordinator.runtime.model_publisher
-import fedpatch.coordinator.runtime.runs
+import fedpatch.coordinator.runtime.run_execution
 import fedpatch.coordinator.runtime.service
 import fedpatch.coordinator.runtime.update_writer
 import fedpatch.coordinator.storage.boot_clock
-import fedpatch.coordinator.storage.registry
-from fedpatch.coordinator.rounds.records import RunSummary
+import fedpatch.coordinator.storage.run_registry
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.event_queue import Interrupt
-from fedpatch.coordinator.runtime.runs import resume_run, run_or_go_on
+from fedpatch.coordinator.runtime.run_execution import resume_run, run_or_go_on
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.shared.errors import BrokerError, UsageError
@@ -52,9 +52,9 @@ _MODULES_WITH_TIME_OR_CHANCE: tuple[Any, ...] = (
     fedpatch.coordinator.runtime.event_queue,
     fedpatch.coordinator.runtime.fleet_claim,
     fedpatch.coordinator.runtime.model_publisher,
-    fedpatch.coordinator.runtime.runs,
+    fedpatch.coordinator.runtime.run_execution,
     fedpatch.coordinator.runtime.service,
-    fedpatch.coordinator.storage.registry,
+    fedpatch.coordinator.storage.run_registry,
 )
 
 
@@ -212,8 +212,8 @@ class SimulatedCoordinator:
         patch.setattr(
             fedpatch.coordinator.runtime.update_writer, "ThreadPoolExecutor", lambda *_: Disk(world, self._living)
         )
-        patch.setattr(fedpatch.coordinator.runtime.runs, "prepare", lambda settings: prepared())
-        patch.setattr(fedpatch.coordinator.runtime.runs, "remember", lambda directory: None)
+        patch.setattr(fedpatch.coordinator.runtime.run_execution, "prepare", lambda settings: prepared())
+        patch.setattr(fedpatch.coordinator.runtime.run_execution, "remember", lambda directory: None)
         patch.setattr(
             fedpatch.coordinator.runtime.connection, "find_chunk_bytes", lambda settings, boot: world.chunk_bytes
         )
@@ -222,7 +222,7 @@ class SimulatedCoordinator:
             self.engine = Engine(*args, **given)
             return self.engine
 
-        patch.setattr(fedpatch.coordinator.runtime.runs, "Engine", engine)
+        patch.setattr(fedpatch.coordinator.runtime.run_execution, "Engine", engine)
 
     @property
     def _living(self) -> Process:

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedpatch.device_agent.job.effects import Effect
-from fedpatch.device_agent.job.job import Job
+from fedpatch.device_agent.job.job_effects import Effect
+from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.duplicate_id import DuplicateIdDetector
@@ -18,7 +18,7 @@ from fedpatch.device_agent.runtime.effect_runner import Identity
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.idle_timeout import IdleTimer
 from fedpatch.device_agent.runtime.systemd_notify import ServiceManager
-from fedpatch.device_agent.runtime.trainer import TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.shared.app.files import remove_unfinished
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.mqtt.events import LinkEvent

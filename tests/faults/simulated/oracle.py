@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.rounds.participant_states import RoundJournal
-from fedpatch.coordinator.rounds.records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import _load
-from fedpatch.coordinator.storage.registry import Registry
 from fedpatch.coordinator.storage.rounds_table import RoundLedger
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchState
 from fedpatch.shared.mqtt.events import Received

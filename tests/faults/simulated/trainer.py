@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpatch.device_agent.job.effects import JobKey
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
     Ready,
     TrainCancelled,
@@ -18,7 +18,7 @@ from fedpatch.device_agent.job.training_messages import (
     TrainProgress,
 )
 from fedpatch.device_agent.policy.private_floor import PrivateFloor
-from fedpatch.device_agent.runtime.trainer import Died, TrainerEvent
+from fedpatch.device_agent.runtime.training_supervisor import Died, TrainerEvent
 from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.training.batches import update_seed

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, SCHEMA
 from tests.faults.simulated.oracle import _same

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.task import DeviceData, Task
-from fedpatch.shared.tasks.validation import MIN_VALIDATION_EXAMPLES, split_for, validation_mask, with_validation
+from fedpatch.shared.tasks.validation_split import (
+    MIN_VALIDATION_EXAMPLES,
+    split_for,
+    validation_mask,
+    with_validation,
+)
 from tests.device_agent.toy_tasks import TOY
 
 SHARES = st.floats(0.05, 0.5)

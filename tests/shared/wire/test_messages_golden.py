@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedpatch.shared.wire.chunked_transfer import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
 from fedpatch.shared.wire.messages import (
     Accept,
@@ -36,7 +37,6 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
-from fedpatch.shared.wire.transfer import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 from tests.support.paths import ROOT
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedpatch.device_agent.state.partial_blob import PartialBlob, cut_from_file, file_digest
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.transfer import cut, describe
+from fedpatch.shared.wire.chunked_transfer import cut, describe
 
 BLOB = random.Random(0).randbytes(2050)
 MANIFEST = describe(BLOB, chunk_bytes=100, encoding="fp32", raw_bytes=len(BLOB), schema="5c" * 32)

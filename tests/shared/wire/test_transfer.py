@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import BrokerError, UsageError, WireError
-from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
-from fedpatch.shared.wire.transfer import (
+from fedpatch.shared.wire.chunked_transfer import (
     CHUNK_OVERHEAD_BYTES,
     MIN_CHUNK_BYTES,
     Bitmap,
@@ -25,6 +24,7 @@ from fedpatch.shared.wire.transfer import (
     encode_chunk,
     fits,
 )
+from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
 
 SCHEMA = "5c" * 32
 BLOB = bytes(range(250))

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from fedpatch.coordinator.rounds.round_protocol import UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.round_messages import UPLOAD_IDLE_S
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.wire.messages import Ack, Grant, Need, Offer
-from fedpatch.shared.wire.transfer import (
+from fedpatch.shared.wire.chunked_transfer import (
     GRANTED_QUIET_S,
     MAX_QUIET_S,
     Bitmap,
@@ -20,6 +19,7 @@ from fedpatch.shared.wire.transfer import (
     cut,
     describe,
 )
+from fedpatch.shared.wire.messages import Ack, Grant, Need, Offer
 
 SCHEMA = "5c" * 32
 BLOB = bytes(range(250))

@@ -27,8 +27,8 @@ from fedpatch.simulator.kernels.losses import loss_of
 from fedpatch.simulator.kernels.model_layers import layers_of
 from fedpatch.simulator.kernels.sparse_features import used_features
 from fedpatch.simulator.learners.baselines import MU, PerFedAvgSteps, PFedMeSteps, kept_between_rounds
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.optimizer_steps import ClientSteps, SgdSteps
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.worker_pool import Workers

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedpatch.shared.errors import DataError, UpdateRefused
-from fedpatch.simulator.learners.cohort import CHUNKS, chunks_of, make_learner
+from fedpatch.simulator.learners.cohort_training import CHUNKS, chunks_of, make_learner
 from fedpatch.simulator.learners.fused_learner import FusedLearner
 from fedpatch.simulator.learners.protocols import CohortMember
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner

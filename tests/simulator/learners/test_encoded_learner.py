@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.aggregation.model_delta import quantised_step, step_seed
+from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed
 from fedpatch.coordinator.aggregation.strategies import find_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.device_agent.state.residual_store import as_kept
@@ -25,7 +25,7 @@ from fedpatch.simulator.clients.transport import Downlink, report_of
 from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
-from fedpatch.simulator.learners.cohort import encoded
+from fedpatch.simulator.learners.cohort_training import encoded
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
 from tests.simulator.studies import (

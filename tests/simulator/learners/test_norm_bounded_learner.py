@@ -10,7 +10,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, simulate
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.spec.study import Study
 from tests.simulator.studies import STRATEGIES, UNEVEN, Deployed, assert_close, population_of, simulation_of, study_of
 

@@ -17,8 +17,8 @@ from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.simulation import Simulation
-from fedpatch.simulator.learners.cohort import InProcess, make_learner
-from fedpatch.simulator.learners.context import LearnerContext
+from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.learners.stacked_learner import StackedCohort, StackedModel

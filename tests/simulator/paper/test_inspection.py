@@ -12,7 +12,7 @@ import torch
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.torch_model import load_tensors
 from fedpatch.simulator.experiment.simulation import Simulation
-from fedpatch.simulator.learners.cohort import InProcess
+from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.learners.instrumented_learner import WatchedLearner
 from fedpatch.simulator.paper import inspection
 from fedpatch.simulator.spec.study import Study

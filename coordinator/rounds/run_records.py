@@ -107,8 +107,8 @@ class RoundRecord:
     patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
     worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
     is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few
-    (coordinator.rounds.record_builder). `bytes_down` and `bytes_up` are bytes as they travelled
-    (coordinator.rounds.record_builder), `downloads` the devices that came to the round's model. The maps count devices by
+    (coordinator.rounds.round_record_builder). `bytes_down` and `bytes_up` are bytes as they travelled
+    (coordinator.rounds.round_record_builder), `downloads` the devices that came to the round's model. The maps count devices by
     reason; `late` counts devices that the round left behind. `bounded` counts updates that are in the aggregate, but not as
     they came: those that were pulled back to the bound of the `norm`, and those that weigh less than the `num_examples` they
     report (coordinator.aggregation.norm_clipping). `deadline_s` is the time that the round had from its invitation,
@@ -116,8 +116,8 @@ class RoundRecord:
     with how many rounds in a row (coordinator.rounds.missed_rounds). `needed` updates would have made the quorum, `measured`
     devices reported a user accuracy. `offenders` are devices with the offence for which they are not asked again in the run
     (coordinator.cohort.quorum). `bounded_devices` names the first devices whose updates were bounded, and what of their
-    updates it was (coordinator.aggregation.aggregate). `independent` compares with learning alone (coordinator.rounds.records),
-    and is empty in rounds that did not measure it.
+    updates it was (coordinator.aggregation.aggregate). `independent` compares with learning alone; it is empty in rounds
+    that did not measure it.
     """
 
     round: Positive

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from fedpatch.device_agent.job.download import ModelDownload
 from fedpatch.device_agent.job.download_plan import DownloadPlan, plan_download
-from fedpatch.device_agent.job.effects import (
+from fedpatch.device_agent.job.job_effects import (
     ContinueTraining,
     DropHeldModel,
     Effect,
@@ -35,6 +35,7 @@ from fedpatch.device_agent.job.request_answers import (
     reason_to_decline,
 )
 from fedpatch.device_agent.job.upload import MessageFactory, UpdateUpload
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import (
     Cancel,
     Committed,
@@ -48,7 +49,6 @@ from fedpatch.shared.wire.messages import (
     WorkRequest,
 )
 from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase
-from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 
 class Job:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpatch.coordinator.rounds.participant_states import State
-from fedpatch.coordinator.rounds.records import RoundRecord, figures
-from fedpatch.coordinator.rounds.round_state import Round
+from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.run_records import RoundRecord, figures
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from fedpatch.device_agent.policy.daily_budget import Usage
-from fedpatch.device_agent.policy.preference_rules import RULES, OwnUsage
+from fedpatch.device_agent.policy.preference_catalogue import RULES, OwnUsage
 from fedpatch.device_agent.policy.quiet_hours import QuietHours, next_midnight, parse_quiet_hours
 from fedpatch.device_agent.policy.settings import PreferenceSettings, parse_unknown
-from fedpatch.device_agent.sensors.facts import Facts
+from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.wire.reason_codes import Condition
 
 BATTERY_MARGIN_PERCENT = 5.0

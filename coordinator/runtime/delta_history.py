@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedpatch.coordinator.aggregation.model_delta import (
+from fedpatch.coordinator.aggregation.server_delta import (
     ServerDelta,
     chain,
     quantised_step,

@@ -1,6 +1,6 @@
 """The training process: the only one that holds torch, a device's data and its patch. It has no network.
 
-    python -P -m fedpatch.device_agent.training.process
+    python -P -m fedpatch.device_agent.training.training_process
 
 It is told what to do on standard input and answers on standard output (device_agent.job.training_messages). `-P` keeps the
 current directory from shadowing fedpatch's own modules. What the user's task prints goes to standard error, as does
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from fedpatch.device_agent.job.effects import ContinueTraining, PauseTraining
+from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,

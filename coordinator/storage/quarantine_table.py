@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
-from fedpatch.coordinator.rounds.records import Hold
+from fedpatch.coordinator.rounds.run_records import Hold
 from fedpatch.coordinator.storage.database import keep_copy
 from fedpatch.coordinator.storage.sqlite_table import Tables
 

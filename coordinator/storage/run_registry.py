@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
-from fedpatch.coordinator.rounds.records import DeviceInfo, RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo
 from fedpatch.coordinator.storage.database import keep_copy, open_database, rebuild_hint
-from fedpatch.coordinator.storage.device_holds import HoldsTable
 from fedpatch.coordinator.storage.migrations import COUNTERS
+from fedpatch.coordinator.storage.quarantine_table import HoldsTable
 from fedpatch.coordinator.storage.rounds_table import RoundLedger
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
 from fedpatch.coordinator.storage.sqlite_table import Tables, count_change

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.kernels.model_layers import layers_of
-from fedpatch.simulator.learners.context import LearnerContext
 from fedpatch.simulator.learners.encoded_learner import EncodedLearner
 from fedpatch.simulator.learners.fused_learner import FusedLearner
+from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import SpooledLearner
 from fedpatch.simulator.learners.protocols import CohortMember, Learner
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner

@@ -1,7 +1,6 @@
-"""The round that is open: invitations, answers, uploads and reports, in terms of messages and effects.
+"""The messages of the open round: invitations, answers, uploads and reports, as effects.
 
-Wraps the state machine of coordinator.rounds.round_state with what it needs to talk: the model's manifest, the upload desk, the
-reports.
+It wraps the state machine of coordinator.rounds.round_phases, and adds the model's manifest, upload scheduler and reports.
 """
 
 from __future__ import annotations
@@ -20,17 +19,25 @@ from fedpatch.coordinator.cohort.unresponsive_devices import (
     STARTING_S,
     UnresponsiveDevices,
 )
-from fedpatch.coordinator.rounds.effects import CountEvent, Effect, SaveJournal, StoreUpdate
 from fedpatch.coordinator.rounds.invitations import Invitations
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
 from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
-from fedpatch.coordinator.rounds.participant_states import AT_WORK, EVENT_OF_JOB, Event, Phase, RoundStart, State
-from fedpatch.coordinator.rounds.record_builder import RoundTraffic, build_record, mean_accuracy
-from fedpatch.coordinator.rounds.records import RoundRecord
-from fedpatch.coordinator.rounds.round_state import NO_ANSWER, Participant, Round
+from fedpatch.coordinator.rounds.participant_transitions import (
+    AT_WORK,
+    EVENT_OF_JOB,
+    Event,
+    Phase,
+    RoundStart,
+    State,
+)
+from fedpatch.coordinator.rounds.round_phases import NO_ANSWER, Participant, Round
+from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, StoreUpdate
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
 from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import (
     Accept,
     Body,
@@ -49,7 +56,6 @@ from fedpatch.shared.wire.messages import (
     UpdateReport,
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
-from fedpatch.shared.wire.transfer import Chunk
 
 # A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
 REINVITE_S = 3.0

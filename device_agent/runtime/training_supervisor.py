@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 
-from fedpatch.device_agent.job.effects import ContinueTraining, JobKey, PauseTraining
+from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
@@ -143,7 +143,7 @@ class _Child:
         self._forget = forget
         self._limit = limit_in_words(setup)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedpatch.device_agent.training.process"],
+            [sys.executable, "-P", "-m", "fedpatch.device_agent.training.training_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedpatch.device_agent.policy.settings import PreferenceSettings
-from fedpatch.device_agent.sensors.facts import Fact, Facts
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.reason_codes import Condition, LinkKind
 
 # The broker is on this very device, or at the end of a cable: neither can be worse than a WiFi network.

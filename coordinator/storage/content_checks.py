@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, StoredUpdate
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, StoredUpdate
 from fedpatch.coordinator.storage.checkpoint import Checkpoint, checkpoints, load_update
 from fedpatch.coordinator.storage.database import copy_of, exists, problem_of, rebuild_hint
 from fedpatch.coordinator.storage.delta_cache import step_problem
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.errors import FedpatchError, StateError
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json

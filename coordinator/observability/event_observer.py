@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fedpatch.coordinator.rounds.effects import Effect
+from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.shared.wire.vitals import Vitals
 
 

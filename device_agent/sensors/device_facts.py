@@ -1,6 +1,6 @@
 """What is known of the device, as facts: each has a value, says where it comes from, and how far it can be trusted.
 
-A fact that no source can tell is UNKNOWN. The preferences decide its meaning (device_agent.policy.preference_evaluation).
+A fact that no source can tell is UNKNOWN. The preferences decide its meaning (device_agent.policy.preference_check).
 """
 
 from __future__ import annotations

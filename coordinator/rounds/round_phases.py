@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from fedpatch.coordinator.cohort.quorum import updates_needed, without
-from fedpatch.coordinator.rounds.participant_states import AT_WORK, TABLE, Event, Phase, RoundJournal, State
-from fedpatch.coordinator.rounds.records import PhaseSeconds
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, Event, Phase, RoundJournal, State
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds
 from fedpatch.shared.errors import IllegalTransition
 
 # The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import Envelope, Manifest, WorkRequest
-from fedpatch.shared.wire.transfer import Chunk, SendChunk
 
 
 class JobState(StrEnum):

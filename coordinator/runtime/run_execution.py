@@ -16,9 +16,9 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
 from fedpatch.coordinator.observability.snapshot import View
-from fedpatch.coordinator.rounds.participant_states import RoundStart
-from fedpatch.coordinator.rounds.records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
+from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
@@ -29,7 +29,7 @@ from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
 from fedpatch.coordinator.storage.database import exists
-from fedpatch.coordinator.storage.registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import remember
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.locks import FileLock
