@@ -115,7 +115,7 @@ class World:
         engine = self.coordinator.engine
         if engine is not None and engine.open is not None:
             places = engine.spec.upload_slots * engine.spec.upload_window
-            active = engine.open._desk._active.values()
+            active = engine.open._uploads._active.values()
             held = sum(min(engine.spec.upload_window, slot.manifest.chunk_count) for slot in active)
             assert held <= places, f"{held} chunks of updates are held, there is room for {places}"
 
