@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.rounds.run_spec import encoding_for
-from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id
+from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id, fleet_lock_file
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
@@ -66,7 +66,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
 
 def _is_running(directory: Path, fleet: str) -> bool:
     try:
-        return is_held(directory / f"fleet-{fleet}.lock")
+        return is_held(fleet_lock_file(directory, fleet))
     except OSError:
         return False
 

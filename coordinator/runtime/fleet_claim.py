@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from fedpatch.coordinator.settings import RunSettings
@@ -25,6 +26,11 @@ CONNECT_TIMEOUT_S = 10.0
 _ECHO_S = 5.0
 
 _log = logging.getLogger("fedpatch.coordinator")
+
+
+def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
+    """Return the file that a coordinator of `fleet` locks in its state directory while it runs."""
+    return state_dir / f"fleet-{fleet}.lock"
 
 
 def client_id(fleet: str) -> str:

@@ -22,6 +22,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSum
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, seen_devices, take_up_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare, run_spec
@@ -47,7 +48,7 @@ def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
         check_state_directory(state_dir)
-        return FileLock(state_dir / f"fleet-{fleet}.lock", held)
+        return FileLock(fleet_lock_file(state_dir, fleet), held)
 
 
 def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless_done: bool = False) -> RunSummary:

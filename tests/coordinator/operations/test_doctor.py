@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.operations.doctor import examine
+from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.run_preparation import prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared import __version__
@@ -22,7 +23,6 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
-from tests.support.paths import ROOT
 
 TASKS = """
 from dataclasses import replace
@@ -132,16 +132,10 @@ def test_other_online_coordinator_is_a_warning(settings):
 def test_running_coordinator_skips_the_checks_of_the_task(settings):
     """No model is built beside it."""
     settings.state_dir.mkdir()
-    with FileLock(settings.state_dir / f"fleet-{FLEET}.lock", "held"):
+    with FileLock(fleet_lock_file(settings.state_dir, FLEET), "held"):
         found = find(settings)
     assert found["task"].verdict == found["memory"].verdict == "skip"
     assert "a coordinator is at work with fleet home" in found["task"].detail
-
-
-def test_lock_of_a_run_has_the_name_that_doctor_checks():
-    """Else doctor would not see a running coordinator."""
-    source = (ROOT / "coordinator" / "runtime" / "runs.py").read_text("utf-8")
-    assert 'f"fleet-{fleet}.lock"' in source
 
 
 @pytest.mark.parametrize(
