@@ -188,7 +188,7 @@ class LightDevice:
     def _perform(self, effects: list[Effect], now: float) -> None:
         run_effects(self.job, effects, self, lambda: now)
 
-    def run(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from fedpatch.coordinator.observability.event_observer import NullObserver, Obse
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import LOOK_EVERY_S, RunMetrics
 from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.coordinator.rounds.run_events import Event
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Envelope
 from fedpatch.shared.wire.reason_codes import LinkKind
@@ -87,17 +87,15 @@ class MeteredFleet(SimulatedFleet):
         self.events += 1
         self.coordinator_s += time.process_time() - began_at
 
-    def _perform(self, effects: list[do.Effect]) -> None:
-        queue, now = deque(effects), self.agenda.now
-        while queue:
-            effect = queue.popleft()
-            queue.extend(self._do(effect))
-            if isinstance(effect, do.SendMessage):
-                self.observer.sent(_MESSAGE_BYTES)
-            self.observer.performed(effect, now, now)
-            if isinstance(effect, do.CountEvent) and effect.what == "reported":
-                self._tell_vitals(effect.device)
-        self._alarm.set(self._engine.next_deadline())
+    def run_effect(self, effect: do.Effect) -> Iterator[Event]:
+        """Run an effect as the simulated fleet does, and show it to the observer."""
+        now = self.agenda.now
+        yield from super().run_effect(effect)
+        if isinstance(effect, do.SendMessage):
+            self.observer.sent(_MESSAGE_BYTES)
+        self.observer.performed(effect, now, now)
+        if isinstance(effect, do.CountEvent) and effect.what == "reported":
+            self._tell_vitals(effect.device)
 
 
 def seconds_of(work: Callable[[], object], times: int = 20) -> float:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from fedpatch.coordinator.pki.issued_certificates import INDEX_NAME, Index, read_index
-from fedpatch.coordinator.rounds.participant_transitions import AT_WORK
-from fedpatch.coordinator.rounds.run_effects import Effect
-from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import StateError
 
@@ -41,24 +39,27 @@ class Revocations:
         self._looked_at = -math.inf
         self._told: set[str] = set()
 
-    def poll(self, engine: Engine, now: float) -> list[Effect]:
-        """Takes note of what was revoked or issued since the last look, and what follows for the run."""
+    def poll(self, members: Collection[str], now: float) -> frozenset[str] | None:
+        """Read the CA's record again where it has changed.
+
+        Args:
+            members: The devices that the run has seen, of which a revocation is logged.
+            now: The run's time, in seconds.
+
+        Returns:
+            The revoked devices, once in LOOK_EVERY_S; None in between.
+        """
         if now < self._looked_at + LOOK_EVERY_S:
-            return []
+            return None
         self._looked_at = now
         if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()
-        engine.fleet.revoke(self.revoked)
         self._told &= self.revoked
-        for device in sorted((self.revoked - self._told) & engine.fleet.members.keys()):
+        for device in sorted(device for device in self.revoked - self._told if device in members):
             self._told.add(device)
             _log.warning("%s was revoked: it is not asked any more, and its messages are refused", device)
-        if engine.open is None:
-            return []
-        # A round that was taken up after a restart waits for devices that were not heard since.
-        awaited = [device for device in engine.open.round.devices(*AT_WORK) if device in self.revoked]
-        return [effect for device in awaited for effect in engine.open.expel(device, now)]
+        return frozenset(self.revoked)
 
     def is_revoked(self, device: str) -> bool:
         """Whether a message of this device must not be heeded."""

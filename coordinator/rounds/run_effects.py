@@ -1,10 +1,16 @@
-"""What the engine wants done; coordinator.runtime.service does it, in order, and reports back where a line says so."""
+"""Effects: what the engine wants done, in order. An EffectHandler runs them and returns completion events.
+
+The product's handler is coordinator.runtime.effect_runner; simulations, benchmarks and tests have their own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_events import Event
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Envelope, Manifest
@@ -20,7 +26,7 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class PublishModel:
-    """Pack the global model and publish its chunks, and those of steps that lead to it; then `Engine.model_published`."""
+    """Pack the global model and publish its chunks, and those of steps that lead to it; then ModelPublished."""
 
     round: int
 
@@ -54,7 +60,7 @@ class RetractModel:
 
 @dataclass(frozen=True)
 class StoreUpdate:
-    """Check an update and make it durable; then `Engine.stored` or `Engine.refused`."""
+    """Check an update and make it durable; then UpdateStored or UpdateRejected."""
 
     round: int
     device: str
@@ -64,7 +70,7 @@ class StoreUpdate:
 
 @dataclass(frozen=True)
 class AggregateUpdates:
-    """Take no more updates; make the new global model from these devices' stored ones, save it; then `Engine.aggregated`."""
+    """Take no more updates; make the new global model from these devices' stored ones, save it; then Aggregated."""
 
     round: int
     devices: tuple[str, ...]
@@ -109,3 +115,14 @@ Effect = (
     | CountEvent
     | EndRun
 )
+
+
+class EffectHandler(Protocol):
+    """Runs effects: the product with files and a broker, a simulation with neither."""
+
+    def run_effect(self, effect: Effect) -> Iterable[Event]:
+        """Run one effect; return the completion events that are there by now.
+
+        The result must be iterated to its end: an event may be made only when it is asked for, after the engine has handled
+        the one before it.
+        """

@@ -1,7 +1,18 @@
 """A run as a state machine without IO: one round after the other, and when to stop.
 
-Messages and the time go in, effects come out; coordinator.runtime.service performs them and calls back (`model_published`,
-`stored`, `refused`, `aggregated`). Tensors never pass through here.
+Events and the time go in (coordinator.rounds.run_events), effects come out (coordinator.rounds.run_effects). `run_effects`
+closes the ring: it has effects performed and hands their completion events to the engine. Tensors never pass through here.
+
+The server's lines of Algorithm 1 (Mills, Hu and Min 2021), with the method that has each:
+
+     1  initialise the global model and optimiser     before the engine: coordinator.runtime.run_preparation
+     2  while the termination criteria are not met    `_next_round`, `_stop_reason`
+     3  select the clients of the round               `_select`
+     4  for each client in parallel                   `_open_round`, ActiveRound.begin
+     5  download the global model, optimiser values   PublishModel, `_on_model_published`
+  6-14  patches, LocalUpdate                          on the device: device_agent.training.local_update
+ 15-18  upload what is not a patch                    ChunkReceived, StoreUpdate, `_on_update_stored`
+ 19-22  GlobalModelUpdate, GlobalOptimUpdate          AggregateUpdates, `_on_aggregated`
 """
 
 from __future__ import annotations
@@ -9,33 +20,52 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet
+from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED, Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
-from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_messages import ActiveRound
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
     Effect,
+    EffectHandler,
     EndRun,
     PublishModel,
     RetractModel,
     SavePause,
     SaveRecord,
 )
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    DevicesRevoked,
+    Event,
+    HoldsChanged,
+    Interrupted,
+    LinkChanged,
+    ModelPublished,
+    RunStarted,
+    Suspended,
+    TimePassed,
+    UpdateRejected,
+    UpdateStored,
+)
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
+from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3
@@ -44,10 +74,21 @@ RETRY_S = 2.0
 
 
 class Engine:
-    """Drive it with `start`, `on_state`, `on_message`, `on_chunk`, `tick`, `interrupt` and the call-backs of the effects.
+    """Plays the rounds of one run. `handle` takes an event and returns the effects to run, in order.
 
-    Each returns the effects to perform, in order. `records` are those of earlier epochs of the run, if there were any, and
-    `unfinished` is the round that was open in the last of them, as it is when `start` is called; `resumable` as in Post.
+    Args:
+        spec: The terms of the run.
+        records: The rounds of earlier epochs of the run.
+        unfinished: The round that was open in the last epoch, as it is at the event RunStarted.
+        resumable: Open rounds of other runs, by run (EnvelopeFactory).
+        jitter: Randomness of pauses.
+        holds: Devices that are quarantined or drained when the run begins, with which of the two.
+        seen: Devices that earlier epochs have seen with the task; they count although they may be away.
+
+    Example:
+        >>> engine = Engine(spec, jitter=random.Random(1))  # doctest: +SKIP
+        >>> engine.handle(RunStarted(), now=0.0)  # doctest: +SKIP
+        []
     """
 
     def __init__(
@@ -58,6 +99,8 @@ class Engine:
         unfinished: RoundStart | None = None,
         resumable: Mapping[str, int] | None = None,
         jitter: random.Random,
+        holds: Mapping[str, str] | None = None,
+        seen: Collection[str] = (),
     ) -> None:
         self.spec = spec
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding)
@@ -87,16 +130,70 @@ class Engine:
         offenders += [unfinished.ledger.offenders] if unfinished is not None else []
         for device, offence in (one for known in offenders for one in known.items()):
             self.fleet.bench(device, offence)
+        self.fleet.remember(seen)
+        self.fleet.hold(holds or {})
 
-    def start(self, now: float) -> list[Effect]:
-        """Begins to wait for devices."""
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take an event that happened at `now`, in seconds of the run's clock.
+
+        Returns:
+            The effects that follow, in the order in which they must run.
+
+        Raises:
+            IllegalTransition: A completion event without the effect that it completes.
+        """
+        match event:
+            case DeviceMessage():
+                return self._on_message(event.device, event.envelope, now)
+            case ChunkReceived():
+                return self._on_chunk(event.device, event.chunk, now)
+            case TimePassed():
+                return self._on_time(now)
+            case DevicePresence():
+                return self._on_presence(event.device, event.state, now)
+            case ModelPublished() | UpdateStored() | UpdateRejected() | Aggregated():
+                return self._on_completion(event, now)
+            case _:
+                return self._on_outside(event, now)
+
+    def _on_completion(
+        self, event: ModelPublished | UpdateStored | UpdateRejected | Aggregated, now: float
+    ) -> list[Effect]:
+        match event:
+            case ModelPublished():
+                return self._on_model_published(event, now)
+            case UpdateStored():
+                return self._on_update_stored(event, now)
+            case UpdateRejected():
+                return self._on_update_rejected(event, now)
+            case Aggregated():
+                return self._on_aggregated(event, now)
+
+    def _on_outside(
+        self, event: RunStarted | LinkChanged | HoldsChanged | DevicesRevoked | Interrupted | Suspended, now: float
+    ) -> list[Effect]:
+        """Handle what the operator does, and what happens to the link."""
+        match event:
+            case RunStarted():
+                return self._start(now)
+            case LinkChanged():
+                return self._on_link(connected=event.connected, now=now)
+            case HoldsChanged():
+                return self._on_holds(event.holds, now)
+            case DevicesRevoked():
+                return self._on_revoked(event.devices, now)
+            case Interrupted():
+                return self._interrupt(now)
+            case Suspended():
+                return self._suspend(now)
+
+    def _start(self, now: float) -> list[Effect]:
         self._started_at = now
         if reason := self._stop_reason(now):
             return self._stop(reason[0], "nothing is left to do; give it more --rounds or another --target-ua")
         return self._advance(now)
 
-    def on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
-        """A device's presence: it came, went, or came back."""
+    def _on_presence(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         state = self.fleet.relevant(state)
         known = self.fleet.members.get(device)
         known_boot = self.fleet.boot(device)
@@ -109,8 +206,7 @@ class Engine:
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
         return effects + self._advance(now)
 
-    def on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
-        """A message from a device's `up` topic."""
+    def _on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         if self.fleet.held(device) == QUARANTINED:
             return self._post.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
@@ -123,31 +219,36 @@ class Engine:
             return self._post.answer_stale(device, envelope, stale or RefuseReason.LATE)
         return self.open.on_message(device, envelope.body, now) + self._advance(now)
 
-    def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
-        """A chunk of a device's update."""
+    def _on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         return self.open.on_chunk(device, chunk, now) + self._advance(now) if self.open else []
 
-    def tick(self, now: float) -> list[Effect]:
-        """Lets time pass."""
+    def _on_time(self, now: float) -> list[Effect]:
         effects = self.open.tick(now, connected=self._connected) if self.open else []
         return effects + self._advance(now)
 
-    def on_link(self, *, connected: bool, now: float) -> list[Effect]:
-        """The broker went or came back; without it no round is opened, and nobody is missed."""
+    def _on_link(self, *, connected: bool, now: float) -> list[Effect]:
         self._connected = connected
         if self.open is not None:
             self.open.listen(connected=connected, now=now)
         return self._advance(now)
 
-    def on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
-        """Which devices are held back now, and why: quarantined ones have no part in the open round any more either."""
+    def _on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
+        """Quarantined devices leave the open round, too; drained ones finish it."""
         self.fleet.hold(holds)
-        current, out = self.open, sorted(device for device, why in holds.items() if why == QUARANTINED)
-        effects = [one for device in out for one in current.expel(device, now, QUARANTINED)] if current else []
-        return effects + self._advance(now)
+        out = sorted(device for device, reason in holds.items() if reason == QUARANTINED)
+        return self._expel(out, now, QUARANTINED) + self._advance(now)
 
-    def interrupt(self, now: float) -> list[Effect]:
-        """The operator wants to stop: the devices may do something else, and a resume goes on with the open round."""
+    def _on_revoked(self, devices: frozenset[str], now: float) -> list[Effect]:
+        self.fleet.revoke(devices)
+        # A round that was taken up after a restart awaits devices that this process has not seen.
+        awaited = [] if self.open is None else [one for one in self.open.round.devices(*AT_WORK) if one in devices]
+        return self._expel(awaited, now, REVOKED)
+
+    def _expel(self, devices: Sequence[str], now: float, reason: str) -> list[Effect]:
+        current = self.open
+        return [] if current is None else [one for device in devices for one in current.expel(device, now, reason)]
+
+    def _interrupt(self, now: float) -> list[Effect]:
         if self.stopped:
             return []
         effects: list[Effect] = []
@@ -158,42 +259,39 @@ class Engine:
             self.open = None
         return [*effects, *self._stop(Stopped.INTERRUPTED, "")]
 
-    def suspend(self, now: float) -> list[Effect]:
-        """The coordinator cannot go on, for now: its devices work on and keep their updates until a resume takes them."""
+    def _suspend(self, now: float) -> list[Effect]:
         pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
         self.open = None
         return [*pause, *self._stop(Stopped.FAILED, "")]
 
-    def model_published(self, manifest: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
-        """The global model of the round, and `deltas` that lead to it, lie on the broker: invite."""
-        assert self.open is not None
-        return self.open.begin(manifest, now, deltas) + self._advance(now)
+    def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
+        # Algorithm 1, lines 4 and 5: each client of the round is asked, and downloads the global model.
+        return self._current(event).begin(event.manifest, now, event.deltas) + self._advance(now)
 
-    def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
-        """An update is durable."""
-        assert self.open is not None
-        return self.open.stored(device, digest, report, now) + self._advance(now)
+    def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
+        # Algorithm 1, lines 15 to 18: the upload of a client is complete.
+        if self.open is None or self.open.round.number != event.round:
+            return []
+        return self.open.stored(event.device, event.digest, event.report, now) + self._advance(now)
 
-    def refused(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
-        """An update is not acceptable."""
-        assert self.open is not None
-        return self.open.refuse(device, digest, reason, detail, now) + self._advance(now)
+    def _on_update_rejected(self, event: UpdateRejected, now: float) -> list[Effect]:
+        if self.open is None or self.open.round.number != event.round:
+            return []
+        return self.open.refuse(event.device, event.digest, event.reason, event.detail, now) + self._advance(now)
 
-    def aggregated(
-        self,
-        now: float,
-        bounded: Mapping[str, int] | None = None,
-        devices: Mapping[str, Sequence[str]] | None = None,
-    ) -> list[Effect]:
-        """The new global model is made; how many updates met which bound, and of which devices (aggregation.aggregate)."""
-        assert self.open is not None
-        self.open.bounded = dict(bounded or {})
-        self.open.bounded_devices = dict(devices or {})
-        self.open.round.finish(now)
-        quorum_s = self.open.round.quorum_s
-        assert quorum_s is not None
-        self._quorum_seconds.append(quorum_s)
+    def _on_aggregated(self, event: Aggregated, now: float) -> list[Effect]:
+        # Algorithm 1, lines 19 to 22 are done: the round closes, and line 2 comes again.
+        current = self._current(event)
+        current.bounded, current.bounded_devices = dict(event.bounded), dict(event.bounded_devices)
+        current.round.finish(now)
+        assert current.round.quorum_s is not None
+        self._quorum_seconds.append(current.round.quorum_s)
         return self._close("aggregated", now) + self._advance(now)
+
+    def _current(self, event: ModelPublished | Aggregated) -> ActiveRound:
+        if self.open is None:
+            raise IllegalTransition(f"{type(event).__name__} without an open round")
+        return self.open
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called at the latest."""
@@ -264,12 +362,14 @@ class Engine:
         if phase is Phase.FAILED:
             return effects + self._close("failed", now) + self._advance(now)
         if phase is Phase.AGGREGATING and not self.open.dismissed:
+            # Algorithm 1, lines 19 to 22: a new global model from the updates of the round's clients.
             reported = tuple(sorted(self.open.reports))
             effects += [*self.open.dismiss(), AggregateUpdates(self.open.round.number, reported)]
         return effects
 
     def _next_round(self, now: float) -> list[Effect]:
         self.fleet.wake(now)
+        # Algorithm 1, line 2: while the termination criteria are not met.
         reason = self._stop_reason(now)
         if reason is not None:
             return self._stop(*reason)
@@ -291,16 +391,18 @@ class Engine:
         self._waits_since = self._wait_until = None
         if self._pause_until is not None:
             return []
-        number = self.last_round + 1
-        draw_some = partial(self._draw, number)
+        return self._open_round(self._select(self.last_round + 1), now)
+
+    def _select(self, number: int) -> RoundStart:
+        # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
+        spec, meant = self.spec, self._meant()
+
+        def draw_some(devices: Sequence[str]) -> Selection:
+            return draw(devices, meant, spec.over_select, spec.seed, number)
+
         chosen = self._absences.choose(self.fleet.eligible(), draw_some, number, all_count=self._standing.all_count)
         self._selected = True
-        return self._open_round(
-            RoundStart(RoundJournal(number, chosen.target, chosen.invited, base="", absent=chosen.absent)), now
-        )
-
-    def _draw(self, number: int, devices: Sequence[str]) -> Selection:
-        return draw(devices, self._meant(), self.spec.over_select, self.spec.seed, number)
+        return RoundStart(RoundJournal(number, chosen.target, chosen.invited, base="", absent=chosen.absent))
 
     @property
     def _patience_s(self) -> float:
@@ -407,3 +509,18 @@ class Engine:
 
 def _last_words(record: RoundRecord) -> str:
     return f"the last one: {record.failure}, with {record.reported} of the {record.needed} updates needed"
+
+
+def run_effects(engine: Engine, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
+    """Run effects in order, and those that follow from their completion events.
+
+    Args:
+        engine: Takes each completion event before the handler goes on.
+        effects: Effects of an event that the engine has handled.
+        handler: Runs the effects.
+        clock: Returns the run's time, in seconds, at which a completion event is handled.
+    """
+    queue = deque(effects)
+    while queue:
+        for event in handler.run_effect(queue.popleft()):
+            queue.extend(engine.handle(event, clock()))

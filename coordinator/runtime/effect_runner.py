@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     StoreUpdate,
 )
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import Aggregated, Event, ModelPublished, UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate, loss_warning
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.delta_history import DeltaHistory
@@ -102,13 +103,11 @@ class EffectRunner:
         self._lacking: set[str] = set()
         self._bounds_are_new = True
 
-    def perform(self, effects: list[Effect]) -> None:
-        """All of `effects`, and those that follow from them."""
-        queue = deque(effects)
-        while queue:
-            effect, began_at = queue.popleft(), time.monotonic()
-            queue.extend(self._do(effect))
-            self.observer.performed(effect, began_at, time.monotonic())
+    def run_effect(self, effect: Effect) -> Iterator[Event]:
+        """Run one effect; yield the completion events that are there by now, each made when it is asked for."""
+        began_at = time.monotonic()
+        yield from self._run(effect)
+        self.observer.performed(effect, began_at, time.monotonic())
 
     @contextmanager
     def writing_beside(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -119,11 +118,11 @@ class EffectRunner:
         finally:
             self.storing.close()
 
-    def drain(self, *, wait: bool) -> None:
-        """Performs what follows from updates that are written by now, or from all that are on their way."""
-        self.perform(self._settled(0 if wait else MOST))
+    def completed(self, *, wait: bool) -> Iterator[Event]:
+        """Yield completion events of the updates that are written by now; with `wait`, of all that are on their way."""
+        yield from self._settled(0 if wait else MOST)
 
-    def _do(self, effect: Effect) -> list[Effect]:
+    def _run(self, effect: Effect) -> Iterable[Event]:
         match effect:
             case SendMessage():
                 self.observer.sent(self._connection.send(effect.device, effect.envelope))
@@ -142,17 +141,17 @@ class EffectRunner:
                 self.flush_counts()
                 if effect.detail:
                     self._tell(effect.detail)
-        return []
+        return ()
 
-    def _work(self, effect: PublishModel | StoreUpdate | AggregateUpdates) -> list[Effect]:
-        """What the engine waits for; its answer is more effects."""
+    def _work(self, effect: PublishModel | StoreUpdate | AggregateUpdates) -> Iterable[Event]:
+        """Run an effect that the engine waits for."""
         match effect:
             case PublishModel():
-                return self._publish_model()
+                return [self._publish_model()]
             case StoreUpdate():
                 return self._store(effect)
             case AggregateUpdates():
-                return self._aggregate(effect)
+                return [self._aggregate(effect)]
 
     def _keep(self, effect: SaveJournal | SavePause | SaveRecord) -> None:
         """What the registry has to know at once."""
@@ -219,20 +218,23 @@ class EffectRunner:
         """A line that may hold a device's own words, and this is a person's terminal."""
         self._view.say("".join(char if char.isprintable() else "?" for char in line))
 
-    def _publish_model(self) -> list[Effect]:
+    def _publish_model(self) -> ModelPublished:
         blob, manifest = pack_model(self.state, self._prepared, self._engine.spec)
         steps = self._steps.path_to(self.state, manifest.size_bytes)
         self._publisher.publish(Blob(blob, manifest), [blob for blob, _ in steps])
         self.base = manifest.digest
-        return self._engine.model_published(manifest, self._inbox.now_is_present(), [delta for _, delta in steps])
+        self._inbox.now_is_present()
+        return ModelPublished(manifest, tuple(delta for _, delta in steps))
 
-    def _store(self, effect: StoreUpdate) -> list[Effect]:
-        effects = self._settled(MOST - 1)
+    def _store(self, effect: StoreUpdate) -> Iterator[Event]:
+        yield from self._settled(MOST - 1)
         self.storing.submit(effect)
-        return effects + self._settled(MOST)
+        yield from self._settled(MOST)
 
-    def _settled(self, most_left: int) -> list[Effect]:
-        return [one for effect, kept in self.storing.completed(most_left) for one in self._stored(effect, kept)]
+    def _settled(self, most_left: int) -> Iterator[Event]:
+        for effect, kept in self.storing.completed(most_left):
+            if (event := self._stored(effect, kept)) is not None:
+                yield event
 
     def _kept(self, effect: StoreUpdate) -> Kept | UpdateRefused:
         """Checks first, then the disk; in a thread of its own."""
@@ -245,11 +247,11 @@ class EffectRunner:
             return error
         return kept
 
-    def _stored(self, effect: StoreUpdate, kept: Kept | UpdateRefused) -> list[Effect]:
+    def _stored(self, effect: StoreUpdate, kept: Kept | UpdateRefused) -> UpdateStored | UpdateRejected | None:
         """The registry's row, and only then `committed`."""
         manifest, device, current = effect.manifest, effect.device, self._engine.open
         if current is None or current.round.number != effect.round:
-            return []
+            return None
         try:
             if isinstance(kept, UpdateRefused):
                 raise kept
@@ -263,8 +265,8 @@ class EffectRunner:
                 self.decoded.keep(device, tensors)
         except UpdateRefused as error:
             reason = RefuseReason(error.reason)
-            return self._engine.refused(device, manifest.digest, reason, str(error), self._inbox.now)
-        return self._engine.stored(device, manifest.digest, report, self._inbox.now)
+            return UpdateRejected(effect.round, device, manifest.digest, reason, str(error))
+        return UpdateStored(effect.round, device, manifest.digest, report)
 
     def _read(
         self, blob: bytes, encoding: str, raw_bytes: int, registered: int | None = None
@@ -273,7 +275,7 @@ class EffectRunner:
         terms = terms_of(self._prepared, self.base, model=self.state.tensors, limits=spec.limits)
         return decode_and_validate_update(blob, terms, encoding=encoding, raw_bytes=raw_bytes, registered=registered)
 
-    def _aggregate(self, effect: AggregateUpdates) -> list[Effect]:
+    def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
         """Folds in one update at a time, in the order of device names: the same updates give the same bits."""
         self.storing.discard()
         self._registry.rounds.close(self._engine.spec.run)
@@ -301,7 +303,8 @@ class EffectRunner:
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         aimed = replace(aimed, references=folded.references)
         self._next = self._steps.apply(self.state, aimed, self.base)
-        return self._engine.aggregated(self._inbox.now_is_present(), folded.bounded(), folded.bounded_devices())
+        self._inbox.now_is_present()
+        return Aggregated(folded.bounded(), folded.bounded_devices())
 
     def _tell_bounded(self, folded: AggregateResult, stored: Mapping[str, StoredUpdate]) -> None:
         if folded.clipped:

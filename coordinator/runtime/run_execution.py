@@ -6,7 +6,7 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
-from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.connection import Connection
@@ -204,9 +205,8 @@ def _play_rounds(
     state = load_checkpoint(directory)[0]
     unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
     records = registry.rounds.records(spec.run)
-    engine = _engine(spec, registry, settings.fleet, records, unfinished)
-    if spec.epoch > 1:
-        engine.fleet.remember(seen_devices(registry, spec, settings.fleet))
+    quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
+    engine = _engine(spec, registry, settings.fleet, records, unfinished, quarantine.held)
     publisher = _publisher(settings.fleet, state_dir, connection)
     performer = EffectRunner(
         engine,
@@ -218,7 +218,8 @@ def _play_rounds(
         directory=directory,
         view=view,
     )
-    _guard(performer, engine, settings, registry, connection, view)
+    performer.quarantine = quarantine
+    connection.door.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     try:
         certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -233,11 +234,11 @@ def _play_rounds(
             ).run()
     except (StateError, OSError):
         with suppress(FedpatchError, OSError):
-            performer.perform(engine.suspend(time.monotonic()))
+            run_effects(engine, engine.handle(Suspended(), now := time.monotonic()), performer, lambda: now)
         raise
     except FedpatchError:
         with suppress(FedpatchError, OSError):
-            performer.perform(engine.interrupt(time.monotonic()))
+            run_effects(engine, engine.handle(Interrupted(), now := time.monotonic()), performer, lambda: now)
         raise
     finally:
         with suppress(FedpatchError, OSError):
@@ -246,28 +247,20 @@ def _play_rounds(
 
 
 def _engine(
-    spec: RunSpec, registry: Registry, fleet: str, records: Sequence[RoundRecord], unfinished: RoundStart | None
+    spec: RunSpec,
+    registry: Registry,
+    fleet: str,
+    records: Sequence[RoundRecord],
+    unfinished: RoundStart | None,
+    holds: Mapping[str, str],
 ) -> Engine:
     """What other runs of the fleet have open is theirs: updates for that wait."""
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
     jitter = random.Random(secrets.randbits(64))
-    return Engine(spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter)
-
-
-def _guard(
-    performer: EffectRunner,
-    engine: Engine,
-    settings: RunSettings,
-    registry: Registry,
-    connection: Connection,
-    view: View,
-) -> None:
-    """What stands between the run and devices that misbehave."""
-    performer.quarantine = Quarantine(
-        registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices
+    seen = seen_devices(registry, spec, fleet) if spec.epoch > 1 else ()
+    return Engine(
+        spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter, holds=holds, seen=seen
     )
-    engine.fleet.hold(performer.quarantine.held)
-    connection.door.expect(engine.spec.max_blob_bytes, engine.spec.chunk_bytes)
 
 
 def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty
 
@@ -17,7 +17,18 @@ from fedpatch.coordinator.observability.status_message import View, status_messa
 from fedpatch.coordinator.observability.status_publisher import StatusPublisher
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
-from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_events import (
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    DevicesRevoked,
+    HoldsChanged,
+    Interrupted,
+    LinkChanged,
+    RunStarted,
+    TimePassed,
+)
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import Event, Interrupt
@@ -66,36 +77,57 @@ class Service:
         self._show_at = 0.0
 
     def run(self) -> None:
-        """Returns when the engine has stopped; its `stopped` says why."""
+        """Run until the engine has stopped; its `stopped` says why."""
+        with self.started():
+            while not self._engine.stopped:
+                self.step()
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Start the engine; within, `step` handles events."""
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(status_message(self._engine, time.monotonic(), phase="starting"))
         with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(UpdateWritten())):
-            self._performer.perform(self._engine.start(self._inbox.now_is_present()))
-            while not self._engine.stopped:
-                self._take(self._next_event())
+            self._run_effects(self._engine.handle(RunStarted(), self._inbox.now_is_present()))
+            yield
+
+    def step(self) -> None:
+        """Wait for the next event, for half a second or until a deadline, and handle it."""
+        self._take(self._next_event())
 
     def _take(self, event: Event | None) -> None:
         """One event, or none for as long as nothing had to be done; and what time has brought."""
         if event is not None:
-            self._performer.drain(wait=isinstance(event, Interrupt))
-            self._performer.perform(self._handle(event, self._inbox.now))
+            self._finish_updates(wait=isinstance(event, Interrupt))
+            self._run_effects(self._handle(event, self._inbox.now))
         else:
             self._performer.flush_counts()
             self._publisher.drain()
-        self._performer.perform(self._revocations.poll(self._engine, self._inbox.now))
+        revoked = self._revocations.poll(self._engine.fleet.members, self._inbox.now)
+        if revoked is not None:
+            self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._inbox.now))
         self._watch_devices(self._inbox.now)
         self._tick()
         self._observer.look(time.monotonic(), waiting=self._inbox.waiting())
         self._show(time.monotonic())
 
+    def _run_effects(self, effects: Iterable[Effect]) -> None:
+        """Run effects, and those that follow from their completion events."""
+        run_effects(self._engine, effects, self._performer, lambda: self._inbox.now)
+
+    def _finish_updates(self, *, wait: bool) -> None:
+        """Handle the completion events of updates that are written; with `wait`, of all that are on their way."""
+        for event in self._performer.completed(wait=wait):
+            self._run_effects(self._engine.handle(event, self._inbox.now))
+
     def _tick(self) -> None:
         """What has arrived by a deadline counts, though it may not be taken yet, or not be written."""
         deadline, reached = self._engine.next_deadline(), self._inbox.processed_until()
         if deadline is not None and deadline <= reached:
-            self._performer.drain(wait=True)
+            self._finish_updates(wait=True)
         self._inbox.advance_to(reached)
-        self._performer.perform(self._engine.tick(self._inbox.now))
+        self._run_effects(self._engine.handle(TimePassed(), self._inbox.now))
 
     def _show(self, now: float) -> None:
         """Show the status, seldom in large rounds: building it takes time in proportion to the cohort."""
@@ -111,9 +143,9 @@ class Service:
         quarantine = self._performer.quarantine
         held = quarantine.poll(now) if quarantine is not None else None
         if held is not None:
-            self._performer.perform(self._engine.on_holds(held, now))
+            self._run_effects(self._engine.handle(HoldsChanged(held), now))
         for (device, reason), times in self._connection.door.take_dropped().items():
-            self._performer.perform([CountEvent(device, "ignored", reason, times=times)])
+            self._run_effects([CountEvent(device, "ignored", reason, times=times)])
 
     def _next_event(self) -> Event | None:
         deadline = self._engine.next_deadline()
@@ -127,7 +159,7 @@ class Service:
         match event:
             case Interrupt():
                 self._view.say("interrupted: telling the devices, saving")
-                return self._engine.interrupt(now)
+                return self._engine.handle(Interrupted(), now)
             case Connected():
                 _log.info("connected, MQTT %s", event.protocol)
                 self._publisher.retain = event.retain_available
@@ -137,12 +169,12 @@ class Service:
                 self._connection.announce(online=True)
                 self._watchers.connected()
                 self._observer.link(connected=True)
-                return self._engine.on_link(connected=True, now=now)
+                return self._engine.handle(LinkChanged(connected=True), now)
             case Disconnected(reason=reason):
                 self._view.say(f"broker: {reason}; trying again")
                 self._watchers.disconnected(now)
                 self._observer.link(connected=False)
-                return self._engine.on_link(connected=False, now=now)
+                return self._engine.handle(LinkChanged(connected=False), now)
             case Received():
                 return self._on_received(event, now)
         return []
@@ -155,19 +187,19 @@ class Service:
         self._observer.received(topic.kind, len(event.payload))
         if self._performer.storing.holds(topic.device):
             # Its word is heard after what it gave, as if that had been written at once.
-            self._performer.drain(wait=True)
+            self._finish_updates(wait=True)
         if self._revocations.is_revoked(topic.device):
             return [CountEvent(topic.device, "ignored", REVOKED)]
         try:
             if topic.kind == "update_chunk":
-                return self._engine.on_chunk(topic.device, decode_chunk(event.payload), now)
+                return self._engine.handle(ChunkReceived(topic.device, decode_chunk(event.payload)), now)
             envelope = decode(event.payload)
             if topic.kind == "device_state" and isinstance(envelope.body, DeviceState):
                 return self._on_state(topic.device, envelope.body, now)
             if topic.kind == "up" and isinstance(envelope.body, Vitals):
                 self._observer.vitals(topic.device, envelope.body, now)
             elif topic.kind == "up":
-                return self._engine.on_message(topic.device, envelope, now)
+                return self._engine.handle(DeviceMessage(topic.device, envelope), now)
         except UnknownMessage as error:
             _log.debug("%s: %s", event.topic, error)
             return [CountEvent(self._known(topic.device), "ignored", "unknown_message")]
@@ -182,7 +214,7 @@ class Service:
         return device if device in self._engine.fleet.members else ""
 
     def _on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
-        effects = self._engine.on_state(device, state, now)
+        effects = self._engine.handle(DevicePresence(device, state), now)
         fleet, door = self._engine.fleet, self._connection.door
         while fleet.evicted:
             evicted = fleet.evicted.pop()

@@ -99,7 +99,7 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReas
 class EffectHandler(Protocol):
     """Performs effects: the agent's EffectRunner, and the devices of simulator, benchmarks and tests."""
 
-    def run(self, effect: Effect) -> Sequence[Event]:
+    def run_effect(self, effect: Effect) -> Sequence[Event]:
         """Begin one effect, and return the events of effects that have finished.
 
         An effect that takes longer is finished by an event later. A refusal is an EffectFailed, never an exception.
@@ -119,7 +119,7 @@ def run_effects(job: Job, effects: Iterable[Effect], handler: EffectHandler, clo
     """
     waiting = deque(effects)
     while waiting:
-        for event in handler.run(waiting.popleft()):
+        for event in handler.run_effect(waiting.popleft()):
             if isinstance(event, EffectFailed) and job.key is not None:
                 waiting.clear()
             waiting.extend(job.handle(event, clock()))

@@ -138,7 +138,7 @@ class EffectRunner:
                 _log.error("%s", error)
         if waiting is None:
             return []
-        events = self.run(waiting)
+        events = self.run_effect(waiting)
         if self._waiting_is_paused:
             self._trainer.pause()
         return events
@@ -183,7 +183,7 @@ class EffectRunner:
         """Whether there is no model to make of a round: it exists, was refused, or this device keeps none."""
         return self._models is None or self._models.knows(key.task, key.run, key.round)
 
-    def run(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect; a refusal of disk, broker or system is an EffectFailed."""
         try:
             return self._run(effect)

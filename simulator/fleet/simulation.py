@@ -15,12 +15,12 @@ import hashlib
 import itertools
 import random
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 from fedpatch.coordinator.rounds import run_effects as do
+from fedpatch.coordinator.rounds import run_engine, run_events
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import (
@@ -159,7 +159,7 @@ class FleetDevice:
         run_effects(self.job, effects, self, lambda: self._agenda.now)
         self._alarm.set(self.job.next_deadline())
 
-    def run(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
@@ -273,7 +273,7 @@ class SimulatedFleet:
 
     def run(self) -> do.EndRun:
         """Until the engine has played its rounds, or has given up."""
-        self._perform(self._engine.start(self.agenda.now))
+        self._perform(self._engine.handle(run_events.RunStarted(), self.agenda.now))
         for device in self._devices.values():
             device.start()
         while self._finish is None:
@@ -285,16 +285,16 @@ class SimulatedFleet:
     def on_state(self, device: str, envelope: Envelope) -> None:
         """A device's presence."""
         assert isinstance(envelope.body, DeviceState)
-        self._perform(self._engine.on_state(device, envelope.body, self.agenda.now))
+        self._perform(self._engine.handle(run_events.DevicePresence(device, envelope.body), self.agenda.now))
 
     def on_message(self, device: str, envelope: Envelope) -> None:
         """What a device says."""
-        self._perform(self._engine.on_message(device, envelope, self.agenda.now))
+        self._perform(self._engine.handle(run_events.DeviceMessage(device, envelope), self.agenda.now))
 
     def on_chunk(self, device: str, chunk: Chunk, size_bytes: int) -> None:
         """A chunk of its update, which stands for so many bytes."""
         self._bytes_up += size_bytes
-        self._perform(self._engine.on_chunk(device, chunk, self.agenda.now))
+        self._perform(self._engine.handle(run_events.ChunkReceived(device, chunk), self.agenda.now))
 
     def subscribe(self, device: FleetDevice, digest: str) -> None:
         """The chunks of a model are retained: they come at once."""
@@ -319,26 +319,23 @@ class SimulatedFleet:
     # ---- the coordinator's shell
 
     def _wake(self) -> None:
-        self._perform(self._engine.tick(self.agenda.now))
+        self._perform(self._engine.handle(run_events.TimePassed(), self.agenda.now))
 
     def _perform(self, effects: list[do.Effect]) -> None:
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft()))
+        run_engine.run_effects(self._engine, effects, self, lambda: self.agenda.now)
         self._alarm.set(self._engine.next_deadline())
 
-    def _do(self, effect: do.Effect) -> list[do.Effect]:
-        """What the engine waits for is done at once."""
-        now = self.agenda.now
+    def run_effect(self, effect: do.Effect) -> Iterable[run_events.Event]:
+        """Run an effect of the coordinator; those that the engine waits for are complete at once."""
         match effect:
             case do.SendMessage():
                 self._send(effect)
             case do.PublishModel():
-                return self._engine.model_published(self._publish_model(effect.round), now)
+                return (run_events.ModelPublished(self._publish_model(effect.round)),)
             case do.StoreUpdate():
-                return self._engine.stored(effect.device, effect.manifest.digest, _REPORT, now)
+                return (run_events.UpdateStored(effect.round, effect.device, effect.manifest.digest, _REPORT),)
             case do.AggregateUpdates():
-                return self._engine.aggregated(now)
+                return (run_events.Aggregated(),)
             case do.ResendChunks():
                 for device, index in itertools.product(self._subscribers.values(), effect.indices):
                     self._publish(index, device)
@@ -350,7 +347,7 @@ class SimulatedFleet:
                 self._on_round(self.rounds[-1])
             case do.EndRun():
                 self._finish = effect
-        return []
+        return ()
 
     def _send(self, effect: do.SendMessage) -> None:
         device = self._devices[effect.device]

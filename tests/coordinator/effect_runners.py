@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
-from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_events import (
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    HoldsChanged,
+    RunStarted,
+)
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
@@ -46,7 +53,10 @@ class Bench:
         state = load_checkpoint(directory)[0]
         unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append)
         records = registry.rounds.records(run)
-        self.engine = Engine(spec, records=records, unfinished=unfinished, jitter=random.Random(1))
+        self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
+        self.engine = Engine(
+            spec, records=records, unfinished=unfinished, jitter=random.Random(1), holds=self.quarantine.held
+        )
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
         self.inbox = EventQueue()
@@ -63,13 +73,10 @@ class Bench:
             directory=directory,
             view=view,
         )
-        self.quarantine = self.performer.quarantine = Quarantine(
-            registry, "demo", settings.quarantine_after, self.said.append
-        )
-        self.engine.fleet.hold(self.quarantine.held)
+        self.performer.quarantine = self.quarantine
         self._looks = 0
         self._changes = changes
-        self.perform(self.engine.start(time.monotonic()))
+        self.perform(self.engine.handle(RunStarted(), time.monotonic()))
 
     def _send(self, device: str, envelope: Envelope) -> None:
         self.sent.append((device, envelope))
@@ -77,7 +84,7 @@ class Bench:
     def begin(self, devices: str = "ab") -> Bench:
         """These devices are there, in this order, and accept."""
         for device in devices:
-            self.perform(self.engine.on_state(device, there(), time.monotonic()))
+            self.perform(self.engine.handle(DevicePresence(device, there()), time.monotonic()))
         for device in devices:
             self.hear(device, Accept(10))
         return self
@@ -87,7 +94,7 @@ class Bench:
         self._looks += 1
         held = self.quarantine.poll(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
         if held is not None:
-            self.perform(self.engine.on_holds(held, time.monotonic()))
+            self.perform(self.engine.handle(HoldsChanged(held), time.monotonic()))
 
     def again(self, **changes: Any) -> Bench:
         """The coordinator was killed; another takes up what it finds on the disk."""
@@ -96,13 +103,18 @@ class Bench:
     def perform(self, effects: list[Any]) -> None:
         """As the service does."""
         self.inbox.now_is_present()
-        self.performer.perform(effects)
+        run_effects(self.engine, effects, self.performer, lambda: self.inbox.now)
+
+    def finish_updates(self, *, wait: bool) -> None:
+        """Handle the completion events of updates, as the service does."""
+        for event in self.performer.completed(wait=wait):
+            self.perform(self.engine.handle(event, self.inbox.now))
 
     def hear(self, device: str, body: Any) -> None:
         """A message of the open round."""
         spec = self.engine.spec
         envelope = Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=self.engine.last_round)
-        self.perform(self.engine.on_message(device, envelope, time.monotonic()))
+        self.perform(self.engine.handle(DeviceMessage(device, envelope), time.monotonic()))
 
     def reported(self, number: int) -> set[str]:
         """Devices that need do no more in a round, because it has their updates or is over."""
@@ -130,4 +142,4 @@ class Bench:
         blob, manifest = self.update(value, encoding)
         self.hear(device, Offer(manifest))
         for index in range(manifest.chunk_count):
-            self.perform(self.engine.on_chunk(device, cut(blob, manifest, index), time.monotonic()))
+            self.perform(self.engine.handle(ChunkReceived(device, cut(blob, manifest, index)), time.monotonic()))

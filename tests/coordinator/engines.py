@@ -8,6 +8,14 @@ from typing import Any
 
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import (
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    ModelPublished,
+    RunStarted,
+    UpdateStored,
+)
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
@@ -21,7 +29,7 @@ def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any
     """One that has started."""
     resumable = changes.pop("resumable", None)
     made = Engine(run_spec(**changes), records=records, resumable=resumable, jitter=random.Random(1))
-    made.start(now)
+    made.handle(RunStarted(), now)
     return made
 
 
@@ -29,14 +37,14 @@ def asking(devices: str = "ab", **changes: Any) -> Engine:
     """An engine whose first round has invited these devices."""
     made = engine(devices=len(devices), **changes)
     for device in devices:
-        made.on_state(device, there(), 0.0)
-    made.model_published(model(), 0.0)
+        made.handle(DevicePresence(device, there()), 0.0)
+    made.handle(ModelPublished(model()), 0.0)
     return made
 
 
 def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 1, **changes: Any) -> list[Effect]:
     """A message of a device."""
-    return made.on_message(device, said(body, number, **changes), now)
+    return made.handle(DeviceMessage(device, said(body, number, **changes)), now)
 
 
 def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
@@ -44,9 +52,9 @@ def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | Non
     number = made.last_round
     send(made, device, Accept(10), now, number)
     assert isinstance(told(send(made, device, Offer(update(BLOB)), now, number))[0][1], Grant)
-    last = [made.on_chunk(device, cut(BLOB, update(BLOB), index), now) for index in range(4)][-1]
+    last = [made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), now) for index in range(4)][-1]
     assert kinds(last) == [StoreUpdate]
-    return made.stored(device, DIGEST, report(accuracy), now)
+    return made.handle(UpdateStored(made.last_round, device, DIGEST, report(accuracy)), now)
 
 
 def aggregating() -> Engine:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedpatch.coordinator.observability.metric_definitions import Metrics
 from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, PublishModel, SaveRecord, StoreUpdate
+from fedpatch.coordinator.rounds.run_engine import run_effects
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DevicePresence,
+    Event,
+    ModelPublished,
+    TimePassed,
+    UpdateStored,
+)
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, DeviceState, Offer
 from fedpatch.shared.wire.vitals import Vitals
@@ -43,7 +53,7 @@ class Metered:
 
     def state(self, device: str, state: DeviceState) -> None:
         """A device's presence."""
-        self.perform(self.engine.on_state(device, state, self.now))
+        self.perform(self.engine.handle(DevicePresence(device, state), self.now))
         self.meter.presence(device)
 
     def vitals(self, device: str, vitals: Vitals) -> None:
@@ -60,28 +70,26 @@ class Metered:
         self.hear(device, Accept(10))
         self.hear(device, Offer(update(BLOB)))
         for index in range(update(BLOB).chunk_count):
-            self.perform(self.engine.on_chunk(device, cut(BLOB, update(BLOB), index), self.now))
+            self.perform(self.engine.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), self.now))
 
     def tick(self, later_s: float) -> None:
         """Lets time pass."""
         self.now += later_s
-        self.perform(self.engine.tick(self.now))
+        self.perform(self.engine.handle(TimePassed(), self.now))
 
     def perform(self, effects: list[Effect]) -> None:
-        """As the performer does."""
-        queue = deque(effects)
-        while queue:
-            effect, began_at = queue.popleft(), self.now
-            queue.extend(self._do(effect))
-            self.meter.performed(effect, began_at, self.now)
+        """As the service does."""
+        run_effects(self.engine, effects, self, lambda: self.now)
 
-    def _do(self, effect: Effect) -> list[Effect]:
+    def run_effect(self, effect: Effect) -> Iterator[Event]:
+        """What the engine waits for is done at once, and is observed."""
+        began_at = self.now
         self.now += self._busy_s if isinstance(effect, PublishModel | AggregateUpdates | SaveRecord) else 0.0
         match effect:
             case PublishModel():
-                return self.engine.model_published(model(), self.now)
+                yield ModelPublished(model())
             case StoreUpdate(device=device, manifest=manifest):
-                return self.engine.stored(device, manifest.digest, report(self.accuracies[device]), self.now)
+                yield UpdateStored(effect.round, device, manifest.digest, report(self.accuracies[device]))
             case AggregateUpdates():
-                return self.engine.aggregated(self.now)
-        return []
+                yield Aggregated()
+        self.meter.performed(effect, began_at, self.now)

@@ -241,7 +241,7 @@ class HostileCoordinator(RuleBasedStateMachine):
         """All of them, and those that follow."""
         run_effects(self.job, effects, self, lambda: self.now)
 
-    def run(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():

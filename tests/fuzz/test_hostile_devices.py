@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import deque
 
 import pytest
 from hypothesis import strategies as st
@@ -13,7 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.participant_transitions import Phase
-from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    Event,
+    HoldsChanged,
+    LinkChanged,
+    ModelPublished,
+    RunStarted,
+    TimePassed,
+    UpdateRejected,
+    UpdateStored,
+)
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
@@ -57,7 +70,7 @@ class HostileDevices(RuleBasedStateMachine):
         self.committed: dict[int, dict[str, str]] = {}
         self.aggregated: list[int] = []
         self.engine = Engine(self.spec, jitter=random.Random(1))
-        self.perform(self.engine.start(0.0))
+        self.perform(self.engine.handle(RunStarted(), 0.0))
         for device in (*FOES, LOYAL):
             self.see(device, there())
 
@@ -66,12 +79,12 @@ class HostileDevices(RuleBasedStateMachine):
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
     def say(self, device, envelope):
         """A message with any body, addressed to any round."""
-        self.perform(self.engine.on_message(device, envelope, self.now))
+        self.perform(self.engine.handle(DeviceMessage(device, envelope), self.now))
 
     @rule(device=st.sampled_from(FOES), body=up_bodies())
     def say_now(self, device, body):
         """A message to the round that is open."""
-        self.perform(self.engine.on_message(device, said(body, self.engine.last_round), self.now))
+        self.perform(self.engine.handle(DeviceMessage(device, said(body, self.engine.last_round)), self.now))
 
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
     def flood(self, device, envelope):
@@ -85,7 +98,7 @@ class HostileDevices(RuleBasedStateMachine):
     @rule(device=st.sampled_from(FOES), chunk=chunks())
     def send_chunk(self, device, chunk):
         """A chunk, granted or not."""
-        self.perform(self.engine.on_chunk(device, chunk, self.now))
+        self.perform(self.engine.handle(ChunkReceived(device, chunk), self.now))
 
     @rule(device=st.sampled_from(FOES), blob=st.sampled_from(BLOBS), count=st.sampled_from([0, 1, 3, 9, 9]))
     def upload(self, device, blob, count):
@@ -102,7 +115,7 @@ class HostileDevices(RuleBasedStateMachine):
     @rule(device=st.sampled_from(FOES), state=presences(ROUNDS))
     def see(self, device, state):
         """A presence."""
-        self.perform(self.engine.on_state(device, state, self.now))
+        self.perform(self.engine.handle(DevicePresence(device, state), self.now))
 
     @rule(device=st.sampled_from(FOES))
     def arrive(self, device):
@@ -115,12 +128,12 @@ class HostileDevices(RuleBasedStateMachine):
     def wait(self, seconds):
         """Time passes, perhaps far beyond what the engine asked for."""
         self.now += seconds
-        self.perform(self.engine.tick(self.now))
+        self.perform(self.engine.handle(TimePassed(), self.now))
 
     @rule(connected=st.booleans())
     def link(self, connected):
         """The broker goes or comes."""
-        self.perform(self.engine.on_link(connected=connected, now=self.now))
+        self.perform(self.engine.handle(LinkChanged(connected=connected), self.now))
 
     @rule(refusing=st.booleans())
     def judge(self, refusing):
@@ -134,7 +147,7 @@ class HostileDevices(RuleBasedStateMachine):
         """After a tick the engine waits for a moment to come, or for nothing."""
         deadline = self.engine.next_deadline()
         if deadline is not None and deadline <= self.now:
-            self.perform(self.engine.tick(self.now))
+            self.perform(self.engine.handle(TimePassed(), self.now))
             deadline = self.engine.next_deadline()
         assert deadline is None or deadline > self.now
 
@@ -163,40 +176,38 @@ class HostileDevices(RuleBasedStateMachine):
 
     def perform(self, effects: list[do.Effect]) -> None:
         """All of them, and those that follow."""
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft()))
+        run_effects(self.engine, effects, self, lambda: self.now)
 
-    def _do(self, effect: do.Effect) -> list[do.Effect]:
+    def run_effect(self, effect: do.Effect) -> list[Event]:
+        """What the engine waits for is done at once."""
         match effect:
             case do.SendMessage(device=device) if isinstance(effect.envelope.body, Committed):
-                assert (device, effect.envelope.body.digest) in self.stored, "committed before it was stored"
+                digest = effect.envelope.body.digest
+                assert (device, digest) in self.stored, "committed before it was stored"
+                counted = self.committed.setdefault(effect.envelope.round, {})
+                assert counted.setdefault(device, digest) == digest, "counted twice"
             case do.PublishModel():
                 self.begun_at = self.now
-                return self.engine.model_published(model(MODEL), self.now)
+                return [ModelPublished(model(MODEL))]
             case do.StoreUpdate():
-                return self._store(effect)
+                return [self._store(effect)]
             case do.AggregateUpdates():
                 assert list(effect.devices) == sorted(self.committed[effect.round])
                 self.aggregated.append(effect.round)
-                return self.engine.aggregated(self.now)
+                return [Aggregated()]
             case do.SaveRecord():
                 assert effect.record.reported == len(self.committed.get(effect.record.round, {}))
             case do.EndRun():
                 raise AssertionError(f"devices ended the run: {effect}")
         return []
 
-    def _store(self, effect: do.StoreUpdate) -> list[do.Effect]:
+    def _store(self, effect: do.StoreUpdate) -> Event:
         digest = effect.manifest.digest
         assert hashlib.sha256(effect.blob).hexdigest() == digest
         if self.refusing:
-            return self.engine.refused(effect.device, digest, RefuseReason.NOT_FINITE, "as planned", self.now)
-        effects = self.engine.stored(effect.device, digest, report(), self.now)
-        if (effect.device, Committed(digest)) in told(effects):
-            self.stored.add((effect.device, digest))
-            counted = self.committed.setdefault(effect.round, {})
-            assert counted.setdefault(effect.device, digest) == digest, "counted twice"
-        return effects
+            return UpdateRejected(effect.round, effect.device, digest, RefuseReason.NOT_FINITE, "as planned")
+        self.stored.add((effect.device, digest))
+        return UpdateStored(effect.round, effect.device, digest, report())
 
     # ---- and afterwards
 
@@ -209,7 +220,7 @@ class HostileDevices(RuleBasedStateMachine):
         self._outlast()
         for device in FOES:
             self.see(device, gone(self.engine.fleet.boot(device)))
-        self.perform(self.engine.on_holds(dict.fromkeys(FOES, DRAINED), self.now))
+        self.perform(self.engine.handle(HoldsChanged(dict.fromkeys(FOES, DRAINED)), self.now))
         before = len(self.aggregated)
         for _ in range(50):
             current = self.engine.open
@@ -232,12 +243,12 @@ class HostileDevices(RuleBasedStateMachine):
 
     def _work_honestly(self, device: str) -> None:
         number = self.engine.last_round
-        self.perform(self.engine.on_message(device, said(Accept(10), number), self.now))
-        answer = self.engine.on_message(device, said(Offer(update()), number), self.now)
+        self.perform(self.engine.handle(DeviceMessage(device, said(Accept(10), number)), self.now))
+        answer = self.engine.handle(DeviceMessage(device, said(Offer(update()), number)), self.now)
         self.perform(answer)
         if any(isinstance(body, Grant) for to, body in told(answer) if to == device):
             for index in range(update().chunk_count):
-                self.perform(self.engine.on_chunk(device, cut(b"u" * 350, update(), index), self.now))
+                self.perform(self.engine.handle(ChunkReceived(device, cut(b"u" * 350, update(), index)), self.now))
 
 
 TestHostileDevices = HostileDevices.TestCase

@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
 from fedpatch.coordinator.rounds import run_effects as do
-from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    Event,
+    Interrupted,
+    ModelPublished,
+    RunStarted,
+    TimePassed,
+    UpdateRejected,
+    UpdateStored,
+)
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.wire.chunked_transfer import cut, decode_chunk, encode_chunk
@@ -58,7 +71,7 @@ class Exchange:
 
     def start(self) -> Exchange:
         """The coordinator, and all devices."""
-        self.perform(self.engine.start(self.now))
+        self.perform(self.engine.handle(RunStarted(), self.now))
         for device in self.devices.values():
             device.start()
         return self
@@ -101,7 +114,7 @@ class Exchange:
         """Ticks whoever wanted to be woken by now; nobody may want it again at once."""
         deadline = self._engine_deadline()
         if deadline is not None and deadline <= self.now:
-            self.perform(self.engine.tick(self.now))
+            self.perform(self.engine.handle(TimePassed(), self.now))
             after = self.engine.next_deadline()
             assert after is None or after > self.now, "the engine wants to be woken in the past"
         for device in self.devices.values():
@@ -142,7 +155,7 @@ class Exchange:
     def _coordinator_is_back(self) -> None:
         self._up = True
         self._manifest = None
-        self.perform(self.engine.start(self.now))
+        self.perform(self.engine.handle(RunStarted(), self.now))
         self.replay_presence()
         for device in self.devices.values():
             device.on_coordinator()
@@ -154,40 +167,39 @@ class Exchange:
 
     def interrupt(self) -> None:
         """Ctrl-C."""
-        self.perform(self.engine.interrupt(self.now))
+        self.perform(self.engine.handle(Interrupted(), self.now))
 
     def _on_state(self, name: str, payload: bytes) -> None:
         body = decode(payload).body
         assert isinstance(body, DeviceState)
         if self._up:
-            self.perform(self.engine.on_state(name, body, self.now))
+            self.perform(self.engine.handle(DevicePresence(name, body), self.now))
 
     def on_up(self, name: str, payload: bytes) -> None:
         """A message of a device."""
         if self._up:
-            self.perform(self.engine.on_message(name, decode(payload), self.now))
+            self.perform(self.engine.handle(DeviceMessage(name, decode(payload)), self.now))
 
     def on_chunk(self, name: str, payload: bytes) -> None:
         """A chunk of its update."""
         if self._up:
-            self.perform(self.engine.on_chunk(name, decode_chunk(payload), self.now))
+            self.perform(self.engine.handle(ChunkReceived(name, decode_chunk(payload)), self.now))
 
     def perform(self, effects: list[do.Effect]) -> None:
         """All of them, and those that follow."""
-        queue = deque(effects)
-        while queue:
-            queue.extend(self._do(queue.popleft()))
+        run_effects(self.engine, effects, self, lambda: self.now)
         if self.engine.open is not None:
             assert self.engine.open._uploads._taken <= self.spec.upload_slots * self.spec.upload_window
 
-    def _do(self, effect: do.Effect) -> list[do.Effect]:
+    def run_effect(self, effect: do.Effect) -> list[Event]:
+        """What the engine waits for is done at once."""
         match effect:
             case do.SendMessage():
                 self._send(effect)
             case do.PublishModel():
                 self._blob = self._rng.randbytes(self._rng.randint(1, 900))
                 self._manifest = model(self._blob)
-                return self.engine.model_published(self._manifest, self.now)
+                return [ModelPublished(self._manifest)]
             case do.ResendChunks():
                 self._publish_chunks(effect.indices, list(self.devices.values()))
             case do.RetractModel():
@@ -196,7 +208,7 @@ class Exchange:
                 return self._store(effect)
             case do.AggregateUpdates():
                 assert list(effect.devices) == sorted(self.committed[self.spec.epoch, effect.round])
-                return self.engine.aggregated(self.now)
+                return [Aggregated()]
             case do.SaveRecord():
                 self.records.append(effect.record)
             case do.CountEvent():
@@ -214,10 +226,10 @@ class Exchange:
         self.cancelled[effect.device] += type(envelope.body).__name__ == "Cancel"
         self.link.send(partial(self.devices[effect.device].on_down, encode(envelope)))
 
-    def _store(self, effect: do.StoreUpdate) -> list[do.Effect]:
+    def _store(self, effect: do.StoreUpdate) -> list[Event]:
         assert hashlib.sha256(effect.blob).hexdigest() == effect.manifest.digest
         digest = effect.manifest.digest
         if effect.device in self.refuse:
-            return self.engine.refused(effect.device, digest, self.refuse[effect.device], "as planned", self.now)
+            return [UpdateRejected(effect.round, effect.device, digest, self.refuse[effect.device], "as planned")]
         self._stored.add((effect.device, digest))
-        return self.engine.stored(effect.device, digest, report(self.accuracy.get(effect.round, 0.5)), self.now)
+        return [UpdateStored(effect.round, effect.device, digest, report(self.accuracy.get(effect.round, 0.5)))]

@@ -175,7 +175,7 @@ class Device:
         run_effects(self.job, effects, self, lambda: self._world.now)
         assert self._under_way.total() <= self._world.spec.upload_window
 
-    def run(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():

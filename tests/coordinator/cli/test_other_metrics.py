@@ -12,6 +12,7 @@ import pytest
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.cli.tables import print_run, print_summary
 from fedpatch.coordinator.observability.round_text import round_line
+from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.runtime.resume import terms_of
@@ -36,7 +37,7 @@ def _played(target: float | None, *errors: float):
     made = asking(names, rounds=9, target_ua=target, metric=MAE)
     for device, error in zip(names, errors, strict=True):
         report_of(made, device, accuracy=error)
-    made.aggregated(6.0)
+    made.handle(Aggregated(), 6.0)
     return made
 
 

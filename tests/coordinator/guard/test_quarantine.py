@@ -17,6 +17,7 @@ from fedpatch.coordinator.observability.metric_definitions import IGNORED
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
 from fedpatch.coordinator.rounds.run_records import Hold
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of
@@ -224,26 +225,26 @@ def test_who_has_offended_enough_does_not_escape_by_making_way(registry):
 def test_a_quarantined_device_is_out_of_the_round_and_turned_away():
     """It hears so, its messages are counted, and the others go on."""
     engine = asking("ab")
-    engine.on_message("b", said(Accept(10)), 1.0)
-    assert CountEvent("b", "failed", QUARANTINED) in engine.on_holds({"b": QUARANTINED}, 2.0)
-    answers = engine.on_message("b", said(Offer(update())), 3.0)
+    engine.handle(DeviceMessage("b", said(Accept(10))), 1.0)
+    assert CountEvent("b", "failed", QUARANTINED) in engine.handle(HoldsChanged({"b": QUARANTINED}), 2.0)
+    answers = engine.handle(DeviceMessage("b", said(Offer(update()))), 3.0)
     [(_, refused), (_, cancel)] = told(answers)
     assert isinstance(refused, Refused)
     assert refused.reason is RefuseReason.QUARANTINED
     assert cancel == Cancel("quarantined")
     assert answers[-1] == CountEvent("b", "refused", "quarantined")
     assert engine.fleet.eligible() == ["a"]
-    engine.on_holds({}, 4.0)
+    engine.handle(HoldsChanged({}), 4.0)
     assert engine.fleet.eligible() == ["a", "b"]
 
 
 def test_a_drained_device_finishes_what_it_does():
     """It is asked for nothing further, and its work counts."""
     engine = asking("ab")
-    engine.on_message("b", said(Accept(10)), 1.0)
-    assert told(engine.on_holds({"b": DRAINED}, 2.0)) == []
+    engine.handle(DeviceMessage("b", said(Accept(10))), 1.0)
+    assert told(engine.handle(HoldsChanged({"b": DRAINED}), 2.0)) == []
     assert engine.fleet.eligible() == ["a"]
-    [(device, _)] = told(engine.on_message("b", said(Offer(update())), 3.0))
+    [(device, _)] = told(engine.handle(DeviceMessage("b", said(Offer(update()))), 3.0))
     assert device == "b"
     assert engine.fleet.members["b"].held == DRAINED
 
@@ -276,11 +277,11 @@ def test_the_fleet_has_room_for_so_many():
 def test_an_update_waits_for_the_run_that_may_still_take_it():
     """Of a run that can be resumed, and the round that is open there; of any other it is refused."""
     engine = asking("ab", resumable={"run-0": 7})
-    [(_, body)] = told(engine.on_message("a", said(Offer(update()), 7, run="run-0", epoch=3), 1.0))
+    [(_, body)] = told(engine.handle(DeviceMessage("a", said(Offer(update()), 7, run="run-0", epoch=3)), 1.0))
     assert isinstance(body, RetryAfter)
     assert body.digest == update().digest
     for number, run in ((6, "run-0"), (7, "run-9")):
-        [(_, body)] = told(engine.on_message("a", said(Offer(update()), number, run=run, epoch=3), 1.0))
+        [(_, body)] = told(engine.handle(DeviceMessage("a", said(Offer(update()), number, run=run, epoch=3)), 1.0))
         assert isinstance(body, Refused)
 
 

@@ -12,8 +12,15 @@ from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.pki.issued_certificates import DEVICE, INDEX_NAME, Entry, Index, read_index, write_index
 from fedpatch.coordinator.rounds.known_devices import REVOKED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import (
+    DevicePresence,
+    DevicesRevoked,
+    ModelPublished,
+    RunStarted,
+    TimePassed,
+)
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
 from tests.coordinator.engines import engine, send
@@ -35,28 +42,34 @@ def record(directory: Path, *, revoked: str = "", issued: str = "", fleet: str =
 def started(devices: str = "ab") -> Engine:
     """An engine whose devices are there, in the middle of a round."""
     made = engine(devices=len(devices))
-    made.start(0.0)
+    made.handle(RunStarted(), 0.0)
     for device in devices:
-        made.on_state(device, there(), 0.0)
+        made.handle(DevicePresence(device, there()), 0.0)
     return made
+
+
+def poll(revocations: Revocations, run: Engine, now: float) -> list[Effect]:
+    """What follows from the CA's record, as the service asks for it."""
+    revoked = revocations.poll(run.fleet.members, now)
+    return [] if revoked is None else run.handle(DevicesRevoked(revoked), now)
 
 
 def test_without_a_ca_everybody_may_pass(tmp_path: Path):
     """A fleet that has no certificates of ours is as it was."""
     revocations = Revocations(tmp_path / "ca", "kitchen")
-    assert revocations.poll(started(), 1.0) == [] and not revocations.is_revoked("a")
+    assert poll(revocations, started(), 1.0) == [] and not revocations.is_revoked("a")
 
 
 def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """It is not asked any more, that is told once, and its messages are counted as what they are."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    assert revocations.poll(run, 1.0) == [] and run.fleet.members["a"].held == ""
+    assert poll(revocations, run, 1.0) == [] and run.fleet.members["a"].held == ""
     record(tmp_path, revoked="a")
-    assert revocations.poll(run, 1.5) == [] and not revocations.is_revoked("a"), "it looks once a second"
+    assert poll(revocations, run, 1.5) == [] and not revocations.is_revoked("a"), "it looks once a second"
     with caplog.at_level("WARNING", WORDS):
-        revocations.poll(run, 2.0)
-        revocations.poll(run, 9.0)
+        poll(revocations, run, 2.0)
+        poll(revocations, run, 9.0)
     assert [one.message for one in caplog.records] == [
         "a was revoked: it is not asked any more, and its messages are refused"
     ]
@@ -70,12 +83,12 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     from fedpatch.coordinator.rounds.run_effects import PublishModel
 
-    assert run.open is not None or any(isinstance(one, PublishModel) for one in run.tick(0.0))
-    run.model_published(model(), 0.0)
+    assert run.open is not None or any(isinstance(one, PublishModel) for one in run.handle(TimePassed(), 0.0))
+    run.handle(ModelPublished(model()), 0.0)
     for device in "ab":
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
-    assert CountEvent("a", "failed", "revoked") in revocations.poll(run, 2.0)
+    assert CountEvent("a", "failed", "revoked") in poll(revocations, run, 2.0)
     assert run.open is not None
     assert run.open.round.participants["a"].state is State.FAILED
     assert run.open.round.participants["b"].state is not State.FAILED
@@ -87,14 +100,14 @@ def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: P
     ledger = RoundJournal(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
     run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=RoundStart(ledger, {}), jitter=random.Random(1))
     revocations = Revocations(tmp_path, "kitchen")
-    run.start(0.0)
-    assert revocations.poll(run, 0.0) == []
-    run.model_published(model(), 0.0)
-    assert revocations.poll(run, 1.0) == [CountEvent("a", "failed", "revoked")]
+    run.handle(RunStarted(), 0.0)
+    assert poll(revocations, run, 0.0) == []
+    run.handle(ModelPublished(model()), 0.0)
+    assert poll(revocations, run, 1.0) == [CountEvent("a", "failed", "revoked")]
     assert run.open is not None
     states = {device: one.state for device, one in run.open.round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
-    assert revocations.poll(run, 2.0) == []
+    assert poll(revocations, run, 2.0) == []
 
 
 def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path):
@@ -102,13 +115,13 @@ def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path)
     record(tmp_path, revoked="a")
     run = Engine(run_spec(epoch=2, quorum=1.0), jitter=random.Random(1))
     run.fleet.remember("ab")
-    run.start(0.0)
+    run.handle(RunStarted(), 0.0)
     revocations = Revocations(tmp_path, "kitchen")
     assert run.fleet.missing() == ["a", "b"]
-    revocations.poll(run, 1.0)
+    poll(revocations, run, 1.0)
     assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["b"], 1)
     record(tmp_path, revoked="a", issued="a")
-    revocations.poll(run, 2.0)
+    poll(revocations, run, 2.0)
     assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["a", "b"], 2)
 
 
@@ -116,7 +129,7 @@ def test_a_revoked_device_that_restarts_stays_shut_out(tmp_path: Path):
     """What it says of itself makes no difference."""
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    revocations.poll(run, 1.0)
+    poll(revocations, run, 1.0)
     run.fleet.update("a", there("b2"))
     assert run.fleet.eligible() == ["b"]
 
@@ -125,10 +138,10 @@ def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
     """While the run goes on, too."""
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
-    revocations.poll(run, 1.0)
+    poll(revocations, run, 1.0)
     assert run.fleet.eligible() == ["b"]
     record(tmp_path, revoked="a", issued="a")
-    revocations.poll(run, 2.0)
+    poll(revocations, run, 2.0)
     assert not revocations.is_revoked("a") and run.fleet.eligible() == ["a", "b"]
 
 
@@ -139,7 +152,7 @@ def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog:
     for number, spoil in enumerate((lambda path: path.write_text("{"), lambda path: path.unlink()), 1):
         spoil(tmp_path / INDEX_NAME)
         with caplog.at_level("WARNING", WORDS):
-            revocations.poll(run, 2.0 * number)
+            poll(revocations, run, 2.0 * number)
         assert revocations.is_revoked("a")
     assert "is damaged" in caplog.text and "has gone; what was revoked before stays so" in caplog.text
 
@@ -159,7 +172,7 @@ def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
         patch.setattr("fedpatch.coordinator.guard.revocations.read_index", read_then_revoked)
         revocations = Revocations(tmp_path, "kitchen")
     assert not revocations.is_revoked("a")
-    revocations.poll(started(), 2.0)
+    poll(revocations, started(), 2.0)
     assert revocations.is_revoked("a")
 
 
@@ -174,10 +187,10 @@ def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monk
     record(tmp_path, revoked="a")
     with monkeypatch.context() as patch:
         patch.setattr("fedpatch.coordinator.guard.revocations.read_index", denied)
-        revocations.poll(run, 2.0)
+        poll(revocations, run, 2.0)
     assert not revocations.is_revoked("a")
     (tmp_path / INDEX_NAME).chmod(0o640)
-    revocations.poll(run, 4.0)
+    poll(revocations, run, 4.0)
     assert revocations.is_revoked("a")
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.status_message import received_message, status_message
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
 from fedpatch.shared.wire.messages import Accept, CoordinatorState, Envelope, Progress
@@ -24,8 +25,8 @@ class TestStatusMessage:
     def test_between_rounds_counts_present_wanted_and_starting_devices(self):
         """No device is named."""
         made = engine(devices=3)
-        made.on_state("a", there(), 1.0)
-        made.on_state("b", there(tasks=()), 1.0)
+        made.handle(DevicePresence("a", there()), 1.0)
+        made.handle(DevicePresence("b", there(tasks=())), 1.0)
         status = status_message(made, 1.0).status
         assert (status.phase, status.present, status.wanted, status.devices, status.elapsed_s) == (
             "waiting",
@@ -69,8 +70,8 @@ class TestStatusMessage:
         made = asking("a")
         report_of(made, "a", 12.0)
         assert status_message(made, 12.0).status.eta_s is None
-        made.aggregated(20.0)
-        made.model_published(model(), 20.0)
+        made.handle(Aggregated(), 20.0)
+        made.handle(ModelPublished(model()), 20.0)
         assert [status_message(made, now).status.eta_s for now in (20.0, 25.0, 60.0)] == [12.0, 7.0, 0.0]
 
 

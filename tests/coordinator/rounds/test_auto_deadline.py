@@ -14,6 +14,7 @@ from fedpatch.coordinator.rounds.auto_deadline import (
     auto_deadline_s,
     policy_of,
 )
+from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished, TimePassed
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
@@ -118,9 +119,11 @@ class TestRounds:
         for device, second in (("a", 20.0), ("b", 50.0)):
             send(made, "b", Accept(10), 1.0)
             report_of(made, device, second)
-        made.aggregated(50.0)
+        made.handle(Aggregated(), 50.0)
         assert (made.records[0].deadline_s, made.records[0].report_p90_s) == (600.0, 50.0)
-        requests = [body for _, body in told(made.model_published(model(), 51.0)) if isinstance(body, WorkRequest)]
+        requests = [
+            body for _, body in told(made.handle(ModelPublished(model()), 51.0)) if isinstance(body, WorkRequest)
+        ]
         assert [request.deadline_s for request in requests] == [150.0, 150.0]
 
     def test_time_limit_of_the_run_is_the_end_all_the_same(self):
@@ -132,8 +135,8 @@ class TestRounds:
     def test_coordinator_that_takes_up_the_run_goes_on_with_the_same_deadline(self):
         """The records of the rounds before are all that it needs."""
         made = engine([good(p90_s=100.0)], epoch=2, devices=1, deadline_s=600.0, auto_deadline=True)
-        made.on_state("a", there(), 0.0)
-        made.model_published(model(), 0.0)
+        made.handle(DevicePresence("a", there()), 0.0)
+        made.handle(ModelPublished(model()), 0.0)
         assert made.open is not None
         assert made.open.round.policy.deadline_s == 300.0
 
@@ -147,17 +150,17 @@ class TestRounds:
             number = made.last_round
             if made.open is None:
                 now += 1.0
-                made.tick(now)
+                made.handle(TimePassed(), now)
                 if made.open is not None:
-                    made.model_published(model(), now)
+                    made.handle(ModelPublished(model()), now)
                     begun = now
                 continue
             send(made, "a", Accept(10), now, number)
             if now - begun >= work_s:
                 report_of(made, "a", now)
-                made.aggregated(now)
+                made.handle(Aggregated(), now)
                 break
             now += 5.0
             send(made, "a", Progress(JobPhase.TRAINING, 1, 2), now, number)
-            made.tick(now)
+            made.handle(TimePassed(), now)
         assert made.records[-1].outcome == "aggregated"

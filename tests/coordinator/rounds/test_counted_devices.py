@@ -13,6 +13,15 @@ from fedpatch.coordinator.rounds.known_devices import DRAINED
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    DevicePresence,
+    HoldsChanged,
+    ModelPublished,
+    RunStarted,
+    TimePassed,
+    UpdateRejected,
+)
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
@@ -27,16 +36,16 @@ def fleet_of(devices: str, **changes) -> Engine:
     """A run with default terms whose first round has invited these devices, all that it was told to wait for."""
     made = engine(devices=len(devices), **{**DEFAULTS, **changes})
     for device in devices:
-        made.on_state(device, there(), 0.0)
-    made.model_published(model(), 0.0)
+        made.handle(DevicePresence(device, there()), 0.0)
+    made.handle(ModelPublished(model()), 0.0)
     return made
 
 
 def next_round(made: Engine, now: float) -> list[str]:
     """Lets the pause pass; the devices that the next round invites."""
     if made.open is None:
-        made.tick(now)
-    effects = made.model_published(model(), now)
+        made.handle(TimePassed(), now)
+    effects = made.handle(ModelPublished(model()), now)
     return sorted(device for device, body in told(effects) if isinstance(body, WorkRequest))
 
 
@@ -46,13 +55,13 @@ def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float
     for device in devices:
         effects = report_of(made, device, now, accuracy)
     assert AggregateUpdates(made.last_round, tuple(sorted(devices))) in effects, effects
-    return made.aggregated(now)
+    return made.handle(Aggregated(), now)
 
 
 def offend(made: Engine, device: str, now: float, reason: RefuseReason = RefuseReason.NOT_FINITE) -> list[Effect]:
     """The device's update is refused."""
     send(made, device, Accept(10), now, made.last_round)
-    return made.refused(device, DIGEST, reason, "NaN", now)
+    return made.handle(UpdateRejected(made.last_round, device, DIGEST, reason, "NaN"), now)
 
 
 def finish(effects: list[Effect]) -> EndRun | None:
@@ -77,8 +86,8 @@ class TestDecline:
         while made.stopped is None:
             send(made, "a", Accept(10), now, made.last_round)
             now = made.next_deadline() or now
-            if any(isinstance(effect, PublishModel) for effect in made.tick(now)):
-                made.model_published(model(), now)
+            if any(isinstance(effect, PublishModel) for effect in made.handle(TimePassed(), now)):
+                made.handle(ModelPublished(model()), now)
         assert {record.outcome for record in made.records} == {"failed"}
         assert made.stopped is Stopped.FAILED
 
@@ -103,21 +112,21 @@ class TestVanish:
         made = fleet_of("abcd", target_ua=0.9)
         all_report(made, "abcd", 5.0, 0.5)
         for device in "bcd":
-            made.on_state(device, gone(), 6.0)
-        made.model_published(model(), 6.0)
+            made.handle(DevicePresence(device, gone()), 6.0)
+        made.handle(ModelPublished(model()), 6.0)
         send(made, "a", Accept(10), 7.0, 2)
         assert made.open is not None
         now = 7.0
         while made.open is not None:
             now = made.next_deadline() or now
-            made.tick(now)
+            made.handle(TimePassed(), now)
         assert made.records[1].outcome == "failed"
         assert (made.required_devices(), made.fleet.present) == (4, 1)
         assert made.fleet.missing_words() == "b (offline), c (offline), d (offline)"
         end = None
         while end is None:
             now = made.next_deadline() or now
-            end = finish(made.tick(now))
+            end = finish(made.handle(TimePassed(), now))
         assert end.reason is Stopped.FAILED
         assert end.detail == (
             "1 of 4 devices came within 120 s; missing: b (offline), c (offline), d (offline); "
@@ -129,9 +138,9 @@ class TestVanish:
         made = fleet_of("abcd", round_interval_s=10.0)
         all_report(made, "abcd", 5.0)
         for device in "bcd":
-            made.on_state(device, gone(), 6.0)
-        assert made.tick(10.0) == made.tick(70.0) == []
-        assert made.on_holds(dict.fromkeys("bcd", DRAINED), 71.0) == [PublishModel(2)]
+            made.handle(DevicePresence(device, gone()), 6.0)
+        assert made.handle(TimePassed(), 10.0) == made.handle(TimePassed(), 70.0) == []
+        assert made.handle(HoldsChanged(dict.fromkeys("bcd", DRAINED)), 71.0) == [PublishModel(2)]
         assert next_round(made, 71.0) == ["a"]
         all_report(made, "a", 72.0)
         assert made.records[-1].outcome == "aggregated"
@@ -140,15 +149,15 @@ class TestVanish:
         """One of four: after a minute the other three go on, and when it is back it is asked and counts."""
         made = fleet_of("abcd", round_interval_s=10.0)
         all_report(made, "abcd", 5.0)
-        made.on_state("d", gone(), 6.0)
-        assert made.tick(10.0) == []
+        made.handle(DevicePresence("d", gone()), 6.0)
+        assert made.handle(TimePassed(), 10.0) == []
         assert made.required_devices() == 4
-        assert made.tick(6.0 + RETURN_S - 0.1) == []
-        assert made.tick(6.0 + RETURN_S) == [PublishModel(2)]
+        assert made.handle(TimePassed(), 6.0 + RETURN_S - 0.1) == []
+        assert made.handle(TimePassed(), 6.0 + RETURN_S) == [PublishModel(2)]
         assert next_round(made, 71.0) == list("abc")
         all_report(made, "abc", 75.0)
         assert made.required_devices() == 3
-        assert made.on_state("d", there("b2"), 76.0) == [PublishModel(3)]
+        assert made.handle(DevicePresence("d", there("b2")), 76.0) == [PublishModel(3)]
         assert next_round(made, 76.0) == list("abcd")
 
     def test_half_of_the_fleet_is_no_minority(self):
@@ -156,21 +165,21 @@ class TestVanish:
         made = fleet_of("abcd", round_interval_s=10.0)
         all_report(made, "abcd", 5.0)
         for device in "cd":
-            made.on_state(device, gone(), 6.0)
-        made.tick(10.0)
-        assert made.tick(6.0 + RETURN_S) == []
-        assert finish(made.tick(6.0 + 120.0)) is not None
+            made.handle(DevicePresence(device, gone()), 6.0)
+        made.handle(TimePassed(), 10.0)
+        assert made.handle(TimePassed(), 6.0 + RETURN_S) == []
+        assert finish(made.handle(TimePassed(), 6.0 + 120.0)) is not None
 
     def test_devices_of_earlier_epochs_count_when_the_run_is_taken_up(self):
         """More than `devices` had come; a coordinator that begins anew does not forget them."""
         before = [RoundRecord(1, "aggregated", 4, 4, 0, 4)]
         made = Engine(run_spec(epoch=2, devices=1, **DEFAULTS), records=before, jitter=random.Random(1))
         made.fleet.remember("abcd")
-        made.start(0.0)
-        made.on_state("a", there(), 0.0)
+        made.handle(RunStarted(), 0.0)
+        made.handle(DevicePresence("a", there()), 0.0)
         assert (made.open, made.required_devices(), made.fleet.missing()) == (None, 4, ["b", "c", "d"])
         for device in "bcd":
-            made.on_state(device, there(), 1.0)
+            made.handle(DevicePresence(device, there()), 1.0)
         assert made.open is not None
         assert made.open.round.policy.target == 4
 
@@ -178,14 +187,14 @@ class TestVanish:
         """Two of ten hang and two more go: no round begins in vain, and after a minute the six others go on."""
         made = resumed("abcdefghij", absent={"i": 3, "j": 3}, round_interval_s=60.0)
         for device in "abcdefghij":
-            made.on_state(device, there(), 0.0)
+            made.handle(DevicePresence(device, there()), 0.0)
         assert next_round(made, 0.0) == list("abcdefgh")
         all_report(made, "abcdefgh", 5.0)
         for device in "gh":
-            made.on_state(device, gone(), 6.0)
-        assert made.tick(60.0) == []
+            made.handle(DevicePresence(device, gone()), 6.0)
+        assert made.handle(TimePassed(), 60.0) == []
         assert (made.present, made.required_devices()) == (6, 7)
-        assert made.tick(60.0 + RETURN_S) == [PublishModel(8)]
+        assert made.handle(TimePassed(), 60.0 + RETURN_S) == [PublishModel(8)]
         assert next_round(made, 60.0 + RETURN_S) == list("abcdef")
         all_report(made, "abcdef", 125.0)
 
@@ -193,24 +202,24 @@ class TestVanish:
         """One of four was lost once and is back, another has gone: the round begins with the one that is back."""
         made = resumed("abcd", absent={"d": 1}, devices=1)
         for device in "abd":
-            made.on_state(device, there(), 0.0)
+            made.handle(DevicePresence(device, there()), 0.0)
         assert next_round(made, 0.0) == list("abd")
 
     def test_a_run_that_waited_in_vain_asks_absent_devices_before_their_turn(self):
         """All four are needed, and one of them hung for long: it may have recovered."""
         made = resumed("abcd", absent={"d": 4}, min_cohort=4)
         for device in "abcd":
-            made.on_state(device, there(), 0.0)
+            made.handle(DevicePresence(device, there()), 0.0)
         assert (made.open, made.present, made.required_devices()) == (None, 3, 4)
-        assert made.tick(RETURN_S) == [PublishModel(7)]
+        assert made.handle(TimePassed(), RETURN_S) == [PublishModel(7)]
         assert next_round(made, RETURN_S) == list("abcd")
 
     def test_half_of_the_fleet_absent_or_given_up_all_count(self):
         """One of four hangs, and one goes: no two of four make the model, however long they are alone."""
         made = resumed("abcd", absent={"d": 3})
         for device in "abd":
-            made.on_state(device, there(), 0.0)
-        assert made.tick(RETURN_S) == []
+            made.handle(DevicePresence(device, there()), 0.0)
+        assert made.handle(TimePassed(), RETURN_S) == []
         assert (made.present, made.required_devices()) == (3, 4)
 
     def test_a_share_of_the_fleet_may_be_had_while_half_of_it_is_away(self):
@@ -219,13 +228,13 @@ class TestVanish:
         assert made.open is not None
         all_report(made, sorted(made.open.round.participants), 5.0)
         for device in "fghij":
-            made.on_state(device, gone(), 6.0)
-        assert (made.required_devices(), made.tick(10.0)) == (4, [PublishModel(2)])
+            made.handle(DevicePresence(device, gone()), 6.0)
+        assert (made.required_devices(), made.handle(TimePassed(), 10.0)) == (4, [PublishModel(2)])
         assert next_round(made, 10.0) == list("abcde")
         all_report(made, "abcde", 15.0)
         for device in "cde":
-            made.on_state(device, gone(), 16.0)
-        assert made.tick(20.0) == []
+            made.handle(DevicePresence(device, gone()), 16.0)
+        assert made.handle(TimePassed(), 20.0) == []
 
 
 def resumed(known: str, absent: dict[str, int], **changes: Any) -> Engine:
@@ -234,7 +243,7 @@ def resumed(known: str, absent: dict[str, int], **changes: Any) -> Engine:
     spec = run_spec(**{**DEFAULTS, "devices": len(known), **changes})
     made = Engine(spec, records=before, jitter=random.Random(1))
     made.fleet.remember(known)
-    made.start(0.0)
+    made.handle(RunStarted(), 0.0)
     return made
 
 
@@ -243,7 +252,7 @@ def again(made: Engine, devices: str) -> Engine:
     spec = run_spec(**{**DEFAULTS, "epoch": made.spec.epoch + 1, "devices": len(devices)})
     resumed = Engine(spec, records=made.records, jitter=random.Random(1))
     resumed.fleet.remember(devices)
-    resumed.start(0.0)
+    resumed.handle(RunStarted(), 0.0)
     return resumed
 
 
@@ -269,7 +278,7 @@ class TestOffenders:
         now, end = 0.2, None
         while end is None:
             now = made.next_deadline() or now
-            end = finish(made.tick(now))
+            end = finish(made.handle(TimePassed(), now))
         assert [record.failure for record in made.records] == ["quorum_missed"]
         assert end.detail.startswith(
             "1 of 2 devices came within 120 s; 1 are not asked again in this run, as b: not_finite"
@@ -282,8 +291,8 @@ class TestOffenders:
         all_report(made, "abc", 5.0)
         made = again(made, "abcd")
         for device in "abcd":
-            made.on_state(device, there("b2"), 0.0)
-        made.tick(RETURN_S)
+            made.handle(DevicePresence(device, there("b2")), 0.0)
+        made.handle(TimePassed(), RETURN_S)
         assert next_round(made, RETURN_S) == list("abc")
 
     def test_a_refused_update_without_an_offence_leaves_the_count_as_it_is(self):
@@ -319,10 +328,10 @@ class TestOffenders:
             send(made, "b", Decline(DeclineReason.PRIVATE_POLICY), now, made.last_round)
             send(made, "a", Decline(DeclineReason.UNWILLING), now, made.last_round)
             now += 100.0
-            made.tick(now)
-            made.on_state("b", there(f"b{boot + 1}"), now)
+            made.handle(TimePassed(), now)
+            made.handle(DevicePresence("b", there(f"b{boot + 1}")), now)
             if made.open is not None:
-                made.model_published(model(), now)
+                made.handle(ModelPublished(model()), now)
         assert (made.stopped, len(made.records)) == (Stopped.FAILED, 3)
 
 
@@ -334,7 +343,7 @@ class TestTarget:
             send(made, device, Accept(10))
         for device in "ab":
             report_of(made, device, 5.0, 0.95)
-        made.tick(301.0)
+        made.handle(TimePassed(), 301.0)
         [record] = made.records
         assert (record.outcome, record.user_accuracy, made.stopped) == ("failed", 0.95, None)
 
@@ -344,10 +353,10 @@ class TestTarget:
         for device in "bcd":
             report_of(made, device, 5.0, None)
         report_of(made, "a", 5.0, 0.95)
-        assert finish(made.aggregated(6.0)) is None
+        assert finish(made.handle(Aggregated(), 6.0)) is None
         [record] = made.records
         assert (record.outcome, record.measured, record.needed, made.stopped) == ("aggregated", 1, 4, None)
-        made.model_published(model(), 6.0)
+        made.handle(ModelPublished(model()), 6.0)
         assert finish(all_report(made, "abcd", 7.0, 0.95)) == EndRun(Stopped.TARGET_UA, "")
 
 
@@ -356,7 +365,7 @@ class TestEnd:
         """At its last round, or its time limit."""
         made = fleet_of("abcd", rounds=1)
         offend(made, "a", 1.0, RefuseReason.NORM_BOUND)
-        end = finish(made.tick(301.0))
+        end = finish(made.handle(TimePassed(), 301.0))
         assert end is not None
         assert end.reason is Stopped.MAX_ROUNDS
         why = "the last one: too_few_accepted, with 0 of the 4 updates needed"
@@ -365,7 +374,7 @@ class TestEnd:
     def test_of_a_run_that_never_saw_a_device_says_so(self):
         """The time limit comes before the devices."""
         made = engine(devices=2, **{**DEFAULTS, "time_limit_s": 30.0})
-        end = finish(made.tick(30.0))
+        end = finish(made.handle(TimePassed(), 30.0))
         assert end is not None
         assert end.reason is Stopped.DEADLINE
         assert end.detail.startswith("no round began: 0 of 2 devices came within 30 s; are the agents running")

@@ -12,6 +12,13 @@ from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.sampling import Selection, select
 from fedpatch.coordinator.rounds.missed_rounds import LONGEST_PERIOD, MAX_ABSENT, Absences, period_of
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    DevicePresence,
+    ModelPublished,
+    TimePassed,
+    UpdateRejected,
+)
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
@@ -129,14 +136,14 @@ class TestRounds:
         now += 1.0
         while made.open is not None and made.open.round.number == number and not made.open.dismissed:
             now = made.next_deadline()
-            made.tick(now)
+            made.handle(TimePassed(), now)
         if made.open is not None and made.open.dismissed:
-            made.aggregated(now)
+            made.handle(Aggregated(), now)
         while made.open is None and made.stopped is None:
             now = made.next_deadline()
-            made.tick(now)
+            made.handle(TimePassed(), now)
         if made.open is not None:
-            made.model_published(model(), now)
+            made.handle(ModelPublished(model()), now)
         return now
 
     def test_mute_device_among_four_fails_one_round_and_no_other(self):
@@ -171,8 +178,8 @@ class TestRounds:
         for boots, invited in (("1", "ab"), ("12", "abc")):
             made = engine([record], epoch=2, devices=3, rounds=9)
             for device, boot in (("c", boots[0]), ("c", boots[-1]), ("a", "1"), ("b", "1")):
-                made.on_state(device, there(boot), 1.0)
-            made.model_published(model(), 2.0)
+                made.handle(DevicePresence(device, there(boot)), 1.0)
+            made.handle(ModelPublished(model()), 2.0)
             assert made.open is not None
             assert sorted(made.open.round.participants) == list(invited)
 
@@ -182,12 +189,12 @@ class TestRounds:
         for before, invited in (([], "abc"), ([record], "abcx")):
             made = engine(before, devices=len(invited), quorum=0.8, rounds=9)
             for device in invited:
-                made.on_state(device, there(), 0.0)
-            made.model_published(model(), 0.0)
+                made.handle(DevicePresence(device, there()), 0.0)
+            made.handle(ModelPublished(model()), 0.0)
             assert made.open is not None
             assert (made.open.round.policy.target, sorted(made.open.round.participants)) == (3, list(invited))
             send(made, "c", Accept(10), 0.5, made.last_round)
-            made.refused("c", "5c", RefuseReason.NOT_FINITE, "NaN", 0.5)
+            made.handle(UpdateRejected(made.last_round, "c", "5c", RefuseReason.NOT_FINITE, "NaN"), 0.5)
             assert made.open.round.needed == 2
             assert made.open.round.left == {"c"}
 
@@ -195,8 +202,8 @@ class TestRounds:
         """The round was not meant for it."""
         made = engine([RoundRecord(1, "aggregated", 4, 3, 0, 3, absent={"x": 1})], devices=4, quorum=0.8, rounds=9)
         for device in "abcx":
-            made.on_state(device, there(), 0.0)
-        made.model_published(model(), 0.0)
+            made.handle(DevicePresence(device, there()), 0.0)
+        made.handle(ModelPublished(model()), 0.0)
         send(made, "x", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
         assert made.open is not None
         assert (made.open.round.left, made.open.round.needed) == ({"x"}, 3)
@@ -209,8 +216,8 @@ class TestRounds:
         for device in "abcde":
             report_of(made, device, 1.0)
         send(made, "f", Progress(JobPhase.TRAINING, 1, 9), 2.0)
-        made.tick(11.0)
-        made.aggregated(11.0)
+        made.handle(TimePassed(), 11.0)
+        made.handle(Aggregated(), 11.0)
         assert (made.records[0].late, made.records[0].absent) == (1, {})
 
     @pytest.mark.parametrize("answer", [Failed(FailReason.TRAINING), Failed(FailReason.STORAGE)])
@@ -220,7 +227,7 @@ class TestRounds:
         send(made, "c", answer, 0.5)
         for device in "ab":
             report_of(made, device, 1.0)
-        made.aggregated(2.0)
+        made.handle(Aggregated(), 2.0)
         assert made.records[0].absent == {}
 
     def test_device_that_declines_keeps_one_round_from_its_quorum_and_no_other(self):
@@ -232,9 +239,9 @@ class TestRounds:
         while made.stopped is None:
             if made.open is None:
                 now = made.next_deadline() or now
-                made.tick(now)
+                made.handle(TimePassed(), now)
                 if made.open is not None:
-                    made.model_published(model(), now)
+                    made.handle(ModelPublished(model()), now)
                 continue
             asked = made.open.round.participants.get("d")
             if asked is not None and asked.state is State.INVITED:
@@ -248,12 +255,12 @@ class TestRounds:
         before = RoundRecord(1, "aggregated", 3, 2, 0, 2, absent={"c": 1})
         made = engine([before], devices=3, rounds=9)
         for device in "abc":
-            made.on_state(device, there(), 0.0)
-        made.model_published(model(), 0.0)
+            made.handle(DevicePresence(device, there()), 0.0)
+        made.handle(ModelPublished(model()), 0.0)
         send(made, "c", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
         for device in "ab":
             report_of(made, device, 1.0)
-        made.aggregated(2.0)
+        made.handle(Aggregated(), 2.0)
         assert made.records[-1].absent == made.fleet.absent == {}
 
     def test_device_that_never_answers_is_absent(self):
@@ -261,8 +268,8 @@ class TestRounds:
         made = asking("abc", quorum=0.5, grace_s=100.0)
         for device in "ab":
             report_of(made, device, 1.0)
-        made.tick(10.0)
-        made.aggregated(10.0)
+        made.handle(TimePassed(), 10.0)
+        made.handle(Aggregated(), 10.0)
         assert made.records[0].absent == {"c": 1}
 
     def test_device_that_is_gone_for_too_long_is_absent(self):
@@ -270,18 +277,18 @@ class TestRounds:
         made = asking("abc", quorum=0.5, rejoin_s=30.0, grace_s=100.0)
         for device in "abc":
             send(made, device, Accept(10), 0.5)
-        made.on_state("c", gone(), 1.0)
+        made.handle(DevicePresence("c", gone()), 1.0)
         for device in "ab":
             report_of(made, device, 2.0)
-        made.tick(31.0)
-        made.aggregated(31.0)
+        made.handle(TimePassed(), 31.0)
+        made.handle(Aggregated(), 31.0)
         assert made.records[0].absent == {"c": 1}
-        made.on_state("c", there(), 32.0)
-        made.model_published(model(), 33.0)
+        made.handle(DevicePresence("c", there()), 32.0)
+        made.handle(ModelPublished(model()), 33.0)
         for device in "abc":
             if made.open is not None and made.open.round.awaits(device):
                 report_of(made, device, 34.0)
-        made.tick(200.0)
+        made.handle(TimePassed(), 200.0)
         assert made.open is None or made.open.dismissed
 
     def test_device_that_is_at_work_at_the_deadline_is_absent(self):
@@ -293,5 +300,5 @@ class TestRounds:
             report_of(made, device, 1.0)
         for second in range(2, 41):
             send(made, "c", Progress(JobPhase.TRAINING, second, 1000), float(second))
-            made.tick(float(second))
+            made.handle(TimePassed(), float(second))
         assert (made.records[0].failure, made.records[0].absent) == ("quorum_missed", {"c": 1})

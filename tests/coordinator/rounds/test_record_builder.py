@@ -6,6 +6,7 @@ import pytest
 
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import MAX_BY_DEVICE, RoundTraffic, build_record
+from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from tests.coordinator.engines import asking, report_of
@@ -44,7 +45,7 @@ def test_a_round_that_was_played_tells_the_user_accuracy_of_its_devices():
     made = asking("ab")
     for device, accuracy in (("b", 0.75), ("a", 0.25)):
         report_of(made, device, accuracy=accuracy)
-    made.aggregated(6.0)
+    made.handle(Aggregated(), 6.0)
     assert made.records[-1].user_accuracies == {"a": 0.25, "b": 0.75}
 
 

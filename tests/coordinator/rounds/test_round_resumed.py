@@ -26,6 +26,19 @@ from fedpatch.coordinator.rounds.run_effects import (
     SendMessage,
 )
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DeviceMessage,
+    DevicePresence,
+    Interrupted,
+    LinkChanged,
+    ModelPublished,
+    RunStarted,
+    Suspended,
+    TimePassed,
+    UpdateStored,
+)
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
@@ -46,8 +59,8 @@ def opening(
 def going_on(unfinished: RoundStart, now: float = 0.0, **changes: Any) -> tuple[Engine, list[Any]]:
     """The next epoch's engine, and what it does once the model lies on the broker."""
     made = Engine(run_spec(epoch=EPOCH, **changes), unfinished=unfinished, jitter=random.Random(1))
-    assert made.start(now) == [PublishModel(1)]
-    return made, made.model_published(model(), now)
+    assert made.handle(RunStarted(), now) == [PublishModel(1)]
+    return made, made.handle(ModelPublished(model()), now)
 
 
 def states(made: Engine) -> dict[str, State]:
@@ -64,7 +77,7 @@ def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
     assert sorted(device for device, _ in told(effects)) == ["c"]
     assert made.open is not None
     assert (states(made)["d"], made.open.round.needed, made.fleet.benched) == (State.FAILED, 3, {"d": "not_finite"})
-    made.on_state("d", there(), 1.0)
+    made.handle(DevicePresence("d", there()), 1.0)
     assert made.fleet.eligible() == []
     assert made.open.record("failed").offenders == {"d": "not_finite"}
 
@@ -72,10 +85,10 @@ def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
 def test_a_new_round_is_in_the_ledger_before_anybody_is_asked():
     """Whoever is asked must be found again after a crash."""
     made = Engine(run_spec(devices=2), jitter=random.Random(1))
-    made.start(0.0)
+    made.handle(RunStarted(), 0.0)
     for device in "ab":
-        made.on_state(device, there(), 0.0)
-    effects = made.model_published(model(), 0.0)
+        made.handle(DevicePresence(device, there()), 0.0)
+    effects = made.handle(ModelPublished(model()), 0.0)
     assert isinstance(effects[0], SaveJournal)
     ledger = effects[0].ledger
     assert (ledger.round, ledger.target, sorted(ledger.invited), ledger.base) == (1, 2, ["a", "b"], model().digest)
@@ -99,8 +112,8 @@ def test_nobody_in_quarantine_is_asked_again():
         jitter=random.Random(1),
     )
     made.fleet.hold({"a": QUARANTINED, "b": QUARANTINED})
-    made.start(0.0)
-    effects = made.model_published(model(), 0.0)
+    made.handle(RunStarted(), 0.0)
+    effects = made.handle(ModelPublished(model()), 0.0)
     assert [device for device, body in told(effects) if isinstance(body, WorkRequest)] == ["c"]
     assert states(made) == {"a": State.REPORTED, "b": State.FAILED, "c": State.LOST}
 
@@ -123,7 +136,7 @@ def test_a_device_that_did_not_hear_committed_hears_it_now():
     """Its offer comes with the old epoch or the new one; the update is not taken twice."""
     made, _ = going_on(opening("ab", accepted="ab", reported="a"))
     for epoch in (1, EPOCH):
-        effects = made.on_message("a", said(Offer(update(BLOB)), epoch=epoch), 1.0)
+        effects = made.handle(DeviceMessage("a", said(Offer(update(BLOB)), epoch=epoch)), 1.0)
         assert told(effects) == [("a", Committed(DIGEST))]
 
 
@@ -131,7 +144,7 @@ def test_a_device_that_did_not_hear_committed_hears_it_now():
 def test_whoever_works_for_the_old_epoch_is_asked_for_the_same_by_the_new(body):
     """What it says to a dead coordinator is not taken, but nothing that it has done is lost: it says it again to this one."""
     made, _ = going_on(opening("ab", accepted="ab"))
-    assert [(device, type(answer)) for device, answer in told(made.on_message("a", said(body), 1.0))] == [
+    assert [(device, type(answer)) for device, answer in told(made.handle(DeviceMessage("a", said(body)), 1.0))] == [
         ("a", WorkRequest)
     ]
     assert states(made)["a"] is State.LOST
@@ -140,23 +153,23 @@ def test_whoever_works_for_the_old_epoch_is_asked_for_the_same_by_the_new(body):
 def test_devices_that_had_accepted_are_missed_only_once_they_stay_away():
     """Where the broker was away too, an agent may take a minute to be back, however short `rejoin_s` is."""
     made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=5.0, quorum=0.6)
-    made.tick(RETURN_S - 0.1)
+    made.handle(TimePassed(), RETURN_S - 0.1)
     assert states(made)["b"] is State.LOST
-    made.tick(RETURN_S)
+    made.handle(TimePassed(), RETURN_S)
     assert made.records[-1].failure == "quorum_missed"
 
 
 def test_a_longer_absence_may_be_allowed():
     """As in any round."""
     made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=90.0, quorum=0.6)
-    made.tick(89.9)
+    made.handle(TimePassed(), 89.9)
     assert states(made)["b"] is State.LOST
 
 
 def test_who_had_accepted_still_counts_for_the_quorum():
     """Else a crash would turn a round that misses its quorum into one that meets it."""
     made, _ = going_on(opening("abcd", accepted="abcd", reported="a"), rejoin_s=5.0, quorum=0.5)
-    made.tick(RETURN_S)
+    made.handle(TimePassed(), RETURN_S)
     assert made.open is None
     assert (made.records[-1].outcome, made.records[-1].failure) == ("failed", "quorum_missed")
 
@@ -164,23 +177,23 @@ def test_who_had_accepted_still_counts_for_the_quorum():
 def test_the_others_have_the_whole_time_to_answer():
     """The coordinator was away while it ran out, and the broker with it, perhaps."""
     made, _ = going_on(opening("ab", spent_s=200.0), recruit_deadline_s=10.0)
-    made.on_message("a", said(Accept(10), epoch=EPOCH), RETURN_S - 1)
+    made.handle(DeviceMessage("a", said(Accept(10), epoch=EPOCH)), RETURN_S - 1)
     assert states(made)["a"] is State.ACCEPTED
 
 
-@pytest.mark.parametrize("end", [Engine.interrupt, Engine.suspend])
+@pytest.mark.parametrize("end", [Interrupted(), Suspended()])
 def test_an_end_before_the_model_is_published_does_not_set_the_deadline_back(end):
     """A disk that is full at each start must not keep a round open for ever."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=100.0), jitter=random.Random(1))
-    made.start(0.0)
-    assert end(made, 5.0)[0] == SavePause(105.0)
+    made.handle(RunStarted(), 0.0)
+    assert made.handle(end, 5.0)[0] == SavePause(105.0)
 
 
 def test_the_deadline_does_not_begin_anew():
     """However often the coordinator is killed, a round is over at its deadline."""
     made, _ = going_on(opening("ab", spent_s=299.0), now=50.0)
-    made.on_message("a", said(Accept(10), epoch=EPOCH), 50.5)
-    made.tick(51.0)
+    made.handle(DeviceMessage("a", said(Accept(10), epoch=EPOCH)), 50.5)
+    made.handle(TimePassed(), 51.0)
     assert made.records[-1].outcome == "failed"
 
 
@@ -190,7 +203,7 @@ def test_a_round_whose_deadline_has_passed_ends_with_what_it_has(reported, outco
     made, effects = going_on(opening("abcd", accepted="abcd", reported=reported, spent_s=900.0), quorum=0.7)
     assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
     if made.open is not None:
-        made.aggregated(0.0)
+        made.handle(Aggregated(), 0.0)
     assert made.records[-1].outcome == outcome
 
 
@@ -204,17 +217,17 @@ def test_an_aggregation_that_had_begun_is_done_with_the_very_same_updates():
 def test_an_interrupt_stops_the_deadline():
     """A night in which the operator had stopped the coordinator is not held against the devices."""
     made = asking("ab")
-    effects = made.interrupt(120.0)
+    effects = made.handle(Interrupted(), 120.0)
     assert effects[0] == SavePause(120.0)
 
 
 def test_the_time_until_the_broker_answers_counts():
     """The round goes on only once there is a connection."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=10.0), jitter=random.Random(1))
-    made.on_link(connected=False, now=0.0)
-    assert made.start(100.0) == []
-    assert made.on_link(connected=True, now=105.0) == [PublishModel(1)]
-    made.model_published(model(), 105.0)
+    made.handle(LinkChanged(connected=False), 0.0)
+    assert made.handle(RunStarted(), 100.0) == []
+    assert made.handle(LinkChanged(connected=True), 105.0) == [PublishModel(1)]
+    made.handle(ModelPublished(model()), 105.0)
     assert made.open is not None
     assert made.open.round.spent_s(105.0) == 15.0
 
@@ -222,7 +235,7 @@ def test_the_time_until_the_broker_answers_counts():
 def test_bytes_that_came_before_are_in_the_books():
     """As far as they came to anything."""
     made, _ = going_on(opening("a", accepted="a", reported="a", closing=True))
-    made.aggregated(0.0)
+    made.handle(Aggregated(), 0.0)
     assert made.records[-1].bytes_up == len(BLOB)
 
 
@@ -235,23 +248,23 @@ class TestSilence:
         for device in "ab":
             send(made, device, Accept(10))
         send(made, "b", Progress(JobPhase.TRAINING, 1, 2), now=20.0)
-        asked = told(made.tick(1.0 + PROBE_S))
+        asked = told(made.handle(TimePassed(), 1.0 + PROBE_S))
         assert [(device, type(body)) for device, body in asked] == [("a", WorkRequest)]
 
     def test_is_not_asked_about_while_the_broker_is_away(self):
         """Requests would pile up, and come with deadlines that are too long."""
         made = asking("ab", quorum=0.5)
         send(made, "a", Accept(10))
-        made.on_link(connected=False, now=2.0)
-        assert told(made.tick(1.0 + PROBE_S)) == []
-        made.on_link(connected=True, now=40.0)
-        assert {device for device, _ in told(made.tick(60.0))} == {"a"}
+        made.handle(LinkChanged(connected=False), 2.0)
+        assert told(made.handle(TimePassed(), 1.0 + PROBE_S)) == []
+        made.handle(LinkChanged(connected=True), 40.0)
+        assert {device for device, _ in told(made.handle(TimePassed(), 60.0))} == {"a"}
 
     def test_that_is_broken_by_a_failure_ends_the_wait(self):
         """The device remembers how it failed, and says so again."""
         made = asking("a", max_failed_rounds=1)
         send(made, "a", Accept(10))
-        made.tick(1.0 + PROBE_S)
+        made.handle(TimePassed(), 1.0 + PROBE_S)
         send(made, "a", Failed(FailReason.TRAINING), now=32.0)
         assert made.records[-1].failures == {FailReason.TRAINING: 1}
 
@@ -259,14 +272,14 @@ class TestSilence:
         """They offer again by themselves."""
         made = asking("a")
         send(made, "a", Offer(update(BLOB)))
-        assert not [body for _, body in told(made.tick(1.0 + PROBE_S)) if isinstance(body, WorkRequest)]
+        assert not [body for _, body in told(made.handle(TimePassed(), 1.0 + PROBE_S)) if isinstance(body, WorkRequest)]
 
 
 def report_of_again(made: Engine, device: str) -> list[Any]:
     """A device's whole round, under the new epoch."""
     manifest = update(BLOB)
-    made.on_message(device, replace(said(Accept(10)), epoch=EPOCH), 1.0)
-    made.on_message(device, replace(said(Offer(manifest)), epoch=EPOCH), 1.0)
+    made.handle(DeviceMessage(device, replace(said(Accept(10)), epoch=EPOCH)), 1.0)
+    made.handle(DeviceMessage(device, replace(said(Offer(manifest)), epoch=EPOCH)), 1.0)
     for index in range(manifest.chunk_count):
-        made.on_chunk(device, cut(BLOB, manifest, index), 1.0)
-    return made.stored(device, DIGEST, report(), 1.0)
+        made.handle(ChunkReceived(device, cut(BLOB, manifest, index)), 1.0)
+    return made.handle(UpdateStored(made.last_round, device, DIGEST, report()), 1.0)

@@ -7,6 +7,16 @@ import pytest
 from fedpatch.coordinator.rounds.participant_transitions import Phase
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, EndRun, PublishModel, RetractModel, SaveRecord
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DevicePresence,
+    Interrupted,
+    LinkChanged,
+    ModelPublished,
+    TimePassed,
+    UpdateRejected,
+)
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.errors import IllegalTransition
@@ -22,29 +32,29 @@ class TestBeginning:
         """The first round needs so many, and says when it stops waiting."""
         made = engine(devices=2, wait_s=60.0)
         assert (made.next_deadline(), made.required_devices()) == (60.0, 2)
-        assert made.on_state("a", there(), 1.0) == []
-        assert made.on_state("b", there(), 2.0) == [PublishModel(1)]
+        assert made.handle(DevicePresence("a", there()), 1.0) == []
+        assert made.handle(DevicePresence("b", there()), 2.0) == [PublishModel(1)]
         assert (made.last_round, made.next_deadline()) == (1, None)
-        assert sorted({device for device, _ in told(made.model_published(model(), 3.0))}) == ["a", "b"]
+        assert sorted({device for device, _ in told(made.handle(ModelPublished(model()), 3.0))}) == ["a", "b"]
 
     def test_ends_the_run_when_they_do_not_come(self):
         """With what to look at."""
         made = engine(devices=2, wait_s=60.0)
-        made.on_state("a", there(), 1.0)
-        assert made.tick(59.9) == []
-        [finish] = made.tick(60.0)
+        made.handle(DevicePresence("a", there()), 1.0)
+        assert made.handle(TimePassed(), 59.9) == []
+        [finish] = made.handle(TimePassed(), 60.0)
         assert isinstance(finish, EndRun)
         assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
         assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
         assert "--wait-s" in finish.detail
-        assert made.tick(61.0) + made.on_state("b", there(), 62.0) == []
+        assert made.handle(TimePassed(), 61.0) + made.handle(DevicePresence("b", there()), 62.0) == []
 
     def test_ends_the_run_when_its_time_is_up_before(self):
         """The time limit holds for waiting, too, whatever floating point makes of it."""
         made = engine(devices=1, wait_s=60.0, time_limit_s=0.3, now=1_000_000.1)
         deadline = made.next_deadline()
         assert deadline is not None
-        [finish] = made.tick(deadline)
+        [finish] = made.handle(TimePassed(), deadline)
         assert isinstance(finish, EndRun)
         assert finish.reason is Stopped.DEADLINE
         assert finish.detail.startswith("no round began: 0 of 1 devices came within 0.3 s; are the agents running")
@@ -54,35 +64,35 @@ class TestBeginning:
         made = asking("ab", quorum=0.5, wait_s=60.0, rejoin_s=30.0)
         send(made, "b", Failed(FailReason.TRAINING), 1.0)
         report_of(made, "a")
-        made.on_state("b", gone(), 6.0)
-        assert made.aggregated(7.0)[-1] == PublishModel(2)
+        made.handle(DevicePresence("b", gone()), 6.0)
+        assert made.handle(Aggregated(), 7.0)[-1] == PublishModel(2)
         assert made.required_devices() == 1
-        made.model_published(model(), 7.0)
+        made.handle(ModelPublished(model()), 7.0)
         send(made, "a", Accept(10), 7.5, 2)
-        made.on_state("a", gone(), 8.0)
-        made.tick(38.0)
+        made.handle(DevicePresence("a", gone()), 8.0)
+        made.handle(TimePassed(), 38.0)
         assert made.records[-1].failures == {"lost": 1}
         assert made.open is None
 
     def test_wakes_up_for_nothing_while_it_waits(self):
         """A pause that is over is not waited for again: waking in the past would never end."""
         made = asking("a", wait_s=60.0, max_failed_rounds=9)
-        made.on_state("a", gone(), 1.0)
-        made.tick(100.0)
+        made.handle(DevicePresence("a", gone()), 1.0)
+        made.handle(TimePassed(), 100.0)
         now = 100.0
         while (deadline := made.next_deadline()) is not None:
             assert deadline > now
             now = deadline
-            made.tick(now)
+            made.handle(TimePassed(), now)
         assert made.stopped is Stopped.FAILED
         assert now == 160.0
 
     def test_sleeps_while_there_is_no_broker(self):
         """Also when a pause ends meanwhile."""
         made = asking("a", max_failed_rounds=9)
-        made.on_link(connected=False, now=1.0)
-        made.tick(100.0)
-        made.tick(200.0)
+        made.handle(LinkChanged(connected=False), 1.0)
+        made.handle(TimePassed(), 100.0)
+        made.handle(TimePassed(), 200.0)
         assert made.next_deadline() is None
 
     def test_of_a_run_that_was_taken_up_again_goes_on_counting(self):
@@ -90,8 +100,8 @@ class TestBeginning:
         before = [RoundRecord(number, "failed", 2, 0, 0, 0, failure="quorum_missed") for number in (1, 2, 3)]
         made = engine(before, epoch=2, devices=2, rounds=5, max_failed_rounds=3)
         assert (made.last_round, made.required_devices(), made.stopped) == (3, 2, None)
-        made.on_state("a", there(), 1.0)
-        assert made.on_state("b", there(), 1.0) == [PublishModel(4)]
+        made.handle(DevicePresence("a", there()), 1.0)
+        assert made.handle(DevicePresence("b", there()), 1.0) == [PublishModel(4)]
 
     def test_of_a_run_that_was_taken_up_again_goes_on_with_those_that_are_left(self):
         """Once it has waited in vain for the others; where too few for a cohort are left, it cannot."""
@@ -99,25 +109,25 @@ class TestBeginning:
         for least, comes in ((2, [PublishModel(2)]), (3, [])):
             made = engine(before, epoch=2, devices=3, rounds=5, wait_s=60.0, min_cohort=least)
             for device in "ab":
-                assert made.on_state(device, there(), 1.0) == []
-            assert [one for one in made.tick(60.0) if isinstance(one, PublishModel)] == comes
+                assert made.handle(DevicePresence(device, there()), 1.0) == []
+            assert [one for one in made.handle(TimePassed(), 60.0) if isinstance(one, PublishModel)] == comes
             assert made.stopped is (None if comes else Stopped.FAILED)
 
     def test_of_a_run_that_was_taken_up_again_does_not_wait_a_day_for_one_that_is_off(self):
         """However long the first round waits for all: a minute, and without a single one as long as that."""
         before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
         made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
-        assert made.tick(4_000.0) == []
+        assert made.handle(TimePassed(), 4_000.0) == []
         assert made.next_deadline() == 86_400.0
-        assert made.on_state("a", there(), 5_000.0) == []
-        assert made.on_state("b", there(), 5_000.0) == [PublishModel(2)]
+        assert made.handle(DevicePresence("a", there()), 5_000.0) == []
+        assert made.handle(DevicePresence("b", there()), 5_000.0) == [PublishModel(2)]
         made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
-        assert made.on_state("a", there(), 1.0) == []
-        assert made.on_state("b", there(), 1.0) == []
+        assert made.handle(DevicePresence("a", there()), 1.0) == []
+        assert made.handle(DevicePresence("b", there()), 1.0) == []
         assert made.next_deadline() == RETURN_S
-        assert made.on_state("b", gone(), 2.0) == []
-        assert made.on_state("b", there(), 3.0) == []
-        assert made.tick(RETURN_S) == [PublishModel(2)]
+        assert made.handle(DevicePresence("b", gone()), 2.0) == []
+        assert made.handle(DevicePresence("b", there()), 3.0) == []
+        assert made.handle(TimePassed(), RETURN_S) == [PublishModel(2)]
 
     @pytest.mark.parametrize(
         ("changes", "reason"), [({"rounds": 1}, Stopped.MAX_ROUNDS), ({"target_ua": 0.5}, Stopped.TARGET_UA)]
@@ -134,8 +144,8 @@ class TestRound:
         made = asking("ab")
         assert counted(report_of(made, "b")) == [("b", "reported", "")]
         assert report_of(made, "a", 6.0)[-1] == AggregateUpdates(1, ("a", "b"))
-        assert made.tick(7.0) == []
-        assert kinds(made.aggregated(9.0)) == [RetractModel, SaveRecord, PublishModel]
+        assert made.handle(TimePassed(), 7.0) == []
+        assert kinds(made.handle(Aggregated(), 9.0)) == [RetractModel, SaveRecord, PublishModel]
         [record] = made.records
         assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
 
@@ -144,7 +154,7 @@ class TestRound:
         made = asking("ab")
         send(made, "a", Accept(10))
         send(made, "b", Accept(10))
-        effects = made.tick(300.0)
+        effects = made.handle(TimePassed(), 300.0)
         assert kinds(effects)[-2:] == [RetractModel, SaveRecord]
         assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert made.records[0].failure == "quorum_missed"
@@ -153,7 +163,7 @@ class TestRound:
         """And fails when nobody is left."""
         made = asking("a", rounds=1)
         send(made, "a", Accept(10))
-        effects = made.refused("a", DIGEST, RefuseReason.NOT_FINITE, "NaN", 5.0)
+        effects = made.handle(UpdateRejected(made.last_round, "a", DIGEST, RefuseReason.NOT_FINITE, "NaN"), 5.0)
         assert told(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
         assert (made.records[0].refused, made.stopped) == ({"not_finite": 1}, Stopped.MAX_ROUNDS)
 
@@ -169,7 +179,7 @@ class TestRound:
         """The machine refuses what the program does out of order."""
         made = asking("a")
         with pytest.raises(IllegalTransition):
-            made.aggregated(1.0)
+            made.handle(Aggregated(), 1.0)
         assert made.open is not None
         assert made.open.round.phase is Phase.RECRUITING
 
@@ -197,11 +207,11 @@ class TestStaleMessages:
     def test_of_devices_that_were_not_asked_are_refused(self):
         """Nobody invites himself."""
         made = asking("ab")
-        made.on_state("z", there(), 1.0)
+        made.handle(DevicePresence("z", there()), 1.0)
         [(_, body)] = told(send(made, "z", Offer(update())))
         assert isinstance(body, Refused)
         assert body.reason is RefuseReason.NOT_INVITED
-        assert made.on_chunk("z", cut(BLOB, update(BLOB), 0), 1.0) == []
+        assert made.handle(ChunkReceived("z", cut(BLOB, update(BLOB), 0)), 1.0) == []
 
     def test_while_aggregating_are_late(self):
         """Save for what was committed, which is committed again."""
@@ -213,18 +223,18 @@ class TestStaleMessages:
         """A late offer of a committed update is always good news, of any other never."""
         made = asking("a", rounds=1)
         report_of(made, "a")
-        made.aggregated(9.0)
+        made.handle(Aggregated(), 9.0)
         assert made.stopped is Stopped.MAX_ROUNDS
         assert told(send(made, "a", Offer(update(BLOB)), 10.0)) == [("a", Committed(DIGEST))]
         [(_, body)] = told(send(made, "a", Offer(update(b"other")), 10.0))
         assert isinstance(body, Refused)
-        assert made.on_chunk("a", cut(BLOB, update(BLOB), 0), 10.0) == []
+        assert made.handle(ChunkReceived("a", cut(BLOB, update(BLOB), 0)), 10.0) == []
 
     def test_last_wills_of_connections_before_are_nothing(self):
         """The device lives."""
         made = asking("ab")
-        made.on_state("a", there("b2"), 1.0)
-        assert made.on_state("a", gone("b1"), 2.0) == []
+        made.handle(DevicePresence("a", there("b2")), 1.0)
+        assert made.handle(DevicePresence("a", gone("b1")), 2.0) == []
         assert made.fleet.eligible() == ["a", "b"]
 
 
@@ -233,18 +243,18 @@ class TestEnd:
         """The last aggregated round is as good as it should be."""
         made = asking("a", target_ua=0.9, rounds=9)
         report_of(made, "a", accuracy=0.8)
-        made.aggregated(6.0)
-        made.model_published(model(), 6.0)
+        made.handle(Aggregated(), 6.0)
+        made.handle(ModelPublished(model()), 6.0)
         report_of(made, "a", accuracy=0.95)
-        assert made.aggregated(9.0)[-1] == EndRun(Stopped.TARGET_UA, "")
+        assert made.handle(Aggregated(), 9.0)[-1] == EndRun(Stopped.TARGET_UA, "")
 
     def test_after_an_interrupt(self):
         """In every phase of a round, and before there is one; the second one changes nothing."""
-        assert engine().interrupt(1.0) == [EndRun(Stopped.INTERRUPTED, "")]
+        assert engine().handle(Interrupted(), 1.0) == [EndRun(Stopped.INTERRUPTED, "")]
         selecting = engine()
-        selecting.on_state("a", there(), 1.0)
-        assert told(selecting.interrupt(2.0)) == []
+        selecting.handle(DevicePresence("a", there()), 1.0)
+        assert told(selecting.handle(Interrupted(), 2.0)) == []
         recruiting = asking("ab")
-        assert told(recruiting.interrupt(2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
-        assert recruiting.interrupt(3.0) == []
-        assert aggregating().interrupt(6.0)[-1] == EndRun(Stopped.INTERRUPTED, "")
+        assert told(recruiting.handle(Interrupted(), 2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert recruiting.handle(Interrupted(), 3.0) == []
+        assert aggregating().handle(Interrupted(), 6.0)[-1] == EndRun(Stopped.INTERRUPTED, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
+from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import TaskCapability
 from tests.coordinator.engines import engine
@@ -57,20 +58,20 @@ class TestWaiting:
         """Ten agents on a busy machine load torch for longer than `wait_s`."""
         made = engine(devices=10, wait_s=60.0)
         for number in range(10):
-            made.on_state(f"pi-{number}", starting(), 30.0)
+            made.handle(DevicePresence(f"pi-{number}", starting()), 30.0)
         assert made.next_deadline() == 60.0 + STARTING_S
-        assert made.tick(61.0) == []
+        assert made.handle(TimePassed(), 61.0) == []
         for number in range(9):
-            assert made.on_state(f"pi-{number}", there(), 200.0 + number) == []
-        assert made.on_state("pi-9", there(), 300.0) == [PublishModel(1)]
+            assert made.handle(DevicePresence(f"pi-{number}", there()), 200.0 + number) == []
+        assert made.handle(DevicePresence("pi-9", there()), 300.0) == [PublishModel(1)]
 
     def test_run_that_ends_without_devices_counts_those_that_are_starting(self):
         """The wait is limited by STARTING_S."""
         made = engine(devices=3, wait_s=60.0)
-        made.on_state("a", there(), 1.0)
-        made.on_state("b", starting(), 1.0)
-        assert made.tick(60.0 + STARTING_S - 1) == []
-        [finish] = made.tick(60.0 + STARTING_S)
+        made.handle(DevicePresence("a", there()), 1.0)
+        made.handle(DevicePresence("b", starting()), 1.0)
+        assert made.handle(TimePassed(), 60.0 + STARTING_S - 1) == []
+        [finish] = made.handle(TimePassed(), 60.0 + STARTING_S)
         assert isinstance(finish, EndRun)
         assert "1 of 3 devices came within 60 s, and 1 more are still starting 300 s later" in finish.detail
         assert "--wait-s" in finish.detail
@@ -78,15 +79,15 @@ class TestWaiting:
     def test_run_ends_when_too_few_devices_came_and_none_is_starting(self):
         """After `wait_s`."""
         made = engine(devices=2, wait_s=60.0)
-        made.on_state("a", starting(), 1.0)
-        assert made.tick(70.0) == []
-        [finish] = made.on_state("a", there(), 80.0)
+        made.handle(DevicePresence("a", starting()), 1.0)
+        assert made.handle(TimePassed(), 70.0) == []
+        [finish] = made.handle(DevicePresence("a", there()), 80.0)
         assert isinstance(finish, EndRun)
 
     def test_resumed_run_waits_for_devices_that_are_starting(self):
         """They restarted together with the coordinator's machine."""
         made = engine([RoundRecord(1, "aggregated", 2, 2, 0, 2)], epoch=2, devices=2, wait_s=60.0)
-        made.on_state("a", there(), 1.0)
-        made.on_state("b", starting(), 1.0)
-        assert made.tick(100.0) == []
-        assert made.on_state("b", there(), 120.0) == [PublishModel(2)]
+        made.handle(DevicePresence("a", there()), 1.0)
+        made.handle(DevicePresence("b", starting()), 1.0)
+        assert made.handle(TimePassed(), 100.0) == []
+        assert made.handle(DevicePresence("b", there()), 120.0) == [PublishModel(2)]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.rounds.participant_transitions import State
+from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_writer import UpdateWritten
@@ -85,7 +86,7 @@ def test_the_time_never_goes_back(steps):
 def _at_work(bench: Bench) -> Service:
     connection: Any = SimpleNamespace(inbox=bench.inbox, door=IngressFilter(10), fleet="demo", link=RecordedLink())
     nobody: Any = SimpleNamespace(
-        is_revoked=lambda _device: False, poll=lambda *_: [], show=lambda _: None, say=lambda _: None
+        is_revoked=lambda _device: False, poll=lambda *_: None, show=lambda _: None, say=lambda _: None
     )
     return Service(
         bench.engine, bench.performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody
@@ -100,7 +101,7 @@ def test_an_answer_that_came_in_time_counts_though_the_coordinator_was_busy(
     bench = Bench(tmp_path, prepared, registry, recruit_deadline_s=5.0)
     service = _at_work(bench)
     for device in "ab":
-        bench.perform(bench.engine.on_state(device, there(), time.monotonic()))
+        bench.perform(bench.engine.handle(DevicePresence(device, there()), time.monotonic()))
     bench.hear("a", Accept(10))
     later(came_after_s)
     bench.inbox.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
@@ -198,7 +199,7 @@ def test_a_failed_round_changes_neither_the_model_nor_its_name(bench):
     for device in "ab":
         bench.hear(device, Failed(FailReason.TRAINING))
     assert bench.engine.records[-1].outcome == "failed"
-    bench.perform(bench.engine.tick(time.monotonic() + 60.0))
+    bench.perform(bench.engine.handle(TimePassed(), time.monotonic() + 60.0))
     assert (bench.engine.last_round, bench.performer.base) == (3, name)
     assert (request_to(bench, "a").deltas, len(request_to(bench, "b").deltas)) == ((), 1)
 
@@ -208,8 +209,8 @@ class TestDeviceThatLacksTheEncoding:
     def mixed(self, bench):
         """Device a knows nothing of differences, b does; both are in round 2."""
         for _ in range(2):
-            bench.perform(bench.engine.on_state("a", OLD, time.monotonic()))
-            bench.perform(bench.engine.on_state("b", there(), time.monotonic()))
+            bench.perform(bench.engine.handle(DevicePresence("a", OLD), time.monotonic()))
+            bench.perform(bench.engine.handle(DevicePresence("b", there()), time.monotonic()))
             for device, encoding in (("a", EVERYWHERE), ("b", "")):
                 bench.hear(device, Accept(10))
                 bench.hear(device, Progress(JobPhase.TRAINING, 0, 1))
@@ -247,11 +248,11 @@ class TestDeviceThatLacksTheEncoding:
         assert [(name, envelope.body.encoding) for name, envelope in later.sent] == [("b", "delta-int8")]
         later = mixed.again(encoding="delta-int4")
         assert [(name, envelope.body.encoding) for name, envelope in later.sent] == [("b", "delta-int8")]
-        later.perform(later.engine.on_state("b", there(), time.monotonic()))
+        later.perform(later.engine.handle(DevicePresence("b", there()), time.monotonic()))
         later.upload("b", 0.4, "delta-int8")
         assert [record.reported for record in later.engine.records] == [2, 2]
 
     def test_that_was_made_new_is_asked_for_what_it_knows_now(self, mixed):
         """From its next start on."""
-        mixed.perform(mixed.engine.on_state("a", there("b2"), time.monotonic()))
+        mixed.perform(mixed.engine.handle(DevicePresence("a", there("b2")), time.monotonic()))
         assert request_to(mixed, "a").encoding == "delta-int8"

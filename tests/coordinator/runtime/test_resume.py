@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
+from fedpatch.coordinator.rounds.run_events import Interrupted
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.resume import seen_devices
@@ -142,7 +143,7 @@ class TestOpenRound:
     def test_that_an_operator_interrupted_has_the_time_it_had(self, bench, monkeypatch):
         """The night between is not held against the devices."""
         started = BootTime.now()
-        bench.perform(bench.engine.interrupt(bench.engine.open.round._invited_at + 100.0))
+        bench.perform(bench.engine.handle(Interrupted(), bench.engine.open.round._invited_at + 100.0))
         night = BootTime(started.boot, started.uptime_s + 30_000, started.unix_s + 30_000)
         monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: night)
         assert "round 1 goes on with 0 of 2 updates, 500 s to its deadline" in bench.again().said

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
+from fedpatch.coordinator.rounds.run_events import TimePassed
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.runtime.update_writer import UpdateWriter
 from fedpatch.coordinator.settings import RunSettings
@@ -153,10 +154,10 @@ def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
     bench.upload("b", 3.0)
     slow.may["b"].set()
     assert woken.acquire(timeout=LONG_S)
-    bench.performer.drain(wait=False)
+    bench.finish_updates(wait=False)
     assert committed(bench) == []
     slow.may["a"].set()
-    bench.performer.drain(wait=True)
+    bench.finish_updates(wait=True)
     assert committed(bench) == ["a", "b"]
     assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {2.0}
 
@@ -166,11 +167,12 @@ def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(ben
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     slow.may["a"].set()
-    bench.performer.perform(bench.performer._settled(1))
+    for event in bench.performer._settled(1):
+        bench.perform(bench.engine.handle(event, bench.inbox.now))
     assert committed(bench) == ["a"]
     slow.may["b"].set()
     run = bench.engine.spec.run
-    bench.perform(bench.engine.tick(time.monotonic() + 2 * bench.engine.spec.policy.deadline_s))
+    bench.perform(bench.engine.handle(TimePassed(), time.monotonic() + 2 * bench.engine.spec.policy.deadline_s))
     [record] = bench.registry.rounds.records(run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert (committed(bench), bench.registry.rounds.updates(run, 1)) == (["a"], [])

@@ -1040,7 +1040,7 @@ class Disk:
         """All of them, and those that follow."""
         run_effects(self.job, effects, self, lambda: 20.0)
 
-    def run(self, effect: Effect) -> list[Event]:
+    def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
         match effect:
             case StartDownload():
