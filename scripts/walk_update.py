@@ -337,6 +337,10 @@ class PlayedTrainer:
         self._events(READY)
         threading.Thread(target=self._play, daemon=True).start()
 
+    def resident_mib(self) -> float:
+        """Return 0: no process runs."""
+        return 0.0
+
     def train(self, command: Any) -> None:
         """Trained at once."""
         self._profiler.step = "trained"
@@ -362,7 +366,6 @@ def walk_agent() -> dict[str, Walk]:
     profiler = Profiler(only_main=True)
     make_link: Any = partial(AgentLink, profiler=profiler)
     make_trainer: Any = partial(PlayedTrainer, profiler=profiler)
-    any_startup: Any = startup
     with tempfile.TemporaryDirectory() as folder:
         settings = AgentSettings(
             data="x",
@@ -374,18 +377,10 @@ def walk_agent() -> dict[str, Walk]:
             under_voltage_ok=True,
             broker="mqtt://127.0.0.1",
         )
-        with ExitStack() as patches:
-            if hasattr(startup, "Ports"):
-                ports = any_startup.Ports(link=make_link, trainer=make_trainer)
-                agent = any_startup.make_agent(settings, Identity.new(FLEET, "pi"), ports)
-            else:
-                patches.enter_context(mock.patch.object(startup, "MqttLink", make_link))
-                patches.enter_context(mock.patch.object(startup, "Trainer", make_trainer))
-                manager = any_startup.ServiceManager()
-                identity = Identity.new(FLEET, "pi")
-                agent = any_startup._make_agent(settings, identity, Path(folder), SimpleQueue(), manager, Path("/"))
-            with profiler:
-                agent.run()
+        ports = startup.Ports(link=make_link, trainer=make_trainer)
+        agent = startup.make_agent(settings, Identity.new(FLEET, "pi"), SimpleQueue(), ports)
+        with profiler:
+            agent.run()
     return profiler.walks
 
 
