@@ -29,7 +29,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBound
 from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, base_name, moment_name
+from fedpatch.shared.tensors.arrays import TRAINABLE, Array, Schema, Tensors, TensorSpec, base_name, moment_name
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
@@ -216,7 +216,7 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
 
     def factor(spec: TensorSpec) -> float:
         part = _part_of(spec) or ""
-        if spec.trainable:
+        if part == "weights":
             return together
         if not _alone(part):
             return both
@@ -300,7 +300,7 @@ def _first_by_second(plan: TrainPlan) -> float | None:
 
 
 def _part_of(spec: TensorSpec) -> Part | None:
-    if spec.trainable:
+    if spec.role in TRAINABLE:
         return "weights"
     if spec.role != "moment":
         if np.dtype(spec.dtype).kind == "b":

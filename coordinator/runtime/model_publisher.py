@@ -22,7 +22,7 @@ from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Link
 from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
 from fedpatch.shared.wire.messages import MAX_CHUNKS, Manifest
-from fedpatch.shared.wire.topics import model_chunk
+from fedpatch.shared.wire.topics import model_chunk, model_chunks
 
 CLOSE_TIMEOUT_S = 2.0
 
@@ -119,10 +119,9 @@ class ModelPublisher:
 
     def _publish_chunks(self, blob: Blob, indices: Iterable[int]) -> bool:
         """False when there is no room left: devices ask for what they miss; pushing on would only fill the queue further."""
-        manifest = blob.manifest
-        for index in indices:
+        manifest, wanted = blob.manifest, list(indices)
+        for index, topic in zip(wanted, model_chunks(self._fleet, manifest.digest, wanted), strict=True):
             payload = encode_chunk(cut(blob.data, manifest, index))
-            topic = model_chunk(self._fleet, manifest.digest, index)
             try:
                 taken = self._link.publish(topic, payload, retain=self.retain)
             except BrokerError as error:

@@ -189,7 +189,8 @@ def pack(
     if is_delta(encoding) and (fault := _fault_of(base, schema)):
         raise ValueError(f"{encoding} needs the tensors that both sides hold as `base`, but {fault}")
     rng = np.random.default_rng(seed)
-    entries = [_entry(tensors[spec.name], spec, encoding, base, rng) for spec in schema.specs]
+    delta_base = base if is_delta(encoding) else None
+    entries = [_entry(tensors[spec.name], spec, encoding, delta_base, rng) for spec in schema.specs]
     _require_readable(dict(meta))
     raw = msgpack.packb({"meta": dict(meta), "tensors": entries})
     level = ZSTD_LEVEL_OF_DELTAS if is_delta(encoding) else ZSTD_LEVEL
@@ -232,7 +233,7 @@ def unpack(
             raise WireError("the blob's meta is not plain data with str keys")
         if reader.value() != "tensors":
             raise WireError("the blob has no tensors")
-        tensors = _read_tensors(reader, schema, encoding, base)
+        tensors = _read_tensors(reader, schema, encoding, base if is_delta(encoding) else None)
         reader.expect_end()
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"the blob is not a msgpack container of tensors: {error}") from error
@@ -280,7 +281,7 @@ def _entry(
         raise SchemaMismatch(f"{spec.name}: dtype {array.dtype}, agreed {spec.dtype}")
     with np.errstate(over="ignore"):
         values = array.astype(spec.dtype, copy=False)
-        if is_delta(encoding) and base is not None and (rule := rule_of(encoding, spec)):
+        if base is not None and (rule := rule_of(encoding, spec)):
             written = encode(values, base[spec.name], spec, rule, rng)
             if written is not None:
                 return spec.name, rule.word, spec.shape, written
@@ -320,6 +321,7 @@ def _decompress(blob: bytes, encoding: str, raw_bytes: int, schema: Schema) -> b
 def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors | None) -> dict[str, Array]:
     tensors: dict[str, Array] = {}
     unexpected: set[str] = set()
+    specs = {spec.name: spec for spec in schema.specs}
     count = reader.array_size()
     if count > MAX_TENSORS:
         raise WireError(f"the blob has {count} tensors; at most {MAX_TENSORS} are allowed")
@@ -329,10 +331,9 @@ def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors |
         name, form, shape, values = reader.value(), reader.value(), reader.value(), reader.binary()
         if not isinstance(name, str) or name in tensors or name in unexpected:
             raise WireError("the name of a tensor is not text or appears twice")
-        if name in schema:
-            spec = schema.spec(name)
+        if (spec := specs.get(name)) is not None:
             _check_shape(spec, form, shape)
-            rule = rule_of(encoding, spec) if base is not None and is_delta(encoding) else None
+            rule = rule_of(encoding, spec) if base is not None else None
             if rule and base is not None and form == rule.word:
                 tensors[name] = decode(values, base[name], spec, rule)
             else:

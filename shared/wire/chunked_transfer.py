@@ -1,4 +1,4 @@
-"""Chunked, content-addressed transfer of blobs: manifests, and the device's two ends as state machines without IO.
+"""Chunked, content-addressed transfer of blobs: chunks, manifests, and the device's two ends as state machines without IO.
 
 A PUBACK proves nothing about the receiver, so the receiver names the chunks that it lacks. A device that downloads asks for
 missing chunks when none has arrived for a while (`Download`). A device that uploads sends at most one window of
@@ -10,30 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from fedpatch.shared.errors import BrokerError, UsageError, WireError
-from fedpatch.shared.wire.chunks import CHUNK_OVERHEAD_BYTES, Bitmap, Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.messages import MAX_CHUNKS, Ack, Grant, Manifest, Need, Offer
 
-__all__ = [
-    "CHUNK_OVERHEAD_BYTES",
-    "Bitmap",
-    "Chunk",
-    "Download",
-    "SendChunk",
-    "Upload",
-    "check_manifest",
-    "chunk_bytes_within",
-    "cut",
-    "decode_chunk",
-    "describe",
-    "encode_chunk",
-    "fits",
-]
+# magic, version, flags (0), SHA-256 of the blob, index, count, length of the data, CRC-32 of the data; network order.
+_HEADER = struct.Struct(">2sBB32sIIII")
+_MAGIC = b"fp"
+_CHUNK_VERSION = 1
 
+CHUNK_OVERHEAD_BYTES = _HEADER.size
 # Topic, fixed header and MQTT 5 properties of a PUBLISH. It is generous, because a broker closes the connection at a packet
 # beyond its limit, and would do so again at each attempt to send it.
 _PACKET_OVERHEAD_BYTES = 512
@@ -44,6 +35,112 @@ ASK_QUIET_S = 1.0
 OFFER_QUIET_S = 3.0
 # Pause of a device with an upload slot: several of its offers must arrive before the coordinator gives the slot away.
 GRANTED_QUIET_S = 5.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One part of a blob.
+
+    Attributes:
+        digest: SHA-256 of the whole blob, 64 lower-case hexadecimal digits.
+        index: Position of this part, from 0 to `count` - 1.
+        count: Number of parts of the blob.
+        data: Bytes of this part.
+
+    Example:
+        >>> chunk = Chunk("00" * 32, index=0, count=1, data=b"abc")
+        >>> decode_chunk(encode_chunk(chunk)) == chunk
+        True
+    """
+
+    digest: str
+    index: int
+    count: int
+    data: bytes
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """Return the wire form of `chunk`: a header of 52 bytes, then the data."""
+    header = _HEADER.pack(
+        _MAGIC,
+        _CHUNK_VERSION,
+        0,
+        bytes.fromhex(chunk.digest),
+        chunk.index,
+        chunk.count,
+        len(chunk.data),
+        zlib.crc32(chunk.data),
+    )
+    return header + chunk.data
+
+
+def decode_chunk(payload: bytes) -> Chunk:
+    """Return the chunk in `payload`. Raises WireError if it is foreign or truncated, or if its CRC does not match."""
+    if len(payload) < _HEADER.size:
+        raise WireError(f"chunk of {len(payload)} bytes is shorter than its header")
+    magic, version, flags, digest, index, count, length, crc = _HEADER.unpack_from(payload)
+    if magic != _MAGIC or version != _CHUNK_VERSION or flags != 0:
+        raise WireError("the payload is not a chunk of this protocol version")
+    data = payload[_HEADER.size :]
+    if not 0 < count <= MAX_CHUNKS or index >= count:
+        raise WireError(f"chunk {index} of {count} is impossible: count must be 1 to {MAX_CHUNKS}, index below count")
+    if len(data) != length or zlib.crc32(data) != crc:
+        raise WireError(f"chunk {index} of {count} is damaged")
+    return Chunk(digest.hex(), index, count, data)
+
+
+class Bitmap:
+    r"""A set of chunk indices from 0 to `count` - 1. In the wire form, chunk i is bit i % 8 of byte i // 8.
+
+    Example:
+        >>> received = Bitmap(10, [0, 9])
+        >>> received.to_bytes(), received.missing(limit=3)
+        (b'\x01\x02', [1, 2, 3])
+    """
+
+    def __init__(self, count: int, indices: Iterable[int] = ()) -> None:
+        self.count = count
+        self._set: set[int] = {i for i in indices if 0 <= i < count}
+
+    @classmethod
+    def from_bytes(cls, count: int, data: bytes) -> Bitmap:
+        """Read the wire form. Raises WireError unless `data` has exactly `count` bits, padded with zeros."""
+        value = int.from_bytes(data, "little")
+        if len(data) != (count + 7) // 8 or value >> count:
+            raise WireError(f"bitmap of {len(data)} bytes does not fit {count} chunks")
+        return cls(count, (8 * i + bit for i, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1))
+
+    def to_bytes(self) -> bytes:
+        """Return the wire form, (count + 7) // 8 bytes."""
+        data = bytearray((self.count + 7) // 8)
+        for i in self._set:
+            data[i // 8] |= 1 << i % 8
+        return bytes(data)
+
+    def add(self, index: int) -> bool:
+        """Add `index`. Returns False if it was in the set already."""
+        if index in self._set:
+            return False
+        self._set.add(index)
+        return True
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._set
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._set))
+
+    def __len__(self) -> int:
+        return len(self._set)
+
+    @property
+    def full(self) -> bool:
+        """Whether every index is in the set."""
+        return len(self._set) == self.count
+
+    def missing(self, limit: int) -> list[int]:
+        """Return the lowest indices that are not in the set, at most `limit` of them."""
+        return list(islice((i for i in range(self.count) if i not in self._set), limit))
 
 
 def chunk_bytes_within(configured_bytes: int, max_packet_bytes: int | None) -> int:

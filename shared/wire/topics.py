@@ -7,7 +7,7 @@ device is the name in its topics, which the access rules protect; a payload cann
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -175,6 +175,29 @@ def model_chunk(fleet: str, digest: str, index: int) -> str:
         UsageError: An argument cannot be part of a topic.
     """
     return _fill("model_chunk", fleet, digest=digest, index=index)
+
+
+def model_chunks(fleet: str, digest: str, indices: Iterable[int]) -> list[str]:
+    """Return the topics of several chunks of one global model; the arguments are checked once.
+
+    Args:
+        fleet: Name of the fleet.
+        digest: SHA-256 of the blob, 64 lower-case hexadecimal digits.
+        indices: Indices of the chunks, each 0 to MAX_CHUNKS - 1.
+
+    Returns:
+        The topics, in the order of `indices`.
+
+    Raises:
+        UsageError: An argument cannot be part of a topic.
+
+    Example:
+        >>> [topic[-2:] for topic in model_chunks("kitchen", "ab" * 32, range(2))]
+        ['/0', '/1']
+    """
+    wanted = list(indices)
+    first = model_chunk(fleet, digest, max(wanted, default=0))
+    return [f"{first.rpartition('/')[0]}/{index}" for index in wanted]
 
 
 def update_chunk(fleet: str, device: str, digest: str, index: int) -> str:
