@@ -75,8 +75,10 @@ class Round:
         self._accepted = 0
         # Participants that do not count any more (coordinator.cohort.quorum).
         self.left: set[str] = set()
-        # Participants for which the round is not meant (fedpatch.coordinator.rounds.missed_rounds).
+        # Participants for which the round is not meant (coordinator.rounds.missed_rounds).
         self._absent: frozenset[str] = frozenset()
+        # Updates that make the quorum. They change only when devices are invited or leave, and are read at every event.
+        self.needed = self._updates_needed()
         # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
         self._give_up_at = math.inf
         self._started_at = self._invited_at = self._asked_at = now
@@ -107,7 +109,7 @@ class Round:
             participant.since[participant.state] = now
         for device in self.participants.keys() & ledger.offenders.keys():
             self._move(device, State.FAILED, ledger.offenders[device])
-            self.left.add(device)
+            self._leave(device)
         self._give_up_at = -math.inf
         if ledger.closing:
             self._quorum_at = self._closing_at = now
@@ -139,7 +141,7 @@ class Round:
         participant.accepted |= target in _ACCEPTED
         participant.since.setdefault(target, now)
         if leaves:
-            self.left.add(device)
+            self._leave(device)
         if target is State.LOST:
             participant.lost_at = now
             self._give_up_at = min(self._give_up_at, now + self.policy.rejoin_s)
@@ -168,9 +170,12 @@ class Round:
         """Nothing more can change."""
         return self.phase in (Phase.CLOSED, Phase.FAILED)
 
-    @property
-    def needed(self) -> int:
-        """Updates that make the quorum."""
+    def _leave(self, device: str) -> None:
+        """Take `device` out of the count."""
+        self.left.add(device)
+        self.needed = self._updates_needed()
+
+    def _updates_needed(self) -> int:
         target, quorum = self.policy.target, self.policy.quorum
         # Devices that count and were invited beyond the target stand in for those that left the count.
         spares = max(0, len(self.participants.keys() - self._absent) - target)
@@ -260,6 +265,7 @@ class Round:
         self._require(Phase.SELECTING, what)
         self.participants = {device: Participant(since={State.INVITED: now}) for device in devices}
         self._absent = absent
+        self.needed = self._updates_needed()
         self._in[State.INVITED].update(devices)
         self.phase = Phase.RECRUITING
 

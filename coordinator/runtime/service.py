@@ -75,6 +75,8 @@ class Service:
         self._watchers = StatusPublisher(connection.link, connection.fleet, engine.spec)
         self._observer = performer.observer
         self._show_at = 0.0
+        # The engine's next deadline, as of the last event.
+        self._deadline = engine.next_deadline()
 
     def run(self) -> None:
         """Run until the engine has stopped; its `stopped` says why."""
@@ -90,6 +92,7 @@ class Service:
             self._view.show(status_message(self._engine, time.monotonic(), phase="starting"))
         with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(UpdateWritten())):
             self._run_effects(self._engine.handle(RunStarted(), self._inbox.now_is_present()))
+            self._deadline = self._engine.next_deadline()
             yield
 
     def step(self) -> None:
@@ -122,12 +125,15 @@ class Service:
             self._run_effects(self._engine.handle(event, self._inbox.now))
 
     def _tick(self) -> None:
-        """What has arrived by a deadline counts, though it may not be taken yet, or not be written."""
-        deadline, reached = self._engine.next_deadline(), self._inbox.processed_until()
-        if deadline is not None and deadline <= reached:
-            self._finish_updates(wait=True)
+        """Handle a deadline that is reached. An update that arrived by then counts, though it may not be written yet."""
+        self._deadline, reached = self._engine.next_deadline(), self._inbox.processed_until()
+        if self._deadline is None or self._deadline > reached:
+            self._inbox.advance_to(reached)
+            return
+        self._finish_updates(wait=True)
         self._inbox.advance_to(reached)
         self._run_effects(self._engine.handle(TimePassed(), self._inbox.now))
+        self._deadline = self._engine.next_deadline()
 
     def _show(self, now: float) -> None:
         """Show the status, seldom in large rounds: building it takes time in proportion to the cohort."""
@@ -148,7 +154,7 @@ class Service:
             self._run_effects([CountEvent(device, "ignored", reason, times=times)])
 
     def _next_event(self) -> Event | None:
-        deadline = self._engine.next_deadline()
+        deadline = self._deadline
         wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.monotonic()))
         try:
             return self._inbox.get(timeout=wait_s)
