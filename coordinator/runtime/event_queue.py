@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from queue import SimpleQueue
 
-from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import LinkEvent
 
 

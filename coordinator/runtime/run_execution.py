@@ -7,6 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,13 +22,16 @@ from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import Connection
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.device_counters import DeviceCounters
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, seen_devices, take_up_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare, run_spec
 from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
 from fedpatch.coordinator.storage.database import exists
@@ -208,41 +212,52 @@ def _play_rounds(
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, settings.fleet, records, unfinished, quarantine.held)
     publisher = _publisher(settings.fleet, state_dir, connection)
-    performer = EffectRunner(
-        engine,
-        prepared,
-        state,
-        connection=connection,
-        publisher=publisher,
-        registry=registry,
-        directory=directory,
-        view=view,
-    )
-    performer.quarantine = quarantine
     connection.door.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
-    try:
-        certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
-        with observed(settings, engine, directory, view, certificates) as performer.observer:
+    certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
+
+    def say(line: str) -> None:
+        view.say(printable(line))
+
+    counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say)
+    aggregator = Aggregator(state, directory, prepared, spec, say)
+    with ExitStack() as stack:
+        stack.callback(_close, publisher)
+        observer = stack.enter_context(observed(settings, engine, directory, view, certificates))
+        updates = UpdateStore(
+            directory,
+            registry,
+            engine,
+            requirements=aggregator.requirements,
+            counters=counters,
+            executor=stack.enter_context(ThreadPoolExecutor(THREADS, "fedpatch-store")),
+            wake=lambda: connection.inbox.put(UpdateWritten()),
+        )
+        runner = EffectRunner(
+            engine,
+            connection=connection,
+            publisher=publisher,
+            aggregator=aggregator,
+            updates=updates,
+            counters=counters,
+            say=say,
+            observer=observer,
+        )
+        try:
             Service(
                 engine,
-                performer,
+                runner,
                 connection=connection,
                 publisher=publisher,
                 view=view,
                 revocations=revocations,
+                quarantine=quarantine,
             ).run()
-    except (StateError, OSError):
-        with suppress(FedpatchError, OSError):
-            run_effects(engine, engine.handle(Suspended(), now := time.monotonic()), performer, lambda: now)
-        raise
-    except FedpatchError:
-        with suppress(FedpatchError, OSError):
-            run_effects(engine, engine.handle(Interrupted(), now := time.monotonic()), performer, lambda: now)
-        raise
-    finally:
-        with suppress(FedpatchError, OSError):
-            publisher.close()
+        except (FedpatchError, OSError) as error:
+            event = Suspended() if isinstance(error, StateError | OSError) else Interrupted()
+            with suppress(FedpatchError, OSError):
+                run_effects(engine, engine.handle(event, now := time.monotonic()), runner, lambda: now)
+            raise
     return engine.stopped or Stopped.FAILED
 
 
@@ -269,6 +284,11 @@ def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPubl
     publisher = ModelPublisher(connection.link, fleet, state_dir / f"published-{fleet}-{broker}.txt")
     publisher.retain = connection.established.retain_available
     return publisher
+
+
+def _close(publisher: ModelPublisher) -> None:
+    with suppress(FedpatchError, OSError):
+        publisher.close()
 
 
 def _export(directory: Path, prepared: Prepared, view: View) -> str:

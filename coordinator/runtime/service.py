@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty
 
+from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.status_message import View, status_message
 from fedpatch.coordinator.observability.status_publisher import StatusPublisher
@@ -33,7 +34,7 @@ from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.event_queue import Event, Interrupt
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from fedpatch.shared.wire import topics
@@ -58,22 +59,24 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        performer: EffectRunner,
+        runner: EffectRunner,
         *,
         connection: Connection,
         publisher: ModelPublisher,
         view: View,
         revocations: Revocations,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._engine = engine
         self._revocations = revocations
-        self._performer = performer
+        self._runner = runner
+        self._quarantine = quarantine
         self._connection = connection
         self._inbox = connection.inbox
         self._publisher = publisher
         self._view = view
         self._watchers = StatusPublisher(connection.link, connection.fleet, engine.spec)
-        self._observer = performer.observer
+        self._observer = runner.observer
         self._show_at = 0.0
         # The engine's next deadline, as of the last event.
         self._deadline = engine.next_deadline()
@@ -90,7 +93,7 @@ class Service:
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
             self._view.show(status_message(self._engine, time.monotonic(), phase="starting"))
-        with _collecting_less(), self._performer.writing_beside(lambda: self._inbox.put(UpdateWritten())):
+        with _collecting_less():
             self._run_effects(self._engine.handle(RunStarted(), self._inbox.now_is_present()))
             self._deadline = self._engine.next_deadline()
             yield
@@ -105,7 +108,7 @@ class Service:
             self._finish_updates(wait=isinstance(event, Interrupt))
             self._run_effects(self._handle(event, self._inbox.now))
         else:
-            self._performer.flush_counts()
+            self._runner.counters.flush()
             self._publisher.drain()
         revoked = self._revocations.poll(self._engine.fleet.members, self._inbox.now)
         if revoked is not None:
@@ -117,11 +120,11 @@ class Service:
 
     def _run_effects(self, effects: Iterable[Effect]) -> None:
         """Run effects, and those that follow from their completion events."""
-        run_effects(self._engine, effects, self._performer, lambda: self._inbox.now)
+        run_effects(self._engine, effects, self._runner, lambda: self._inbox.now)
 
     def _finish_updates(self, *, wait: bool) -> None:
         """Handle the completion events of updates that are written; with `wait`, of all that are on their way."""
-        for event in self._performer.completed(wait=wait):
+        for event in self._runner.updates.completed(0 if wait else MAX_IN_PROGRESS):
             self._run_effects(self._engine.handle(event, self._inbox.now))
 
     def _tick(self) -> None:
@@ -146,8 +149,7 @@ class Service:
 
     def _watch_devices(self, now: float) -> None:
         """Who is held back, and what was dropped at the door."""
-        quarantine = self._performer.quarantine
-        held = quarantine.poll(now) if quarantine is not None else None
+        held = self._quarantine.poll(now) if self._quarantine is not None else None
         if held is not None:
             self._run_effects(self._engine.handle(HoldsChanged(held), now))
         for (device, reason), times in self._connection.door.take_dropped().items():
@@ -191,7 +193,7 @@ class Service:
         if topic is None:
             return []
         self._observer.received(topic.kind, len(event.payload))
-        if self._performer.storing.holds(topic.device):
+        if self._runner.updates.holds(topic.device):
             # Its word is heard after what it gave, as if that had been written at once.
             self._finish_updates(wait=True)
         if self._revocations.is_revoked(topic.device):
@@ -225,12 +227,12 @@ class Service:
         while fleet.evicted:
             evicted = fleet.evicted.pop()
             door.forgets(evicted)
-            if self._performer.quarantine is not None:
-                self._performer.quarantine.forget(evicted)
+            if self._quarantine is not None:
+                self._quarantine.forget(evicted)
         if device not in fleet.members:
             return [*effects, CountEvent("", "ignored", "fleet_full")]
         door.knows(device)
-        self._performer.see(device, state)
+        self._runner.counters.note_presence(device, state)
         self._observer.presence(device)
         return effects
 

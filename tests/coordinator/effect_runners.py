@@ -19,11 +19,14 @@ from fedpatch.coordinator.rounds.run_events import (
     HoldsChanged,
     RunStarted,
 )
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner
+from fedpatch.coordinator.runtime.aggregator import Aggregator
+from fedpatch.coordinator.runtime.device_counters import DeviceCounters
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
+from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, UpdateStore
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
@@ -38,7 +41,15 @@ from tests.support.specs import there
 class Bench:
     """A round with devices a and b that wait for nothing else; `again` is what the next process makes of it after a kill."""
 
-    def __init__(self, directory: Path, prepared: Prepared, registry: Registry, run: str = "", **changes: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        prepared: Prepared,
+        registry: Registry,
+        run: str = "",
+        writing: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
         self.prepared, self.registry, self.directory = prepared, registry, directory
         self.said: list[str] = []
         # How far some values of an update are from the others: equal ones take next to no bytes.
@@ -61,19 +72,30 @@ class Bench:
         self.sent: list[tuple[str, Any]] = []
         self.inbox = EventQueue()
         connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox)
-        view: Any = SimpleNamespace(say=self.said.append)
         self.publisher = ModelPublisher(link, "demo", directory / "note")
+
+        def say(line: str) -> None:
+            self.said.append(printable(line))
+
+        counters = DeviceCounters(registry, "demo", spec, self.quarantine, say)
+        self.aggregator = Aggregator(state, directory, prepared, spec, say)
+        self.updates = UpdateStore(
+            directory,
+            registry,
+            self.engine,
+            requirements=self.aggregator.requirements,
+            counters=counters,
+            **(writing or {}),
+        )
         self.performer = EffectRunner(
             self.engine,
-            prepared,
-            state,
             connection=connection,
             publisher=self.publisher,
-            registry=registry,
-            directory=directory,
-            view=view,
+            aggregator=self.aggregator,
+            updates=self.updates,
+            counters=counters,
+            say=say,
         )
-        self.performer.quarantine = self.quarantine
         self._looks = 0
         self._changes = changes
         self.perform(self.engine.handle(RunStarted(), time.monotonic()))
@@ -107,7 +129,7 @@ class Bench:
 
     def finish_updates(self, *, wait: bool) -> None:
         """Handle the completion events of updates, as the service does."""
-        for event in self.performer.completed(wait=wait):
+        for event in self.updates.completed(0 if wait else MAX_IN_PROGRESS):
             self.perform(self.engine.handle(event, self.inbox.now))
 
     def hear(self, device: str, body: Any) -> None:
@@ -132,8 +154,8 @@ class Bench:
             else np.full(spec.shape, value, spec.dtype)
             for spec in schema.specs
         }
-        report = UpdateReport(self.performer.base, 10, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
-        encoding, base = encoding or self.engine.spec.encoding, self.performer.state.tensors
+        report = UpdateReport(self.aggregator.base, 10, 1, 0.5, 0.5, 0.5, 0.0, 0.0)
+        encoding, base = encoding or self.engine.spec.encoding, self.aggregator.state.tensors
         packed = pack(tensors, schema, to_plain(report), encoding, base=base)
         return packed.blob, packed.manifest(2**16, schema)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.runtime.update_writer import DecodedCache
+from fedpatch.coordinator.runtime.update_store import DecodedCache
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=12)
 

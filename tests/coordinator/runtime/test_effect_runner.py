@@ -15,7 +15,6 @@ from fedpatch.coordinator.rounds.run_effects import CountEvent, EndRun
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.runtime.update_writer import DecodedCache
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
@@ -42,7 +41,7 @@ def test_only_updates_that_the_round_counts_are_folded_in(bench):
     bench.hear("b", Failed(FailReason.TRAINING))
     [record] = bench.registry.rounds.records(bench.engine.spec.run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
-    assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {1.0}
+    assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {1.0}
 
 
 def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared):
@@ -60,7 +59,7 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     [line] = [line for line in bench.said if "pulled back" in line]
     assert "b: " in line
     assert "fedpatch devices quarantine" in line
-    assert load_checkpoint(tmp_path)[0].references["weights"] == bench.performer.state.references["weights"]
+    assert load_checkpoint(tmp_path)[0].references["weights"] == bench.aggregator.state.references["weights"]
 
 
 def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared):
@@ -110,11 +109,11 @@ def test_a_model_that_could_not_be_saved_is_not_taken_for_the_state(bench, monke
     def full(*_: object) -> None:
         raise StateError("no space left")
 
-    monkeypatch.setattr("fedpatch.coordinator.runtime.effect_runner.save_checkpoint", full)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.aggregator.save_checkpoint", full)
     bench.upload("a", 1.0)
     with pytest.raises(StateError):
         bench.upload("b", 3.0)
-    assert bench.performer.state.round == 0
+    assert bench.aggregator.state.round == 0
 
 
 def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):
@@ -127,7 +126,7 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):
             current = Bench(directory, prepared, registry).begin()
             for device in order:
                 current.upload(device, {"a": 0.1, "b": 0.7}[device])
-            bits.append({name: array.tobytes() for name, array in current.performer.state.tensors.items()})
+            bits.append({name: array.tobytes() for name, array in current.aggregator.state.tensors.items()})
     assert bits[0] == bits[1]
 
 
@@ -138,11 +137,9 @@ def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepar
         directory = tmp_path / str(number)
         directory.mkdir()
         with Registry(directory / REGISTRY_FILE) as registry:
-            bench = Bench(directory, prepared, registry)
-            bench.performer.decoded = DecodedCache(room)
-            bench.begin()
+            bench = Bench(directory, prepared, registry, writing={"most_bytes": room}).begin()
             bench.upload("a", 0.1)
             bench.upload("b", 0.3)
-            models.append(bench.performer.state.tensors)
+            models.append(bench.aggregator.state.tensors)
     assert models[0].keys() == models[1].keys()
     assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])

@@ -17,7 +17,7 @@ from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.service import Service
-from fedpatch.coordinator.runtime.update_writer import UpdateWritten
+from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode

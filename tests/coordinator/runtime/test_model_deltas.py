@@ -86,7 +86,7 @@ def test_a_device_is_told_the_way_from_the_version_that_it_has(bench):
     versions: dict[str, Any] = {}
     for _ in range(3):
         bench.begin()
-        versions[bench.performer.base] = bench.performer.state.tensors
+        versions[bench.aggregator.base] = bench.aggregator.state.tensors
         play(bench, 1, "abc" if len(versions) == 3 else "ab")
     for device, count in (("a", 1), ("c", 3)):
         request = request_to(bench, device)
@@ -194,13 +194,13 @@ def test_a_failed_round_changes_neither_the_model_nor_its_name(bench):
     """The next one trains on the same version, so whoever has it needs nothing."""
     play(bench, 1)
     bench.begin()
-    name = bench.performer.base
+    name = bench.aggregator.base
     bench.hear("a", Progress(JobPhase.TRAINING, 0, 1))
     for device in "ab":
         bench.hear(device, Failed(FailReason.TRAINING))
     assert bench.engine.records[-1].outcome == "failed"
     bench.perform(bench.engine.handle(TimePassed(), time.monotonic() + 60.0))
-    assert (bench.engine.last_round, bench.performer.base) == (3, name)
+    assert (bench.engine.last_round, bench.aggregator.base) == (3, name)
     assert (request_to(bench, "a").deltas, len(request_to(bench, "b").deltas)) == ((), 1)
 
 

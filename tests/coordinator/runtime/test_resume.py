@@ -68,20 +68,20 @@ class TestOpenRound:
 
     def test_that_was_being_aggregated_is_aggregated_with_the_same_devices(self, bench, monkeypatch, prepared):
         """The others had been told that it is over."""
-        original = EffectRunner._record
+        original = EffectRunner._save_record
 
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(EffectRunner, "_record", killed)
+        monkeypatch.setattr(EffectRunner, "_save_record", killed)
         bench.upload("a", 1.0)
         with pytest.raises(KeyboardInterrupt):
             bench.upload("b", 3.0)
-        monkeypatch.setattr(EffectRunner, "_record", original)
+        monkeypatch.setattr(EffectRunner, "_save_record", original)
         later = bench.again()
         [record] = later.registry.rounds.records(later.engine.spec.run)
         assert (record.outcome, record.reported) == ("aggregated", 2)
-        assert {float(array.max()) for array in later.performer.state.tensors.values()} == {2.0}
+        assert {float(array.max()) for array in later.aggregator.state.tensors.values()} == {2.0}
         assert "round 1 goes on with 2 of 2 updates: all that were collected" in later.said
 
     def test_that_was_being_aggregated_collects_again_where_an_update_is_damaged(self, bench):
@@ -167,7 +167,7 @@ class TestOpenRound:
 class TestCheckpoint:
     def test_that_knows_more_than_the_registry_is_believed(self, bench):
         """Else the round would be played twice: the model has it already."""
-        run, state = bench.engine.spec.run, bench.performer.state
+        run, state = bench.engine.spec.run, bench.aggregator.state
         saved = RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.75)
         save_checkpoint(bench.directory, state, bench.prepared.public, {"record": saved.to_dict()})
         later = bench.again()
@@ -199,7 +199,7 @@ class TestCheckpoint:
         )
         later.begin()
         assert later.engine.last_round == 2
-        assert {float(array.max()) for array in later.performer.state.tensors.values()} == {1.0}
+        assert {float(array.max()) for array in later.aggregator.state.tensors.values()} == {1.0}
 
     def test_that_is_damaged_leaves_failed_rounds_before_it_as_they_are(self, bench):
         """They changed no model: what is played again begins with the first round that did."""
@@ -219,7 +219,7 @@ class TestCheckpoint:
         """The initial model follows from the seed."""
         for path in bench.directory.glob("checkpoint-*.fp"):
             path.unlink()
-        assert bench.again().performer.state.round == 0
+        assert bench.again().aggregator.state.round == 0
 
     def test_that_is_lost_with_rounds_played_is_an_error(self, bench):
         """To begin from the initial model would be to lose them silently."""

@@ -10,7 +10,6 @@ from fedpatch.coordinator.observability.event_observer import NullObserver
 from fedpatch.coordinator.rounds.run_effects import CountEvent
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.service import Service
-from fedpatch.coordinator.runtime.update_writer import UpdateWriter
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
 from tests.coordinator.engines import asking
@@ -20,9 +19,7 @@ from tests.coordinator.fake_link import RecordedLink
 def test_what_strangers_say_is_counted_under_no_name():
     """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
     connection: Any = SimpleNamespace(door=IngressFilter(10), fleet="demo", link=RecordedLink(), inbox=EventQueue())
-    performer: Any = SimpleNamespace(
-        observer=NullObserver(), quarantine=None, storing=UpdateWriter(lambda _effect: None)
-    )
+    performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(is_revoked=lambda _device: False)
     service = Service(
         asking("a"),

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fedpatch.coordinator.runtime.connection
+import fedpatch.coordinator.runtime.device_counters
 import fedpatch.coordinator.runtime.effect_runner
 import fedpatch.coordinator.runtime.event_queue
 import fedpatch.coordinator.runtime.fleet_claim
 import fedpatch.coordinator.runtime.model_publisher
 import fedpatch.coordinator.runtime.run_execution
 import fedpatch.coordinator.runtime.service
-import fedpatch.coordinator.runtime.update_writer
 import fedpatch.coordinator.storage.boot_clock
 import fedpatch.coordinator.storage.run_registry
 from fedpatch.coordinator.rounds.run_engine import Engine
@@ -48,6 +48,7 @@ _SPINNING = 2_000
 
 _MODULES_WITH_TIME_OR_CHANCE: tuple[Any, ...] = (
     fedpatch.coordinator.runtime.connection,
+    fedpatch.coordinator.runtime.device_counters,
     fedpatch.coordinator.runtime.effect_runner,
     fedpatch.coordinator.runtime.event_queue,
     fedpatch.coordinator.runtime.fleet_claim,
@@ -210,7 +211,7 @@ class SimulatedCoordinator:
             patch.setattr(module, "SimpleQueue", lambda: Queue(world))
         patch.setattr(fedpatch.coordinator.runtime.connection, "interrupts_into", self._at_work)
         patch.setattr(
-            fedpatch.coordinator.runtime.update_writer, "ThreadPoolExecutor", lambda *_: Disk(world, self._living)
+            fedpatch.coordinator.runtime.run_execution, "ThreadPoolExecutor", lambda *_: Disk(world, self._living)
         )
         patch.setattr(fedpatch.coordinator.runtime.run_execution, "prepare", lambda settings: prepared())
         patch.setattr(fedpatch.coordinator.runtime.run_execution, "remember", lambda directory: None)

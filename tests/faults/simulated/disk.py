@@ -44,8 +44,11 @@ class Disk:
         world.agenda.at(self._free_at, lambda: self._run(work, future))
         return future
 
-    def shutdown(self) -> None:
-        """Waits for what is left, where the process lives."""
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the rest, if the process lives."""
         for future in self._futures:
             if not self._process.dead:
                 self._world.wait(future.done, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.runtime.update_writer import UpdateWriter
+from fedpatch.coordinator.runtime.update_store import UpdateWriter
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -52,10 +53,17 @@ def disk() -> Iterator[Disk]:
         may.set()
 
 
-def test_updates_come_out_in_the_order_in_which_they_arrived(disk):
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    """Two threads."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def test_updates_come_out_in_the_order_in_which_they_arrived(disk, executor):
     """One that is written sooner than the one before it waits."""
     done = threading.Semaphore(0)
-    storing = UpdateWriter(disk.keep, done.release, threads=2)
+    storing = UpdateWriter(disk.keep, done.release, executor)
     storing.submit(update_of("a"))
     storing.submit(update_of("b"))
     disk.may["b"].set()
@@ -64,45 +72,41 @@ def test_updates_come_out_in_the_order_in_which_they_arrived(disk):
     disk.may["a"].set()
     assert done.acquire(timeout=LONG_S)
     assert [kept for _, kept in storing.completed()] == ["A", "B"]
-    storing.close()
 
 
-def test_whoever_wants_room_waits_for_the_oldest_alone(disk):
+def test_whoever_wants_room_waits_for_the_oldest_alone(disk, executor):
     """With two on their way and one allowed, the first is waited for and the second is not."""
-    storing = UpdateWriter(disk.keep, threads=2)
+    storing = UpdateWriter(disk.keep, executor=executor)
     storing.submit(update_of("a"))
     storing.submit(update_of("b"))
     disk.may["a"].set()
     assert [kept for _, kept in storing.completed(1)] == ["A"]
     assert (storing.holds("a"), storing.holds("b")) == (False, True)
     disk.may["b"].set()
-    storing.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threads):
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threaded, executor):
     """The error of the other thread ends the run as its own would."""
 
     def full(_effect: StoreUpdate) -> None:
         raise StateError("no space left")
 
-    storing = UpdateWriter(full, threads=threads)
+    storing = UpdateWriter(full, executor=executor if threaded else None)
     storing.submit(update_of("a"))
     with pytest.raises(StateError, match="no space left"):
         storing.completed(0)
-    storing.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threads):
+@pytest.mark.parametrize("threaded", [False, True])
+def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threaded, executor):
     """Files of a round that is over are gone before the next is folded."""
-    storing = UpdateWriter(str, threads=threads)
+    storing = UpdateWriter(str, executor=executor if threaded else None)
     storing.submit(update_of("a"))
-    storing.afterwards(lambda: (tmp_path / "there").touch())
+    storing.run_later(lambda: (tmp_path / "there").touch())
     storing.discard()
     assert (tmp_path / "there").exists()
     assert storing.completed(0) == []
-    storing.close()
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +124,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         assert disk.may[device].wait(LONG_S)
         return store_update(directory, round, device, *rest)
 
-    monkeypatch.setattr("fedpatch.coordinator.runtime.effect_runner.store_update", write)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.update_store.store_update", write)
     yield disk
     for may in disk.may.values():
         may.set()
@@ -133,14 +137,15 @@ def woken() -> threading.Semaphore:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, prepared: Prepared, slow: Disk, woken: threading.Semaphore) -> Iterator[Bench]:
+def bench(
+    tmp_path: Path, prepared: Prepared, slow: Disk, woken: threading.Semaphore, executor: ThreadPoolExecutor
+) -> Iterator[Bench]:
     """A round in which both devices have accepted, and their updates are written beside."""
     with Registry(tmp_path / REGISTRY_FILE) as registry:
-        bench = Bench(tmp_path, prepared, registry).begin()
-        with bench.performer.writing_beside(woken.release):
-            yield bench
-            for may in slow.may.values():
-                may.set()
+        writing = {"executor": executor, "wake": woken.release}
+        yield Bench(tmp_path, prepared, registry, writing=writing).begin()
+        for may in slow.may.values():
+            may.set()
 
 
 def committed(bench: Bench) -> list[str]:
@@ -159,7 +164,7 @@ def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
     slow.may["a"].set()
     bench.finish_updates(wait=True)
     assert committed(bench) == ["a", "b"]
-    assert {float(array.max()) for array in bench.performer.state.tensors.values()} == {2.0}
+    assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {2.0}
 
 
 def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(bench, slow):
@@ -167,7 +172,7 @@ def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(ben
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     slow.may["a"].set()
-    for event in bench.performer._settled(1):
+    for event in bench.updates.completed(1):
         bench.perform(bench.engine.handle(event, bench.inbox.now))
     assert committed(bench) == ["a"]
     slow.may["b"].set()

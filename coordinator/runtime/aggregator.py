@@ -1,0 +1,130 @@
+"""The global model of a run: packed for devices, aggregated with the updates of a round, saved with the round's record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
+from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.runtime.delta_history import DeltaHistory
+from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
+from fedpatch.coordinator.runtime.resume import pack_model, terms_of
+from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.storage.checkpoint import save_checkpoint
+from fedpatch.shared.tensors.arrays import Array
+
+_FAR_BEYOND = 10.0
+"""Times its bound: an update that is so far beyond it is shown to the operator as it comes."""
+_SHOWN_DEVICES = 4
+_IF_OFTEN = (
+    ". A device that is far beyond it in each round: look at its data, or fedpatch devices quarantine; honest ones that "
+    "are held back: raise norm_bound"
+)
+_log = logging.getLogger("fedpatch.coordinator")
+
+
+class Aggregator:
+    """Owns the server's state.
+
+    Args:
+        state: The state after the last completed round.
+        directory: Files of the run.
+        prepared: Task, strategy and schemas.
+        spec: The terms of the run.
+        say: Shows a line to the operator.
+
+    Attributes:
+        state: The state after the last round that is saved.
+        base: Digest of the global model that the open round trains on; empty before the first one is published.
+    """
+
+    def __init__(
+        self, state: ServerState, directory: Path, prepared: Prepared, spec: RunSpec, say: Callable[[str], None]
+    ) -> None:
+        self.state = self._next = state
+        self.base = ""
+        self._directory = directory
+        self._prepared = prepared
+        self._spec = spec
+        self._say = say
+        self._deltas = DeltaHistory(directory, prepared, spec)
+        self._explains_bounds = True
+
+    def publish(self, publisher: ModelPublisher) -> ModelPublished:
+        """Publish the global model, and the deltas that lead to it. Raises BrokerError if the broker refuses a chunk."""
+        blob, manifest = pack_model(self.state, self._prepared, self._spec)
+        deltas = self._deltas.path_to(self.state, manifest.size_bytes)
+        publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas])
+        self.base = manifest.digest
+        return ModelPublished(manifest, tuple(delta for _, delta in deltas))
+
+    def requirements(self) -> UpdateRequirements:
+        """Return the requirements of an update that was trained on the published model."""
+        return terms_of(self._prepared, self.base, model=self.state.tensors, limits=self._spec.limits)
+
+    def aggregate(
+        self, devices: Sequence[str], num_examples: Mapping[str, int], read: Callable[[str], Mapping[str, Array]]
+    ) -> Aggregated:
+        """Make the next global model; `save` makes it the state.
+
+        Updates are added one at a time, in the order of device names: the same updates give the same bits.
+
+        Args:
+            devices: Devices whose updates count, sorted.
+            num_examples: Examples of each device.
+            read: Returns the tensors of a device's update.
+        """
+        folded = aggregate(
+            devices,
+            {device: num_examples[device] for device in devices},
+            read,
+            schema=self._prepared.travelling,
+            base=self.state.tensors,
+            limits=self._spec.limits,
+            plan=self._prepared.plan,
+            past=self.state.references,
+        )
+        self._show_bounded(folded, num_examples)
+        aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        aimed = replace(aimed, references=folded.references)
+        self._next = self._deltas.apply(self.state, aimed, self.base)
+        return Aggregated(folded.bounded(), folded.bounded_devices())
+
+    def save(self, record: RoundRecord) -> None:
+        """Save the aggregated model and the record of its round, both in one checkpoint."""
+        save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
+        self._deltas.commit()
+        self.state = self._next
+
+    def _show_bounded(self, folded: AggregateResult, num_examples: Mapping[str, int]) -> None:
+        if folded.clipped:
+            farthest = sorted(folded.clipped.items(), key=lambda one: (-max(one[1].values()), one[0]))
+            words = [f"{device}: {_parts_words(times)}" for device, times in farthest[:_SHOWN_DEVICES]]
+            if more := len(farthest) - len(words):
+                words.append(f"{more} more, see fedpatch show")
+            text = f"updates pulled back to norm_bound: {'; '.join(words)}"
+            # Honest devices are a little beyond it now and then; the record of the round names them all the same.
+            if max(farthest[0][1].values()) < _FAR_BEYOND:
+                _log.info("%s", text)
+            else:
+                self._say(f"{text}{_IF_OFTEN if self._explains_bounds else ''}")
+                self._explains_bounds = False
+        for device, weight in folded.capped.items():
+            count = num_examples[device]
+            self._say(
+                f"{device} bounded: its {count} examples count as {weight}; raise max_num_examples if it has that many"
+            )
+
+
+def _parts_words(times: Mapping[str, float]) -> str:
+    """Name the parts that are farthest beyond their bounds, e.g. `weights (31 times the bound)`."""
+    farthest = sorted(times, key=lambda part: (-times[part], part))[:MAX_PARTS]
+    return ", ".join(f"{part} ({times[part]:.3g} times the bound)" for part in farthest)

@@ -1,0 +1,81 @@
+"""Counters of devices and their presence, written to the registry when there is time: each write waits for the disk."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from fedpatch.coordinator.cohort.offences import is_offence
+from fedpatch.coordinator.guard.quarantine import Quarantine
+from fedpatch.coordinator.rounds.run_effects import CountEvent
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.storage.run_registry import Registry, Sighting
+from fedpatch.shared.wire.messages import DeviceState
+
+_SHOWN = ("declined", "failed", "refused")
+
+
+class DeviceCounters:
+    """Counts events of devices, and notes their presence, until the next `flush`.
+
+    Args:
+        registry: Receives the counts.
+        fleet: Name of the fleet.
+        spec: The terms of the run.
+        quarantine: Is given each event, and saved before an offence is shown; None: nobody is quarantined.
+        say: Shows a line to the operator.
+
+    Attributes:
+        accepted: Devices that accepted since the journal of the open round was written. An update's row carries them too.
+    """
+
+    def __init__(
+        self, registry: Registry, fleet: str, spec: RunSpec, quarantine: Quarantine | None, say: Callable[[str], None]
+    ) -> None:
+        self.accepted: set[str] = set()
+        self._registry = registry
+        self._fleet = fleet
+        self._spec = spec
+        self._quarantine = quarantine
+        self._say = say
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._sightings: dict[str, Sighting] = {}
+
+    def count(self, event: CountEvent) -> None:
+        """Add `event` to a device's counters, and show it if a person should know of it."""
+        self._counts[event.device, event.what, event.reason] += event.times
+        if self._quarantine is not None:
+            self._quarantine.note(event)
+        if event.what == "accepted":
+            self.accepted.add(event.device)
+        benched = ""
+        if event.what == "refused" and is_offence(event.what, event.reason):
+            # Saved before it is shown: a coordinator that resumes the round then excludes the device too.
+            if self._quarantine is not None:
+                self._quarantine.save()
+            self._registry.rounds.bench(self._spec.run, event.device, event.reason)
+            benched = "; it is not asked again in this run"
+        if event.what in _SHOWN:
+            self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + benched)
+
+    def note_presence(self, device: str, state: DeviceState) -> None:
+        """Note the presence of `device`; many devices cost one wait for the disk."""
+        tasks = tuple(one.task for one in state.tasks)
+        before = self._sightings.pop(device, None)
+        if before is not None and not state.online:
+            # A last will has no tasks, so the state that the device published before it is written first.
+            self._registry.seen_devices(self._fleet, [before])
+        self._sightings[device] = Sighting(device, time.time(), state.online, state.version, tasks)
+
+    def flush(self) -> None:
+        """Write the counters, the presence of devices and the accepted devices of the open round."""
+        if self._sightings:
+            self._registry.seen_devices(self._fleet, self._sightings.values(), self._spec.limits.max_devices)
+            self._sightings.clear()
+        if self._counts:
+            self._registry.count(self._fleet, *((*counted, times) for counted, times in self._counts.items()))
+            self._counts.clear()
+        if self.accepted:
+            self._registry.rounds.accept(self._spec.run, self.accepted)
+            self.accepted.clear()

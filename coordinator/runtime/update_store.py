@@ -1,0 +1,257 @@
+"""The updates of the open round: checked, written to the disk, kept decoded as far as there is room.
+
+Checking and writing both release Python's lock for long, so threads do them, and the coordinator's thread serves other devices
+meanwhile. It takes their results in the order in which the updates arrived, and waits for them wherever the order of messages
+would differ from doing one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_effects import StoreUpdate
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
+from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.runtime.device_counters import DeviceCounters
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, store_update
+from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.reason_codes import RefuseReason
+
+R = TypeVar("R")
+Checked = tuple[UpdateReport, dict[str, Array]]
+"""Report and tensors of an update that is on the disk."""
+
+THREADS = 2
+MAX_IN_PROGRESS = 4
+"""Updates that may be in progress at once: each is in memory twice, as received and decoded."""
+MOST_BYTES = 64 * 2**20
+"""Of decoded updates in memory."""
+
+
+class UpdateWritten:
+    """An event of the queue: one more update is checked and written, or refused."""
+
+
+class UpdateStore:
+    """Owns the open round on the disk: its journal, updates and record.
+
+    Args:
+        directory: Files of the run.
+        registry: Receives a row for each update.
+        engine: Knows the open round and the examples that each device registered.
+        requirements: Returns the requirements of an update of the open round.
+        counters: Has the accepted devices that a row of an update carries.
+        executor: Runs the checks and writes; None: the caller's thread does.
+        wake: Called, in any thread, when an update is checked and written.
+        most_bytes: Bytes of decoded updates that are kept in memory.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        registry: Registry,
+        engine: Engine,
+        *,
+        requirements: Callable[[], UpdateRequirements],
+        counters: DeviceCounters,
+        executor: Executor | None = None,
+        wake: Callable[[], None] = lambda: None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._directory = directory
+        self._registry = registry
+        self._engine = engine
+        self._run = engine.spec.run
+        self._requirements = requirements
+        self._counters = counters
+        self._decoded = DecodedCache(most_bytes)
+        self._writer: UpdateWriter[Checked | UpdateRefused] = UpdateWriter(self._write, wake, executor)
+
+    def open_round(self, journal: RoundJournal) -> None:
+        """Write the journal of a round that begins or is resumed."""
+        self._counters.accepted.clear()
+        self._registry.rounds.open(self._run, journal, BootTime.now())
+
+    def pause_round(self, spent_s: float) -> None:
+        """Write the seconds of its deadline that the open round has spent."""
+        self._registry.rounds.pause(self._run, spent_s)
+
+    def store(self, effect: StoreUpdate) -> Iterator[UpdateStored | UpdateRejected]:
+        """Begin to check and write an update; yield completion events of it and of others that are done."""
+        yield from self.completed(MAX_IN_PROGRESS - 1)
+        self._writer.submit(effect)
+        yield from self.completed()
+
+    def completed(self, most_left: int = MAX_IN_PROGRESS) -> Iterator[UpdateStored | UpdateRejected]:
+        """Yield completion events of updates that are done; wait until at most `most_left` are in progress."""
+        for effect, checked in self._writer.completed(most_left):
+            current = self._engine.open
+            if current is not None and current.round.number == effect.round:
+                yield self._complete(effect, checked, awaited=current.round.awaits(effect.device))
+
+    def holds(self, device: str) -> bool:
+        """Whether an update of `device` is in progress."""
+        return self._writer.holds(device)
+
+    def close_round(self, number: int) -> dict[str, StoredUpdate]:
+        """Wait for updates in progress, which no longer count; return the committed updates of round `number` by device."""
+        self._writer.discard()
+        self._registry.rounds.close(self._run)
+        return {update.device: update for update in self._registry.rounds.updates(self._run, number)}
+
+    def read(self, update: StoredUpdate) -> Mapping[str, Array]:
+        """Return the tensors of a committed update, from memory or from the disk."""
+        if (known := self._decoded.of(update.device)) is not None:
+            return known
+        blob = load_update(self._directory, update.round, update.device)
+        return decode_and_validate_update(
+            blob, self._requirements(), encoding=update.encoding, raw_bytes=update.raw_bytes
+        )[1]
+
+    def finish_round(self, record: RoundRecord) -> None:
+        """Write the record of a round, whose model is saved; its files are deleted later."""
+        self._registry.rounds.finish(self._run, record)
+        self._writer.discard()
+        self._writer.run_later(lambda: drop_round(self._directory, record.round))
+        self._decoded.clear()
+
+    def _write(self, effect: StoreUpdate) -> Checked | UpdateRefused:
+        """Check an update, then write its file."""
+        manifest = effect.manifest
+        try:
+            checked = decode_and_validate_update(
+                effect.blob,
+                self._requirements(),
+                encoding=manifest.encoding,
+                raw_bytes=manifest.raw_bytes,
+                registered=self._engine.fleet.registered(effect.device),
+            )
+            store_update(self._directory, effect.round, effect.device, effect.blob, manifest.digest)
+        except UpdateRefused as error:
+            return error
+        return checked
+
+    def _complete(
+        self, effect: StoreUpdate, checked: Checked | UpdateRefused, *, awaited: bool
+    ) -> UpdateStored | UpdateRejected:
+        """Write the row of an update. Its device is told `committed` only after that."""
+        manifest, device = effect.manifest, effect.device
+        try:
+            if isinstance(checked, UpdateRefused):
+                raise checked
+            report, tensors = checked
+            if awaited:  # an update that does not count leaves no row: its device was not promised anything
+                update = StoredUpdate(
+                    effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
+                )
+                self._registry.rounds.add_update(self._run, update, self._counters.accepted)
+                self._counters.accepted.clear()
+                self._decoded.keep(device, tensors)
+        except UpdateRefused as error:
+            return UpdateRejected(effect.round, device, manifest.digest, RefuseReason(error.reason), str(error))
+        return UpdateStored(effect.round, device, manifest.digest, report)
+
+
+class UpdateWriter(Generic[R]):
+    """Runs `write` on updates, in the order in which they are submitted.
+
+    Args:
+        write: Checks and writes one update.
+        wake: Called, in any thread, when `write` is done with one.
+        executor: Runs `write`; None: `submit` does.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[StoreUpdate], R],
+        wake: Callable[[], None] = lambda: None,
+        executor: Executor | None = None,
+    ) -> None:
+        self._write = write
+        self._wake = wake
+        self._executor = executor
+        self._updates: deque[tuple[StoreUpdate, Future[R]]] = deque()
+        self._others: deque[Future[None]] = deque()
+
+    def submit(self, effect: StoreUpdate) -> None:
+        """Begin to write an update; the caller makes room for it before (`completed`)."""
+        future = self._run(lambda: self._write(effect))
+        self._updates.append((effect, future))
+        future.add_done_callback(lambda _: self._wake())
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        """Run `work` without waiting for it; `discard` raises its exception."""
+        self._others.append(self._run(work))
+
+    def holds(self, device: str) -> bool:
+        """Whether an update of `device` is in progress."""
+        return any(effect.device == device for effect, _ in self._updates)
+
+    def completed(self, most_left: int = MAX_IN_PROGRESS) -> list[tuple[StoreUpdate, R]]:
+        """Return the results of updates that are done, by arrival; wait until at most `most_left` are in progress.
+
+        Raises the exception of `write`.
+        """
+        done = []
+        while self._updates and (len(self._updates) > most_left or self._updates[0][1].done()):
+            effect, future = self._updates.popleft()
+            done.append((effect, future.result()))
+        return done
+
+    def discard(self) -> None:
+        """Wait for everything, and drop the results that `completed` has not returned."""
+        futures: list[Future[Any]] = [future for _, future in self._updates]
+        futures += self._others
+        self._updates.clear()
+        self._others.clear()
+        for future in futures:
+            future.result()
+
+    def _run(self, work: Callable[[], Any]) -> Future[Any]:
+        if self._executor is not None:
+            return self._executor.submit(work)
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class DecodedCache:
+    """The first decoded updates of one round that find room in `most_bytes`; the others are read from the disk again."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._left = self._most = most_bytes
+        self._updates: dict[str, dict[str, Array]] = {}
+
+    def keep(self, device: str, tensors: dict[str, Array]) -> None:
+        """Keep the update of `device` if there is room, in place of its last one. The caller changes it no more."""
+        self._left += _size(self._updates.pop(device, {}))
+        if (size := _size(tensors)) <= self._left:
+            self._left -= size
+            self._updates[device] = tensors
+
+    def of(self, device: str) -> dict[str, Array] | None:
+        """Return the update of `device`, or None if it was not kept."""
+        return self._updates.get(device)
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        self._updates.clear()
+        self._left = self._most
+
+
+def _size(tensors: dict[str, Array]) -> int:
+    return sum(array.nbytes for array in tensors.values())
