@@ -219,7 +219,7 @@ class CoordinatorWalk:
 
     def _update(self) -> tuple[bytes, Any]:
         request = self._request
-        owner = getattr(self._service, "_aggregator", None) or self._service._performer
+        owner = self._service._runner._aggregator
         base, prepared = owner.state.tensors, owner._prepared
         drawn = np.random.default_rng(1)
         tensors = {
