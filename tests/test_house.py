@@ -88,7 +88,7 @@ def test_no_class_name_stands_for_two_things():
 
 
 def test_no_module_or_class_has_a_retired_name():
-    """The glossary in docs/concepts.md has the words."""
+    """The glossary in docs/explanation/concepts.md has the words."""
     modules = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert [str(path) for path in modules if path.stem in RETIRED] == []
     assert [found for found in _product_classes() if found[0].lower().strip("_") in RETIRED] == []

@@ -1,4 +1,4 @@
-"""Puts the tables of results/benchmarks/*.json into docs/performance.md: `python -m benchmarks.support.write_tables`.
+"""Puts the tables of results/benchmarks/*.json into docs/explanation/performance.md: `python -m benchmarks.support.write_tables`.
 
 There each stands between two comments, `<!-- tables of NAME -->` and `<!-- end -->`.
 """
@@ -15,7 +15,7 @@ from benchmarks.network import coordination_tables
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
 RESULTS = ROOT / "results" / "benchmarks"
 TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "coordination": coordination_tables.tables,

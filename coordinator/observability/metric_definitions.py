@@ -1,4 +1,4 @@
-"""The metrics of a coordinator, named by the conventions of Prometheus; docs/metrics.md lists them.
+"""The metrics of a coordinator, named by the conventions of Prometheus; docs/reference/metrics.md lists them.
 
 Where the values of all labels are known, each series exists from the start, so that the first increase of a counter is visible.
 Each run has a registry of its own.

@@ -9,7 +9,7 @@
     model.reload_if_newer()           # once in a while: True after a round has given another model
 
 Inputs are raw ones, as the task's `load_data` gives them: where the task has a `prepare`, it is imported and applied.
-docs/personal-model.md says more, also for programs in other languages.
+docs/how-to/personal-model.md says more, also for programs in other languages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the owner's preferences for `fedpatch-agent run`, explained in docs/preferences.md."""
+"""Settings of the owner's preferences for `fedpatch-agent run`, explained in docs/reference/preferences.md."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PreferenceSettings(Settings):
     unknown: tuple[str, ...] = setting(
         (),
         group=_WANTS,
-        default_means="as docs/preferences.md says",
+        default_means="as docs/reference/preferences.md says",
         help="What it means that nobody can tell whether a preference is met: its name and =allow or =deny.",
     )
 

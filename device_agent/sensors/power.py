@@ -5,7 +5,7 @@ The attributes are those of /sys/class/power_supply (Linux, Documentation/ABI/te
 Which UPS feeds the device, as its owner writes it, and what the answers of each kind of UPS mean.
 
 `nut:NAME@HOST` (Network UPS Tools), `pisugar`, `pisugar:SOCKET` or `pisugar:HOST:PORT` (PiSugar's power manager) or
-`command:/path/of/program ARGUMENTS`, for every other; docs/conditions.md says how to write such a program.
+`command:/path/of/program ARGUMENTS`, for every other; docs/reference/conditions.md says how to write such a program.
 
 Reads the power supplies of the kernel, or asks the UPS that the owner named.
 """

@@ -1,4 +1,4 @@
-"""What an agent says of itself to a Prometheus of its owner, as text; docs/metrics.md is its table.
+"""What an agent says of itself to a Prometheus of its owner, as text; docs/reference/metrics.md is its table.
 
 Written in Prometheus' text format 0.0.4, which endpoints serve and node_exporter reads from files. A value that nobody
 knows has no series.

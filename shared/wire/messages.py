@@ -1,4 +1,4 @@
-"""The messages of protocol version 1 (docs/protocol.md), one frozen dataclass each.
+"""The messages of protocol version 1 (docs/reference/protocol.md), one frozen dataclass each.
 
 Field types carry their limits. The codec enforces them before a message reaches a state machine. A message holds durations
 in seconds (`_s`), never points in time, because the clock of a device may be wrong. A digest is a SHA-256 in 64 lower-case
@@ -20,7 +20,7 @@ from fedpatch.shared.wire.vitals import Vitals
 PROTOCOL_VERSION = 1
 # Encodings of tensors (shared.tensors.encodings); the first is the default.
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8", "delta-int4")
-# Version 1 grows by features, which docs/protocol.md lists. A program uses a feature only towards a peer that lists it, for
+# Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that lists it, for
 # a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
 DEVICE_FEATURES: tuple[str, ...] = ("independent",)

@@ -5,7 +5,7 @@ Each client's update as a device would send it: encoded, decoded again, and with
 How the global model comes to the clients: what they read of it, and the bytes that it takes each of them.
 
 In an encoding of differences a client that holds an earlier version takes the steps from there, unless the whole model is
-shorter or the steps are more than a work request names; that is what devices do (docs/protocol.md).
+shorter or the steps are more than a work request names; that is what devices do (docs/reference/protocol.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attacks with steps from the global model, as the delta encodings write them (docs/protocol.md): scales, codes and levels."""
+"""Attacks with steps from the global model, as the delta encodings write them (docs/reference/protocol.md): scales, codes and levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All attacks: the table that docs/threat-model.md shows."""
+"""All attacks: the table that docs/explanation/threat-model.md shows."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 
 LOSS = 0.05
-"""Of user accuracy; what is lost on average over five seeds is in docs/threat-model.md."""
+"""Of user accuracy; what is lost on average over five seeds is in docs/explanation/threat-model.md."""
 
 DEFAULT = RunSettings().norm_bound
 

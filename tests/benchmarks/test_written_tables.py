@@ -1,4 +1,4 @@
-"""Tables in docs/performance.md are made from the documents beside them, and say what these say."""
+"""Tables in docs/explanation/performance.md are made from the documents beside them, and say what these say."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Pages that another test follows word for word.
-FOLLOWED_ALONE = {"docs/tutorial-own-task.md": "tests/docs/test_tutorial.py"}
+FOLLOWED_ALONE = {"docs/tutorials/own-task.md": "tests/docs/test_tutorial.py"}
 
 # What stands on the pages for something of the reader's, and what it is here.
 LEFT_TO_THE_READER = (
@@ -96,32 +96,32 @@ BEFORE = {
     "CONTRIBUTING.md": PROJECT,
     "benchmarks/README.md": PROJECT,
     "broker_config/README.md": PROJECT,
-    "docs/bring-your-task.md": f"""{HOUSE}
+    "docs/how-to/bring-your-task.md": f"""{HOUSE}
 export FEDPATCH_BROKER=mqtts://broker.local
 fedpatch-agent run --broker mqtts://broker.local --task two_moons_task:TASK --data sensor:3 --state-dir moons
 """,
-    "docs/brokers.md": f"""{HOUSE.replace("allow_anonymous true", "password_file /etc/mosquitto/passwd")}
+    "docs/how-to/brokers.md": f"""{HOUSE.replace("allow_anonymous true", "password_file /etc/mosquitto/passwd")}
 export READER_RUNS=later
 """.replace("cat >", "touch /etc/mosquitto/passwd; cat >"),
-    "docs/cli.md": f"""{HOUSE}{DEVICE}
+    "docs/reference/cli.md": f"""{HOUSE}{DEVICE}
 export FEDPATCH_ENCODING=fp32+zstd READER_CONNECTED=enough
 fedpatch ca init --fleet kitchen --broker-name broker.local
 cp $READER_HOME/house/ca.crt ca.pem
 """,
-    "docs/doctor.md": HOUSE,
-    "docs/faults.md": PROJECT,
-    "docs/fleet.md": USER,
-    "docs/footprint.md": PROJECT,
-    "docs/metrics.md": f"""{HOUSE}
+    "docs/how-to/doctor.md": HOUSE,
+    "docs/explanation/faults.md": PROJECT,
+    "docs/how-to/fleet.md": USER,
+    "docs/explanation/footprint.md": PROJECT,
+    "docs/reference/metrics.md": f"""{HOUSE}
 export READER_RUNS=on READER_CONNECTED=enough
 mkdir -p /var/lib/prometheus/node-exporter
 """,
-    "docs/monitoring.md": PROJECT,
-    "docs/performance.md": PROJECT,
-    "docs/personal-model.md": USER,
-    "docs/results.md": PROJECT,
-    "docs/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
-    "docs/watch.md": f"""{HOUSE}{KITCHEN}
+    "docs/how-to/monitoring.md": PROJECT,
+    "docs/explanation/performance.md": PROJECT,
+    "docs/how-to/personal-model.md": USER,
+    "docs/explanation/results.md": PROJECT,
+    "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
+    "docs/how-to/watch.md": f"""{HOUSE}{KITCHEN}
 cp $READER_HOME/house/ca.crt ca.pem
 """,
 }
@@ -133,33 +133,33 @@ BETWEEN = {
     ): "cp -r fedpatch-state/ca/. carried && cd carried\n"
     "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf .\n",
     ("broker_config/README.md", "fedpatch doctor"): PAGE,
-    ("docs/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
-    ("docs/brokers.md", "fedpatch-agent run"): "(umask 077; echo word > pi-1.password)\n",
-    ("docs/brokers.md", "fedpatch broker acl"): "fedpatch ca init --fleet kitchen --broker-name broker.local\n",
+    ("docs/how-to/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
+    ("docs/how-to/brokers.md", "fedpatch-agent run"): "(umask 077; echo word > pi-1.password)\n",
+    ("docs/how-to/brokers.md", "fedpatch broker acl"): "fedpatch ca init --fleet kitchen --broker-name broker.local\n",
     (
-        "docs/cli.md",
+        "docs/reference/cli.md",
         "fedpatch resume",
     ): "export READER_ROUNDS=2\nfedpatch devices drain pi-7 --reason away > /dev/null\n",
-    ("docs/cli.md", "fedpatch watch --broker"): KITCHEN,
-    ("docs/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
-    ("docs/cli.md", "fedpatch simulate paper"): PROJECT,
-    ("docs/cli.md", "fedpatch simulate fleet"): PAGE,
-    ("docs/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
-    ("docs/fleet.md", "../.venv/bin/ansible-vault decrypt"): BACKUP,
-    ("docs/monitoring.md", ".venv/bin/python"): PROJECT,
-    ("docs/report.md", "UPDATE_DOCS=1"): PROJECT,
-    ("docs/security.md", "fedpatch-agent doctor"): INSTALLED,
-    ("docs/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
-    ("docs/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
-    ("docs/simulator.md", "fedpatch simulate paper"): PROJECT,
+    ("docs/reference/cli.md", "fedpatch watch --broker"): KITCHEN,
+    ("docs/reference/cli.md", "fedpatch ca init"): "rm -r fedpatch-state/ca\n",
+    ("docs/reference/cli.md", "fedpatch simulate paper"): PROJECT,
+    ("docs/reference/cli.md", "fedpatch simulate fleet"): PAGE,
+    ("docs/how-to/fleet.md", ".venv/bin/ansible-vault create"): VAULT,
+    ("docs/how-to/fleet.md", "../.venv/bin/ansible-vault decrypt"): BACKUP,
+    ("docs/how-to/monitoring.md", ".venv/bin/python"): PROJECT,
+    ("docs/how-to/report.md", "UPDATE_DOCS=1"): PROJECT,
+    ("docs/how-to/security.md", "fedpatch-agent doctor"): INSTALLED,
+    ("docs/how-to/security.md", "fedpatch run"): "fedpatch-agent run --config /etc/fedpatch/agent.toml\n",
+    ("docs/how-to/service.md", "sudo rm -r"): "mkdir -p /var/cache/fedpatch-agent\n",
+    ("docs/how-to/simulator.md", "fedpatch simulate paper"): PROJECT,
     (
-        "docs/watch.md",
+        "docs/how-to/watch.md",
         "fedpatch watch --broker mqtts://broker.local --fleet kitchen --username",
     ): "export FEDPATCH_PASSWORD=word\n",
-    ("docs/watch.md", "fedpatch watch --once"): "unset FEDPATCH_PASSWORD\n",
+    ("docs/how-to/watch.md", "fedpatch watch --once"): "unset FEDPATCH_PASSWORD\n",
 }
 AFTERWARDS = {
-    "docs/brokers.md": """
+    "docs/how-to/brokers.md": """
 for _ in $(seq 6000); do [ -e run.code ] && break; sleep 0.05; done
 cat run.log
 (exit $(cat run.code))

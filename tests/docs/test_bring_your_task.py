@@ -1,4 +1,4 @@
-"""What docs/bring-your-task.md shows works as it stands there."""
+"""What docs/how-to/bring-your-task.md shows works as it stands there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedpatch.shared.tensors.patches import parse_policy
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
-PAGE = (DOCS / "bring-your-task.md").read_text("utf-8")
+PAGE = (DOCS / "how-to" / "bring-your-task.md").read_text("utf-8")
 EXAMPLE = DOCS / "examples/two_moons_task.py"
 
 

@@ -1,4 +1,4 @@
-"""docs/cli.md and `--help` against the commands that there are."""
+"""docs/reference/cli.md and `--help` against the commands that there are."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import fedpatch.device_agent.cli.main
 from fedpatch.shared import __version__
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "cli.md").read_text("utf-8")
-SETTINGS = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+SETTINGS = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
 PROGRAMS = {"fedpatch": fedpatch.cli.app, "fedpatch-agent": fedpatch.device_agent.cli.main.app}
 
 

@@ -1,4 +1,4 @@
-"""docs/conditions.md: what it says of a UPS can be written so, and its own program works."""
+"""docs/reference/conditions.md: what it says of a UPS can be written so, and its own program works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.power import UpsCommand, ask_ups, parse_ups
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "conditions.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "conditions.md").read_text("utf-8")
 PATIENCE_S = 90.0
 
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the settings classes say."""
+"""docs/reference/configuration.md says what the settings classes say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpatch.simulator.fleet.settings import FleetTerms
 from tests.docs.settings_page import reference
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "configuration.md"
+PAGE = ROOT / "docs" / "reference" / "configuration.md"
 CLASSES = {
     "Coordinator: `fedpatch run`": RunSettings,
     "Device: `fedpatch-agent run`": AgentSettings,

@@ -1,4 +1,4 @@
-"""docs/metrics.md: its table and what a real endpoint serves are the same."""
+"""docs/reference/metrics.md: its table and what a real endpoint serves are the same."""
 
 from __future__ import annotations
 

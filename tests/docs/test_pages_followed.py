@@ -170,7 +170,7 @@ def _shape(line: str) -> str:
 
 @pytest.mark.parametrize(
     ("page", "start"),
-    [("README.md", "waiting"), ("docs/cli.md", "round 3/30"), ("docs/tutorial-own-task.md", "run 20")],
+    [("README.md", "waiting"), ("docs/reference/cli.md", "round 3/30"), ("docs/tutorials/own-task.md", "run 20")],
 )
 def test_what_a_run_says_on_a_page_it_says(page, start, reader):
     """Line by line, but for names and numbers."""
@@ -180,9 +180,9 @@ def test_what_a_run_says_on_a_page_it_says(page, start, reader):
 
 def test_what_a_doctor_says_on_its_page_it_says(reader):
     """What is good in the same words; and there are such checks."""
-    said = reader.follows("docs/brokers.md")
+    said = reader.follows("docs/how-to/brokers.md")
     good = {_shape(line) for line in said.splitlines() if line.startswith("ok ")}
-    shown = _shown("docs/doctor.md", "ok ")
+    shown = _shown("docs/how-to/doctor.md", "ok ")
     assert {_shape(line.replace("1883", "8883")) for line in shown if line.startswith("ok ")} <= good
     checks = r"^(?:ok|warn|fail|skip) +(\w+)"
     assert set(re.findall(checks, "\n".join(shown), re.MULTILINE)) <= set(re.findall(checks, said, re.MULTILINE))
@@ -199,14 +199,14 @@ fedpatch simulate --json 2> /dev/null
     )
     watched, run, simulated = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
     for page, start, document in (
-        ("docs/watch.md", '{"fleet"', watched),
-        ("docs/cli.md", '{"run"', run),
-        ("docs/cli.md", '{"study"', simulated),
+        ("docs/how-to/watch.md", '{"fleet"', watched),
+        ("docs/reference/cli.md", '{"run"', run),
+        ("docs/reference/cli.md", '{"study"', simulated),
     ):
         outer = re.sub(r"\[.*?\]", "", " ".join(_shown(page, start)))
         assert len(re.findall(r'"(\w+)":', outer)) > 4
         assert set(re.findall(r'"(\w+)":', outer)) <= document.keys()
-    assert set(re.findall(r'"(\w+)":', "".join(_shown("docs/cli.md", '{"study"')[1:]).partition("}")[0])) - {
+    assert set(re.findall(r'"(\w+)":', "".join(_shown("docs/reference/cli.md", '{"study"')[1:]).partition("}")[0])) - {
         "points"
     } <= (simulated["points"][0].keys())
 
@@ -214,19 +214,19 @@ fedpatch simulate --json 2> /dev/null
 def test_the_picture_of_a_watched_run_has_the_columns_of_its_table(reader):
     """As `fedpatch show` has them too."""
     said = reader.types("fedpatch show last --state-dir fedpatch-state")
-    (header,) = [line.split() for line in _shown("docs/watch.md", "20") if line.lstrip().startswith("round ")]
+    (header,) = [line.split() for line in _shown("docs/how-to/watch.md", "20") if line.lstrip().startswith("round ")]
     assert header in [line.split() for line in said.splitlines()]
 
 
 def test_a_personal_model_lies_where_its_page_says(reader):
     """With the names of the task and the folder put in."""
     said = reader.types("find -L pi-7 -path '*/current/*'").splitlines()
-    for line in _shown("docs/personal-model.md", "STATE_DIR"):
+    for line in _shown("docs/how-to/personal-model.md", "STATE_DIR"):
         assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in said
 
 
 @pytest.mark.parametrize(
-    ("page", "number"), [("docs/service.md", 0), ("docs/service.md", 1), ("docs/threat-model.md", 0)]
+    ("page", "number"), [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)]
 )
 def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
     """Without a word; and of something that is none it would say one."""

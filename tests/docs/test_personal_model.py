@@ -1,4 +1,4 @@
-"""docs/personal-model.md: its code runs, and its tables say what is there."""
+"""docs/how-to/personal-model.md: its code runs, and its tables say what is there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpatch.shared.tasks.task import Task
 from tests.device_agent.exported_models import onnx_of, publish
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "personal-model.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "personal-model.md").read_text("utf-8")
 IMAGES = np.random.default_rng(1).random((4, 64), dtype=np.float32)
 
 

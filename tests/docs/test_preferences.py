@@ -1,4 +1,4 @@
-"""docs/preferences.md against the settings, the rules and the words of the wire; its agent.toml loads as it stands there."""
+"""docs/reference/preferences.md against the settings, the rules and the words of the wire; its agent.toml loads as it stands there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpatch.shared.config.load import load
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "preferences.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "preferences.md").read_text("utf-8")
 EXAMPLE = re.findall(r"^```toml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `.*$", PAGE, re.MULTILINE)]
 KEYS = {item.name for item in fields(PreferenceSettings)}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROWS = re.findall(r"^\| (.+?) \| `(tests/[^`]+)` \|$", (ROOT / "docs" / "promises.md").read_text("utf-8"), re.MULTILINE)
+ROWS = re.findall(r"^\| (.+?) \| `(tests/[^`]+)` \|$", (ROOT / "docs" / "reference" / "promises.md").read_text("utf-8"), re.MULTILINE)
 
 
 def has_test(test: str) -> bool:
@@ -35,6 +35,6 @@ def test_guarantee_has_its_test(guarantee: str, test: str):
 
 def test_each_row_of_the_page_is_read():
     """A row of another shape would not be checked."""
-    lines = (ROOT / "docs" / "promises.md").read_text("utf-8").splitlines()
+    lines = (ROOT / "docs" / "reference" / "promises.md").read_text("utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| ") and line != "| guarantee | test |"]
     assert len(rows) == len(ROWS) > 40

@@ -46,7 +46,7 @@ from fedpatch.shared.wire.topics import TOPICS
 from fedpatch.shared.wire.vitals import LastRound
 from tests.support.paths import ROOT
 
-TEXT = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
 WITHIN = (Manifest, ModelDelta, TrainPlan, TaskCapability, LastRound, JobStatus, UpdateReport)
 WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
 SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_STATUS)}

@@ -1,4 +1,4 @@
-"""docs/topics.md and docs/exit-codes.md: their tables are made from the code; with UPDATE_DOCS set, they are written anew."""
+"""docs/reference: the tables of topics.md and exit-codes.md are made from the code; with UPDATE_DOCS set, they are written anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedpatch.shared.errors import EXIT_LESS, FedpatchError
 from fedpatch.shared.wire.topics import TOPICS, mosquitto_acl
 from tests.support.paths import ROOT
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "reference"
 MARK = "<!-- From here on, tests/docs/test_reference_pages.py writes what the code says. -->"
 
 

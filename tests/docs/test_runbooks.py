@@ -1,4 +1,4 @@
-"""docs/runbooks.md has a section for each alert, and docs/monitoring.md a configuration that Prometheus takes."""
+"""docs/how-to/runbooks.md has a section for each alert, and docs/how-to/monitoring.md a configuration that Prometheus takes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 
 FILES = ROOT / "ansible" / "roles" / "monitoring" / "files"
 ALERTS = FILES / "alerts" / "fedpatch.yml"
-RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text("utf-8")
-MONITORING = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+RUNBOOKS = (ROOT / "docs" / "how-to" / "runbooks.md").read_text("utf-8")
+MONITORING = (ROOT / "docs" / "how-to" / "monitoring.md").read_text("utf-8")
 RULES = [
     rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"] if "alert" in rule
 ]
@@ -45,7 +45,7 @@ def test_the_links_of_both_pages_lead_somewhere():
     assert len(links) > 5
     for link in links:
         path, _, section = link.partition("#")
-        assert not path or (ROOT / "docs" / path).exists(), link
+        assert not path or (ROOT / "docs" / "how-to" / path).exists(), link
         assert not section or section in {rule["alert"].lower() for rule in RULES}, link
 
 

@@ -1,4 +1,4 @@
-"""docs/threat-model.md has the attacks that are played, and the table of what counts against a device."""
+"""docs/explanation/threat-model.md has the attacks that are played, and the table of what counts against a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.attacks.table import markdown, rows
 from tests.docs import what_stays
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "threat-model.md").read_text("utf-8")
 
 
 def test_the_attacks_of_the_page_are_those_that_are_played():
@@ -34,7 +34,7 @@ def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
     assert {"bn1.running_mean", "bn1.running_var", "bn1.num_batches_tracked"} <= travels
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "docs/preferences.md"])
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "docs/reference/preferences.md"])
 def test_other_pages_point_to_the_one_table(page):
     """And do not say anything else of what stays by default."""
     text = " ".join((ROOT / page).read_text("utf-8").split())

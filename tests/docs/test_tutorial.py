@@ -1,4 +1,4 @@
-"""docs/tutorial-own-task.md, done as it says: every command, in order, in one shell."""
+"""docs/tutorials/own-task.md, done as it says: every command, in order, in one shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from tests.support.brokers import free_port
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs/tutorial-own-task.md").read_text("utf-8")
+PAGE = (ROOT / "docs/tutorials/own-task.md").read_text("utf-8")
 PATIENCE_S = 600.0
 MARK = "==== block"
 

@@ -17,7 +17,7 @@ from tests.hosts.wheelhouses import wheelhouse
 
 HUB, DEVICES = "hub", ["pi-1", "pi-2"]
 KINDS = {HUB: BOOKWORM, "pi-1": BOOKWORM, "pi-2": TRIXIE}
-# What the roles install and the bare base lacks; and nftables, of which docs/fleet.md speaks.
+# What the roles install and the bare base lacks; and nftables, of which docs/how-to/fleet.md speaks.
 PACKAGES = [
     "mosquitto",
     "nftables",

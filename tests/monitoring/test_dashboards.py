@@ -23,7 +23,7 @@ from tests.monitoring.prometheus import Prometheus
 from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names
 
 ALERTS = generator.FOLDER.parent / "alerts" / "fedpatch.yml"
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
+METRICS_PAGE = ROOT / "docs" / "reference" / "metrics.md"
 # The server and npm may take long on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 # What Grafana puts in the place of variables.
@@ -55,8 +55,8 @@ def _filled_in(expr: str, variables: Mapping[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
-    """A Prometheus that is configured as docs/monitoring.md says, and has seen some rounds; the variables' values."""
-    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+    """A Prometheus that is configured as docs/how-to/monitoring.md says, and has seen some rounds; the variables' values."""
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text("utf-8")
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(ALERTS)]

@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md, and what an endpoint serves in the same terms."""
+"""The table of docs/reference/metrics.md, and what an endpoint serves in the same terms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
 _ROW = re.compile(r"^\| `([a-z_0-9]+)` \| (gauge|counter|histogram) \| ([a-z_, ]*) ?\| (\S.*) \|$", re.MULTILINE)
 
 Described = dict[str, tuple[str, frozenset[str]]]

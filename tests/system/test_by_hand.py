@@ -145,8 +145,8 @@ def test_an_agent_tells_of_its_patches_but_not_their_values(played: Played):
 
 
 def test_every_file_that_is_left_is_documented(played: Played):
-    """docs/files.md has a row for it; capitals in its paths stand for anything."""
-    page = (ROOT / "docs" / "files.md").read_text("utf-8")
+    """docs/reference/files.md has a row for it; capitals in its paths stand for anything."""
+    page = (ROOT / "docs" / "reference" / "files.md").read_text("utf-8")
     paths = [re.sub(r"[A-Z]{3,}", "*", path) for path in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
     for directory in (played.state_dir, *played.agent_dirs.values()):
         left = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}

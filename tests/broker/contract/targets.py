@@ -1,4 +1,4 @@
-"""The brokers that fedpatch is held against, and what is different about each: docs/brokers.md has it as a table."""
+"""The brokers that fedpatch is held against, and what is different about each: docs/how-to/brokers.md has it as a table."""
 
 from __future__ import annotations
 

@@ -173,4 +173,4 @@ def test_the_documentation_has_pictures_of_a_report(request, name, width, height
     data = place.read_bytes()
     assert len(data) < 150_000
     assert struct.unpack(">II", data[16:24]) == (width, height)
-    assert f"(images/{name}.png)" in (_DOCS / "report.md").read_text("utf-8")
+    assert f"(../images/{name}.png)" in (_DOCS / "how-to" / "report.md").read_text("utf-8")

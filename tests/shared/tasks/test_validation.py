@@ -209,6 +209,6 @@ def test_a_validation_part_without_its_targets_is_refused(val_x, val_y, words):
 
 
 def test_a_task_is_unordered_unless_it_says_so():
-    """The defaults that docs/bring-your-task.md names."""
+    """The defaults that docs/how-to/bring-your-task.md names."""
     known = {name: Task.__dataclass_fields__[name].default for name in ("validation_share", "ordered")}
     assert known == {"validation_share": 0.1, "ordered": False}
