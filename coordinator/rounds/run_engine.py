@@ -30,9 +30,8 @@ from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED, Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
-from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.round_messages import ActiveRound
+from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,

@@ -6,9 +6,8 @@ import random
 from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import Fleet
-from fedpatch.coordinator.rounds.outgoing_messages import EnvelopeFactory
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
-from fedpatch.coordinator.rounds.round_messages import ActiveRound
+from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
