@@ -1,4 +1,6 @@
-"""Puts the tables of results/benchmarks/*.json into docs/explanation/performance.md: `python -m benchmarks.support.write_tables`.
+"""Writes the tables of results/benchmarks/*.json into docs/explanation/performance.md.
+
+Run `python -m benchmarks.support.write_tables`.
 
 There each stands between two comments, `<!-- tables of NAME -->` and `<!-- end -->`.
 """

@@ -1,6 +1,7 @@
 """Which devices a round is meant for, and how many of them must report: the rule of quorum and target, in one place.
 
-`RULE` says it for people; docs/explanation/concepts.md, docs/reference/protocol.md and docs/reference/configuration.md repeat it, and a test compares them.
+`RULE` says it for people. The pages docs/explanation/concepts.md, docs/reference/protocol.md and
+docs/reference/configuration.md repeat it, and a test compares them.
 """
 
 from __future__ import annotations

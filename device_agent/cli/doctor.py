@@ -110,7 +110,8 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
         checkup.good("preferences", "work would be accepted now")
         return
     remedy = (
-        "nothing, if that is meant; `fedpatch-agent conditions` tells its facts, docs/reference/preferences.md what can be set"
+        "nothing, if that is meant; `fedpatch-agent conditions` shows the facts, "
+        "docs/reference/preferences.md lists the settings"
     )
     checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", remedy)
 
@@ -120,7 +121,9 @@ def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
     words = str(told["words"])
     if told["source"] == DAMAGED:
         checkup.fail(
-            "private", words, "set `private` to what is to stay at least; docs/reference/preferences.md says what it may be"
+            "private",
+            words,
+            "set `private` to what is to stay at least; docs/reference/preferences.md says what it may be",
         )
     elif told["below_default"]:
         remedy = "nothing, if that is meant; else set `private` to affine or all, or leave it out"

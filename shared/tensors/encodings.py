@@ -74,7 +74,8 @@ class EncodingRule:
 
 _DELTA_BF16 = EncodingRule("delta-bf16", "bf16", delta=True)
 _BF16 = EncodingRule("bf16", "bf16")
-# The coarseness was chosen by measurement (docs/explanation/performance.md, Bytes): updates are a sixteenth of fp32, without more rounds.
+# The coarseness was chosen by measurement (docs/explanation/performance.md, Bytes): updates are a sixteenth of fp32, without
+# more rounds.
 _DELTA_INT8 = EncodingRule("delta-int8", "codes", delta=True, top=INT8_TOP, coarse=1.0)
 # Rounded towards zero: a first moment that rounding made greater than its second moment allows makes Adam's steps up to a
 # thousand times too long.

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from tests.support.paths import ROOT
 
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "broker_config/README.md", "benchmarks/README.md", "docs/*/*.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "broker_config/README.md",
+    "benchmarks/README.md",
+    "docs/*/*.md",
+)
 # Commands of ours, and of others that pages tell a reader to call.
 OURS = ("fedpatch", "fedpatch-agent")
 OTHERS = {

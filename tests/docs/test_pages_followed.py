@@ -226,7 +226,8 @@ def test_a_personal_model_lies_where_its_page_says(reader):
 
 
 @pytest.mark.parametrize(
-    ("page", "number"), [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)]
+    ("page", "number"),
+    [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)],
 )
 def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
     """Without a word; and of something that is none it would say one."""

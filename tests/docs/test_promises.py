@@ -9,7 +9,9 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROWS = re.findall(r"^\| (.+?) \| `(tests/[^`]+)` \|$", (ROOT / "docs" / "reference" / "promises.md").read_text("utf-8"), re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (.+?) \| `(tests/[^`]+)` \|$", (ROOT / "docs" / "reference" / "promises.md").read_text("utf-8"), re.MULTILINE
+)
 
 
 def has_test(test: str) -> bool:

@@ -1,4 +1,4 @@
-"""docs/reference: the tables of topics.md and exit-codes.md are made from the code; with UPDATE_DOCS set, they are written anew."""
+"""Tables of topics.md and exit-codes.md in docs/reference, made from the code; UPDATE_DOCS=1 writes them anew."""
 
 from __future__ import annotations
 

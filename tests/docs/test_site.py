@@ -41,7 +41,10 @@ def _text(page: str) -> str:
 def test_every_page_is_there(site):
     """Those of docs/, the project's README in front, and what else they link to."""
     pages = {path.parent.relative_to(site).as_posix() for path, _ in _pages(site) if path.name == "index.html"}
-    assert {".", *(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))} <= pages
+    assert {
+        ".",
+        *(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")),
+    } <= pages
     assert {"project/ARCHITECTURE", "project/CHANGELOG", "project/benchmarks", "project/ansible"} <= pages
     assert (site / "project/results/fig5/fig5.png").stat().st_size > 0
 
