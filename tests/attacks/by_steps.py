@@ -1,4 +1,4 @@
-"""Attacks with steps from the global model, in the bytes of delta encodings (docs/reference/protocol.md): scales, codes, levels."""
+"""Attacks with steps from the global model in the bytes of delta encodings (docs/reference/protocol.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/explanation/threat-model.md of what stays on a device under which policy, made from a bundled task's schema.
+"""The table of docs/explanation/threat-model.md of what stays on a device under which policy, made from a bundled schema.
 
 python -m tests.docs.what_stays
 """
