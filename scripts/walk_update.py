@@ -32,7 +32,7 @@ from unittest import mock
 
 import numpy as np
 
-from fedpatch.coordinator.runtime import connection, fleet_claim, run_execution, service
+from fedpatch.coordinator.runtime import connection, run_execution, service
 from fedpatch.coordinator.runtime.event_queue import Interrupt
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.job.training_messages import Trained
@@ -259,11 +259,7 @@ def walk_coordinator() -> dict[str, Walk]:
 
     walk = CoordinatorWalk(profiler, links)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as patches:
-        patches.enter_context(mock.patch.object(connection, "MqttLink", make_link))
-        patches.enter_context(mock.patch.object(fleet_claim, "MqttLink", make_link))
-        patches.enter_context(mock.patch.object(connection, "acquire_fleet", lambda *_: None))
-        patches.enter_context(mock.patch.object(connection, "find_chunk_bytes", lambda *_: CHUNK_BYTES))
-        patches.enter_context(mock.patch.object(run_execution, "remember", lambda _: None))
+        patches.enter_context(mock.patch.object(connection, "acquire_fleet", lambda *_, **__: None))
         patches.enter_context(mock.patch.object(service.Service, "run", lambda one: walk.run(one)))
         settings = RunSettings(
             state_dir=Path(folder),
@@ -274,9 +270,11 @@ def walk_coordinator() -> dict[str, Walk]:
             encoding="delta-int8",
             metrics=None,
         )
+        make_any: Any = make_link
+        ports = connection.Ports(link=make_any, chunk_bytes=lambda *_: CHUNK_BYTES, remember=lambda _: None)
         view: Any = SimpleNamespace(show=lambda _: None, say=lambda _: None)
         with profiler:
-            run_execution.start_run(settings, view)
+            run_execution.start_run(settings, view, ports)
     return profiler.walks
 
 

@@ -68,7 +68,7 @@ RETIRED = (
     *("purse", "doorkeeper", "warden", "books", "ledger", "desk", "reins", "teller", "fate", "sitting", "onlooker"),
     *("namesake", "upkeep", "outlook", "willingness", "performer", "asking", "storing", "folding", "watched"),
 )
-SAME_IN_BOTH_PROCESSES = {"ChunkReceived", "EffectHandler", "EffectRunner", "SendMessage"}
+SAME_IN_BOTH_PROCESSES = {"ChunkReceived", "EffectHandler", "EffectRunner", "Ports", "SendMessage"}
 
 
 def _product_classes() -> list[tuple[str, str]]:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import random
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Self
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Self
 
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
 from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
+from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.state_dirs import remember
 from fedpatch.shared.app.signals import signals_told
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
@@ -28,6 +37,52 @@ _log = logging.getLogger("fedpatch.coordinator")
 _MAX_QUEUED = 20_000
 
 
+def interrupts_into(inbox: EventQueue) -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM become events.
+
+    In another thread than the first, where Python sets no handlers, they stay what they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return signals_told(lambda _: inbox.put(Interrupt()))
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The world around a coordinator; a simulated world gives others.
+
+    Attributes:
+        clock: Returns monotonic seconds.
+        unix_time: Returns seconds of the wall clock.
+        sleep: Waits for so many seconds.
+        boot_time: Returns a moment that can be compared after a restart.
+        entropy: Randomness of ids and pauses.
+        queue: Makes a queue of events.
+        link: Makes a connection to the broker; takes the arguments of MqttLink.
+        executor: Makes the threads that write updates; takes their number and name.
+        interrupts: Makes signals events of a queue.
+        chunk_bytes: Returns the largest chunk that the broker takes.
+        prepare: Builds the model and the terms of a run.
+        remember: Notes a state directory for `fedpatch`'s other commands.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    unix_time: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    boot_time: Callable[[], BootTime] = BootTime.now
+    entropy: random.Random = field(default_factory=random.SystemRandom)
+    queue: Callable[[], SimpleQueue[Any]] = SimpleQueue
+    link: Callable[..., MqttLink] = MqttLink
+    executor: Callable[[int, str], AbstractContextManager[Executor]] = ThreadPoolExecutor
+    interrupts: Callable[[EventQueue], AbstractContextManager[None]] = interrupts_into
+    chunk_bytes: Callable[[RunSettings, str], int] = find_chunk_bytes
+    prepare: Callable[[RunSettings], Prepared] = prepare
+    remember: Callable[[Path], None] = remember
+
+
+REAL = Ports()
+
+
 class Connection:
     """Entered when the broker has answered and no other coordinator of the fleet has; left without a last will.
 
@@ -36,15 +91,16 @@ class Connection:
     Ctrl-C while it says goodbye.
     """
 
-    def __init__(self, settings: RunSettings) -> None:
+    def __init__(self, settings: RunSettings, ports: Ports = REAL) -> None:
         check_holder(settings.tls_files, settings.fleet, "coordinator")
-        self.inbox = EventQueue()
+        self.ports = ports
+        self.inbox = EventQueue(ports.clock, ports.queue())
         self.fleet = settings.fleet
         self.door = IngressFilter(settings.max_devices)
         self._settings = settings
-        self._boot = secrets.token_hex(8)
+        self._boot = f"{ports.entropy.getrandbits(64):016x}"
         self._presence = topics.coordinator_state(settings.fleet)
-        self.link = MqttLink(
+        self.link = ports.link(
             settings.broker,
             client_id=client_id(settings.fleet),
             events=self._take,
@@ -65,11 +121,12 @@ class Connection:
         if warning := exposure(self.link.broker):
             _log.warning(warning)
         try:
-            acquire_fleet(self._settings, self._boot)
-            self.chunk_bytes = find_chunk_bytes(self._settings, self._boot)
+            ports = self.ports
+            acquire_fleet(self._settings, self._boot, make_link=ports.link, heard=ports.queue(), clock=ports.clock)
+            self.chunk_bytes = ports.chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
-            self._open.enter_context(interrupts_into(self.inbox))
+            self._open.enter_context(self.ports.interrupts(self.inbox))
         except BaseException:
             self.link.stop()
             raise
@@ -128,13 +185,3 @@ class Connection:
 
     def _state(self, *, online: bool) -> bytes:
         return encode(Envelope(CoordinatorState(online=online, boot=self._boot)))
-
-
-def interrupts_into(inbox: EventQueue) -> AbstractContextManager[None]:
-    """SIGINT and SIGTERM become events.
-
-    In another thread than the first, where Python sets no handlers, they stay what they are.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return nullcontext()
-    return signals_told(lambda _: inbox.put(Interrupt()))

@@ -25,13 +25,20 @@ class DeviceCounters:
         spec: The terms of the run.
         quarantine: Is given each event, and saved before an offence is shown; None: nobody is quarantined.
         say: Shows a line to the operator.
+        unix_time: Returns seconds of the wall clock.
 
     Attributes:
         accepted: Devices that accepted since the journal of the open round was written. An update's row carries them too.
     """
 
     def __init__(
-        self, registry: Registry, fleet: str, spec: RunSpec, quarantine: Quarantine | None, say: Callable[[str], None]
+        self,
+        registry: Registry,
+        fleet: str,
+        spec: RunSpec,
+        quarantine: Quarantine | None,
+        say: Callable[[str], None],
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.accepted: set[str] = set()
         self._registry = registry
@@ -39,6 +46,7 @@ class DeviceCounters:
         self._spec = spec
         self._quarantine = quarantine
         self._say = say
+        self._unix_time = unix_time
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._sightings: dict[str, Sighting] = {}
 
@@ -66,7 +74,7 @@ class DeviceCounters:
         if before is not None and not state.online:
             # A last will has no tasks, so the state that the device published before it is written first.
             self._registry.seen_devices(self._fleet, [before])
-        self._sightings[device] = Sighting(device, time.time(), state.online, state.version, tasks)
+        self._sightings[device] = Sighting(device, self._unix_time(), state.online, state.version, tasks)
 
     def flush(self) -> None:
         """Write the counters, the presence of devices and the accepted devices of the open round."""

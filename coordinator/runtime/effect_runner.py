@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 from fedpatch.coordinator.observability.event_observer import NullObserver, Observer
@@ -70,9 +69,10 @@ class EffectRunner:
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
         """Run one effect; yield the completion events that are there by now, each made when it is asked for."""
-        began_at = time.monotonic()
+        clock = self._connection.inbox.clock
+        began_at = clock()
         yield from self._run(effect)
-        self.observer.performed(effect, began_at, time.monotonic())
+        self.observer.performed(effect, began_at, clock())
 
     def _run(self, effect: Effect) -> Iterable[Event]:
         match effect:
@@ -121,7 +121,7 @@ class EffectRunner:
         """Save the data from which another process can resume the run."""
         match effect:
             case SaveJournal():
-                self.updates.open_round(effect.ledger)
+                self.updates.open_round(effect.ledger, self._connection.ports.boot_time())
             case SavePause():
                 self.updates.pause_round(effect.spent_s)
             case SaveRecord():

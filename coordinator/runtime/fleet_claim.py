@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -38,11 +39,30 @@ def client_id(fleet: str) -> str:
     return f"fedpatch.{fleet}.coordinator"
 
 
-def acquire_fleet(settings: RunSettings, boot: str) -> None:
-    """Returns where nobody else is at work. Raises UsageError where somebody is, BrokerError without a broker."""
-    heard: SimpleQueue[LinkEvent] = SimpleQueue()
+def acquire_fleet(
+    settings: RunSettings,
+    boot: str,
+    *,
+    make_link: Callable[..., MqttLink] = MqttLink,
+    heard: SimpleQueue[LinkEvent] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return if no other coordinator of the fleet is at work.
+
+    Args:
+        settings: Broker and fleet.
+        boot: Nonce of this coordinator's start.
+        make_link: Makes the connection; takes the arguments of MqttLink.
+        heard: An empty queue for the events of the connection.
+        clock: Returns monotonic seconds.
+
+    Raises:
+        UsageError: Another coordinator is at work.
+        BrokerError: The broker does not answer.
+    """
+    heard = SimpleQueue() if heard is None else heard
     topic = topics.coordinator_state(settings.fleet)
-    link = MqttLink(
+    link = make_link(
         settings.broker,
         client_id=f"{client_id(settings.fleet)}.{boot}",
         events=heard.put,
@@ -56,7 +76,7 @@ def acquire_fleet(settings: RunSettings, boot: str) -> None:
     try:
         retains = link.wait_connected(CONNECT_TIMEOUT_S).retain_available
         link.publish(topic, encode(Envelope(Claim(boot))))
-        if _answered(heard, boot, retains=retains):
+        if _answered(heard, boot, clock, retains=retains):
             raise UsageError(
                 f"{link.broker}: another coordinator is at work for fleet {settings.fleet!r} (on another machine, or in "
                 "another state directory); wait for it, end it first, or use another --fleet"
@@ -73,11 +93,11 @@ def body_of(event: Received) -> Body | None:
         return None
 
 
-def _answered(heard: SimpleQueue[LinkEvent], boot: str, *, retains: bool) -> bool:
+def _answered(heard: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], float], *, retains: bool) -> bool:
     """Whether somebody says that it is at work: not what the broker kept of it, but now."""
     asked, maybe_there = False, not retains
-    until = time.monotonic() + _ECHO_S
-    while (left_s := until - time.monotonic()) > 0 and (maybe_there or not asked):
+    until = clock() + _ECHO_S
+    while (left_s := until - clock()) > 0 and (maybe_there or not asked):
         try:
             event = heard.get(timeout=left_s)
         except Empty:
@@ -90,7 +110,7 @@ def _answered(heard: SimpleQueue[LinkEvent], boot: str, *, retains: bool) -> boo
             if body.online and not event.retained:
                 return True
         elif isinstance(body, Claim) and body.boot == boot:
-            asked, until = True, time.monotonic() + ANSWER_S
+            asked, until = True, clock() + ANSWER_S
     if not asked:
         _log.warning(
             "whether another coordinator is at work cannot be seen: the broker lets nobody read the coordinator's own "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,13 +48,30 @@ class Blob:
 
 
 class ModelPublisher:
-    """One model at a time, and steps to it; `note` is the file that remembers what may be retained.
+    """One model at a time, and the deltas that lead to it.
 
-    `retain` follows what the broker offers; it must be set before the first call.
+    Args:
+        link: The connection to the broker.
+        fleet: Name of the fleet.
+        note: File with the names of the blobs that the broker may retain.
+        retain: Whether the broker retains messages; it may be another broker after a reconnect.
+        clock: Returns monotonic seconds.
+        sleep: Waits for so many seconds.
     """
 
-    def __init__(self, link: Link, fleet: str, note: Path) -> None:
-        self.retain = True
+    def __init__(
+        self,
+        link: Link,
+        fleet: str,
+        note: Path,
+        *,
+        retain: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.retain = retain
+        self._clock = clock
+        self._sleep = sleep
         self._link = link
         self._fleet = fleet
         self._note = note
@@ -106,9 +123,9 @@ class ModelPublisher:
         """The run is over: takes everything back, and waits a little for the broker to say so."""
         self._let_go(*self._shown)
         self.drain()
-        give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
-        while self._leaving and time.monotonic() < give_up_at:
-            time.sleep(0.01)
+        give_up_at = self._clock() + CLOSE_TIMEOUT_S
+        while self._leaving and self._clock() < give_up_at:
+            self._sleep(0.01)
             self.drain()
 
     def _show(self, digests: Iterable[str]) -> None:

@@ -61,10 +61,16 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
 
 
 def take_up_round(
-    registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, state: ServerState, say: Say
+    registry: Registry,
+    directory: Path,
+    spec: RunSpec,
+    prepared: Prepared,
+    state: ServerState,
+    say: Say,
+    now: BootTime,
 ) -> RoundStart | None:
     """The round to go on with, if one was open; what the disk still holds of other rounds is dropped."""
-    ledger = registry.rounds.unfinished(spec.run, BootTime.now())
+    ledger = registry.rounds.unfinished(spec.run, now)
     opening = None
     if ledger is not None:
         _, model = pack_model(state, prepared, spec)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-import secrets
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,20 +20,19 @@ from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.coordinator.runtime.aggregator import Aggregator
-from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, seen_devices, take_up_round
-from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare, run_spec
+from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
 from fedpatch.coordinator.storage.database import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import remember
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
@@ -56,7 +52,9 @@ def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
         return FileLock(fleet_lock_file(state_dir, fleet), held)
 
 
-def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless_done: bool = False) -> RunSummary:
+def run_or_go_on(
+    settings: RunSettings, view: View, *, new: bool = False, unless_done: bool = False, ports: Ports = REAL
+) -> RunSummary:
     """Takes up the fleet's last run if it did not come to its end and has these settings; else begins one.
 
     So a service that is started again goes on where it was. With `new` a run is begun in any case; with `unless_done` none
@@ -73,7 +71,7 @@ def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless
             if last is not None and _same_terms(last, settings):
                 if not done:
                     view.say(f"run {last.id} was not finished; going on with it (--new begins another)")
-                    return _go_on(registry, last, settings, view)
+                    return _go_on(registry, last, settings, view, ports)
                 if unless_done and not in_vain:
                     why = f"{last.stopped_because}; other settings, or --new, begin another"
                     view.say(f"run {last.id} with these settings has come to its end: {why}")
@@ -81,28 +79,29 @@ def run_or_go_on(settings: RunSettings, view: View, *, new: bool = False, unless
         if last is not None and not done:
             other = f"`fedpatch resume {last.id}` goes on with it"
             view.say(f"run {last.id} was not finished and has other settings, so a new one begins; {other}")
-    return start_run(settings, view)
+    return start_run(settings, view, ports)
 
 
-def start_run(settings: RunSettings, view: View) -> RunSummary:
+def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSummary:
     """A new run, to its end. Raises UsageError before anything is written, BrokerError when the broker cannot be reached."""
-    prepared = prepare(settings)
+    prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     with ExitStack() as locks, ExitStack() as stack:
         # A broker that does not answer leaves no trace; but a coordinator at work is not to be disturbed even by connecting.
         fresh = not state_dir.exists()
         if not fresh:
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
-        connection = stack.enter_context(Connection(settings))
+        connection = stack.enter_context(Connection(settings, ports))
         if fresh:
             with refusals_of(state_dir):
                 make_directory(state_dir)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
-        remember(state_dir)
+        ports.remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
             registry.abandon_running(settings.fleet)
             run = registry.create_run(
-                created_at=time.time(),
+                created_at=ports.unix_time(),
+                suffix=f"{ports.entropy.getrandbits(24):06x}",
                 task=prepared.task.name,
                 strategy=prepared.strategy.name,
                 private=str(prepared.policy),
@@ -130,6 +129,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     metrics: str | None = None,
     encoding: str | None = None,
     insecure: bool = False,
+    ports: Ports = REAL,
 ) -> RunSummary:
     """Takes a run up where it was, with its own settings except those given here."""
     state_dir = state_dir.absolute()
@@ -142,18 +142,18 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
         # A password that is given now replaces the file that the run began with.
         settings = replace(settings, password=password, password_file=None) if password else settings
-        return _go_on(registry, run, settings, view)
+        return _go_on(registry, run, settings, view, ports)
 
 
-def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View) -> RunSummary:
+def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:
     state_dir = settings.state_dir.absolute()
-    prepared = prepare(settings)
+    prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
         raise SchemaMismatch(
             f"task {run.task!r} has schema {prepared.schema.digest[:12]} now, but run {run.id} was begun with "
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
-    with _fleet_lock(state_dir, settings.fleet), Connection(settings) as connection:
+    with _fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
         reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
         registry.reopen(run.id)
         epoch = registry.next_epoch(run.id)
@@ -207,10 +207,10 @@ def _play_rounds(
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
     state = load_checkpoint(directory)[0]
-    unfinished = take_up_round(registry, directory, spec, prepared, state, view.say)
+    unfinished = take_up_round(registry, directory, spec, prepared, state, view.say, connection.ports.boot_time())
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
-    engine = _engine(spec, registry, settings.fleet, records, unfinished, quarantine.held)
+    engine = _engine(spec, registry, connection, records, unfinished, quarantine.held)
     publisher = _publisher(settings.fleet, state_dir, connection)
     connection.door.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
@@ -219,7 +219,7 @@ def _play_rounds(
     def say(line: str) -> None:
         view.say(printable(line))
 
-    counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say)
+    counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say, connection.ports.unix_time)
     aggregator = Aggregator(state, directory, prepared, spec, say)
     with ExitStack() as stack:
         stack.callback(_close, publisher)
@@ -230,7 +230,7 @@ def _play_rounds(
             engine,
             requirements=aggregator.requirements,
             counters=counters,
-            executor=stack.enter_context(ThreadPoolExecutor(THREADS, "fedpatch-store")),
+            executor=stack.enter_context(connection.ports.executor(THREADS, "fedpatch-store")),
             wake=lambda: connection.inbox.put(UpdateWritten()),
         )
         runner = EffectRunner(
@@ -256,7 +256,7 @@ def _play_rounds(
         except (FedpatchError, OSError) as error:
             event = Suspended() if isinstance(error, StateError | OSError) else Interrupted()
             with suppress(FedpatchError, OSError):
-                run_effects(engine, engine.handle(event, now := time.monotonic()), runner, lambda: now)
+                run_effects(engine, engine.handle(event, now := connection.ports.clock()), runner, lambda: now)
             raise
     return engine.stopped or Stopped.FAILED
 
@@ -264,14 +264,15 @@ def _play_rounds(
 def _engine(
     spec: RunSpec,
     registry: Registry,
-    fleet: str,
+    connection: Connection,
     records: Sequence[RoundRecord],
     unfinished: RoundStart | None,
     holds: Mapping[str, str],
 ) -> Engine:
     """What other runs of the fleet have open is theirs: updates for that wait."""
+    fleet = connection.fleet
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
-    jitter = random.Random(secrets.randbits(64))
+    jitter = random.Random(connection.ports.entropy.getrandbits(64))
     seen = seen_devices(registry, spec, fleet) if spec.epoch > 1 else ()
     return Engine(
         spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter, holds=holds, seen=seen
@@ -281,9 +282,14 @@ def _engine(
 def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
     """Notes of another broker are for whoever comes back to it."""
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
-    publisher = ModelPublisher(connection.link, fleet, state_dir / f"published-{fleet}-{broker}.txt")
-    publisher.retain = connection.established.retain_available
-    return publisher
+    return ModelPublisher(
+        connection.link,
+        fleet,
+        state_dir / f"published-{fleet}-{broker}.txt",
+        retain=connection.established.retain_available,
+        clock=connection.ports.clock,
+        sleep=connection.ports.sleep,
+    )
 
 
 def _close(publisher: ModelPublisher) -> None:

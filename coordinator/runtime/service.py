@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty
@@ -92,7 +91,7 @@ class Service:
         """Start the engine; within, `step` handles events."""
         if self._engine.records:
             # The view is to know the rounds of before, and so tell one that closes with the very start.
-            self._view.show(status_message(self._engine, time.monotonic(), phase="starting"))
+            self._view.show(status_message(self._engine, self._inbox.clock(), phase="starting"))
         with _collecting_less():
             self._run_effects(self._engine.handle(RunStarted(), self._inbox.now_is_present()))
             self._deadline = self._engine.next_deadline()
@@ -115,8 +114,8 @@ class Service:
             self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._inbox.now))
         self._watch_devices(self._inbox.now)
         self._tick()
-        self._observer.look(time.monotonic(), waiting=self._inbox.waiting())
-        self._show(time.monotonic())
+        self._observer.look(self._inbox.clock(), waiting=self._inbox.waiting())
+        self._show(self._inbox.clock())
 
     def _run_effects(self, effects: Iterable[Effect]) -> None:
         """Run effects, and those that follow from their completion events."""
@@ -144,7 +143,7 @@ class Service:
             message = status_message(self._engine, now)
             self._view.show(message)
             self._watchers.publish(message, now)
-            pause_s = max(_SHOW_EVERY_S, (time.monotonic() - now) / _SHOW_SHARE)
+            pause_s = max(_SHOW_EVERY_S, (self._inbox.clock() - now) / _SHOW_SHARE)
             self._show_at = now + min(pause_s, _SHOW_AT_LEAST_EVERY_S)
 
     def _watch_devices(self, now: float) -> None:
@@ -157,7 +156,7 @@ class Service:
 
     def _next_event(self) -> Event | None:
         deadline = self._deadline
-        wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.monotonic()))
+        wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - self._inbox.clock()))
         try:
             return self._inbox.get(timeout=wait_s)
         except Empty:

@@ -78,10 +78,10 @@ class UpdateStore:
         self._decoded = DecodedCache(most_bytes)
         self._writer: UpdateWriter[Checked | UpdateRefused] = UpdateWriter(self._write, wake, executor)
 
-    def open_round(self, journal: RoundJournal) -> None:
-        """Write the journal of a round that begins or is resumed."""
+    def open_round(self, journal: RoundJournal, now: BootTime) -> None:
+        """Write the journal of a round that begins or is resumed `now`."""
         self._counters.accepted.clear()
-        self._registry.rounds.open(self._run, journal, BootTime.now())
+        self._registry.rounds.open(self._run, journal, now)
 
     def pause_round(self, spent_s: float) -> None:
         """Write the seconds of its deadline that the open round has spent."""

@@ -84,11 +84,22 @@ class Registry(Tables):
         self.close()
 
     def create_run(
-        self, *, created_at: float, task: str, strategy: str, private: str, settings: Mapping[str, Any], schema: str
+        self,
+        *,
+        created_at: float,
+        task: str,
+        strategy: str,
+        private: str,
+        settings: Mapping[str, Any],
+        schema: str,
+        suffix: str | None = None,
     ) -> RunInfo:
-        """A new running run of epoch 1, under a new id. `settings` must hold no secret; `schema` is a digest."""
+        """Add a running run of epoch 1 under a new id, the time and a random `suffix`.
+
+        `settings` must hold no secret; `schema` is a digest.
+        """
         # The random end tells runs apart on a machine whose clock stands still or starts in 1970.
-        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{secrets.token_hex(3)}"
+        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
         row = (run, created_at, task, strategy, private, json.dumps(dict(settings), allow_nan=False), schema)
         with self._change() as db:
             db.execute(

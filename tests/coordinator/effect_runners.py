@@ -20,6 +20,7 @@ from fedpatch.coordinator.rounds.run_events import (
     RunStarted,
 )
 from fedpatch.coordinator.runtime.aggregator import Aggregator
+from fedpatch.coordinator.runtime.connection import REAL
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.event_queue import EventQueue
@@ -28,6 +29,7 @@ from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, UpdateStore
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.tensors.packing import pack
@@ -62,7 +64,7 @@ class Bench:
         reconcile(registry, run, directory, prepared, self.said.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
         state = load_checkpoint(directory)[0]
-        unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append)
+        unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append, BootTime.now())
         records = registry.rounds.records(run)
         self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
         self.engine = Engine(
@@ -70,8 +72,8 @@ class Bench:
         )
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
-        self.inbox = EventQueue()
-        connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox)
+        self.inbox = EventQueue(lambda: time.monotonic())  # a test may patch it
+        connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox, ports=REAL)
         self.publisher = ModelPublisher(link, "demo", directory / "note")
 
         def say(line: str) -> None:

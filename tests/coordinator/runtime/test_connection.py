@@ -133,7 +133,7 @@ def test_where_a_broker_retains_nothing_only_the_answer_tells(there: bool, monke
     bodies: list[Body] = [Claim("mine"), Claim("another's"), *([CoordinatorState(True, "first")] if there else [])]
     for body in bodies:
         heard.put(Received(PRESENCE, encode(Envelope(body)), retained=False))
-    assert fleet_claim._answered(heard, "mine", retains=False) == there
+    assert fleet_claim._answered(heard, "mine", time.monotonic, retains=False) == there
 
 
 def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_ever: None):
@@ -145,7 +145,7 @@ def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_eve
         (CoordinatorState(False, "first"), False),
     ):
         heard.put(Received(PRESENCE, encode(Envelope(body)), retained))
-    assert not fleet_claim._answered(heard, "mine", retains=True)
+    assert not fleet_claim._answered(heard, "mine", time.monotonic, retains=True)
 
 
 @pytest.mark.parametrize("form", ["listed", "pattern"])
@@ -171,7 +171,7 @@ def test_one_that_is_thrown_out_says_by_whom(
     mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """By a program that does not ask first; a broker that does not say so shows it by what it retains afterwards."""
-    monkeypatch.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda _settings, _boot: None)
+    monkeypatch.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda *_, **__: None)
     with at_work(mosquitto.url) as first, at_work(mosquitto.url):
         told = "another coordinator of fleet 'home' was at work while we were away; end one of the two"
         assert eventually(lambda: told in caplog.messages)

@@ -52,7 +52,7 @@ def test_events_come_out_in_the_order_in_which_they_came():
 
 def test_the_time_is_that_of_the_event_that_was_taken(later):
     """Behind the present while events wait; the present once none does."""
-    inbox = EventQueue()
+    inbox = EventQueue(lambda: time.monotonic())
     began_at = inbox.now
     inbox.put(Interrupt())
     later(5)

@@ -24,12 +24,14 @@ class Recorded:
         self.begun: list[RunSettings] = []
         self.gone_on: list[tuple[str, RunSettings]] = []
         self.said: list[str] = []
-        monkeypatch.setattr(run_execution, "start_run", lambda settings, view: self.begun.append(settings))
+        monkeypatch.setattr(run_execution, "start_run", lambda settings, view, ports: self.begun.append(settings))
         monkeypatch.setattr(
-            run_execution, "_go_on", lambda registry, run, settings, view: self.gone_on.append((run.id, settings))
+            run_execution,
+            "_go_on",
+            lambda registry, run, settings, view, ports: self.gone_on.append((run.id, settings)),
         )
 
-    def run(self, settings: RunSettings, **options: bool) -> RunSummary:
+    def run(self, settings: RunSettings, **options: Any) -> RunSummary:
         """`fedpatch run`."""
         view: Any = SimpleNamespace(say=self.said.append)
         return run_execution.run_or_go_on(settings, view, **options)

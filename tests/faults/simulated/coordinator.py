@@ -5,7 +5,6 @@ Whenever its loop waits for the next event, the world goes on until there is one
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,18 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import fedpatch.coordinator.runtime.connection
-import fedpatch.coordinator.runtime.device_counters
-import fedpatch.coordinator.runtime.effect_runner
-import fedpatch.coordinator.runtime.event_queue
-import fedpatch.coordinator.runtime.fleet_claim
-import fedpatch.coordinator.runtime.model_publisher
 import fedpatch.coordinator.runtime.run_execution
-import fedpatch.coordinator.runtime.service
-import fedpatch.coordinator.storage.boot_clock
-import fedpatch.coordinator.storage.run_registry
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import RunSummary
+from fedpatch.coordinator.runtime.connection import Ports
 from fedpatch.coordinator.runtime.event_queue import Interrupt
 from fedpatch.coordinator.runtime.run_execution import resume_run, run_or_go_on
 from fedpatch.coordinator.settings import RunSettings
@@ -44,19 +35,6 @@ if TYPE_CHECKING:
 
 AGAIN_S = 5.0
 _SPINNING = 2_000
-
-
-_MODULES_WITH_TIME_OR_CHANCE: tuple[Any, ...] = (
-    fedpatch.coordinator.runtime.connection,
-    fedpatch.coordinator.runtime.device_counters,
-    fedpatch.coordinator.runtime.effect_runner,
-    fedpatch.coordinator.runtime.event_queue,
-    fedpatch.coordinator.runtime.fleet_claim,
-    fedpatch.coordinator.runtime.model_publisher,
-    fedpatch.coordinator.runtime.run_execution,
-    fedpatch.coordinator.runtime.service,
-    fedpatch.coordinator.storage.run_registry,
-)
 
 
 class Queue:
@@ -166,8 +144,8 @@ class SimulatedCoordinator:
     def _begin(self) -> RunSummary:
         view: Any = SimpleNamespace(show=lambda snapshot: None, say=self._say)
         if self.wanted == "resume":
-            return resume_run(self.directory, "last", view)
-        return run_or_go_on(self.settings, view, new=self.wanted == "new")
+            return resume_run(self.directory, "last", view, ports=self._ports())
+        return run_or_go_on(self.settings, view, new=self.wanted == "new", ports=self._ports())
 
     def _what_next(self) -> None:
         self.start_at = self._world.now + self.pause_s
@@ -188,42 +166,34 @@ class SimulatedCoordinator:
         return BootTime(self.boot, self._world.now - self.booted_at, 1.7e9 + self._world.now + self.clock_off_s)
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
-        """Time, randomness, link and task of the coordinator's modules are the world's."""
-        world = self._world
-        clock = SimpleNamespace(
-            monotonic=lambda: world.now - self.booted_at,
-            sleep=lambda seconds: world.wait(lambda: False, seconds),
-            time=lambda: self.now().unix_s,
-            strftime=time.strftime,
-            gmtime=time.gmtime,
-        )
-        chance = SimpleNamespace(
-            randbits=world.rng.getrandbits, token_hex=lambda size: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"
-        )
-        for module in _MODULES_WITH_TIME_OR_CHANCE:
-            for what, ours in (("time", clock), ("secrets", chance)):
-                if hasattr(module, what):
-                    patch.setattr(module, what, ours)
-        patch.setattr(BootTime, "now", lambda: self.now())
-        for module in (fedpatch.coordinator.runtime.fleet_claim, fedpatch.coordinator.runtime.connection):
-            patch.setattr(module, "MqttLink", self._make_link)
-        for module in (fedpatch.coordinator.runtime.fleet_claim, fedpatch.coordinator.runtime.event_queue):
-            patch.setattr(module, "SimpleQueue", lambda: Queue(world))
-        patch.setattr(fedpatch.coordinator.runtime.connection, "interrupts_into", self._at_work)
-        patch.setattr(
-            fedpatch.coordinator.runtime.run_execution, "ThreadPoolExecutor", lambda *_: Disk(world, self._living)
-        )
-        patch.setattr(fedpatch.coordinator.runtime.run_execution, "prepare", lambda settings: prepared())
-        patch.setattr(fedpatch.coordinator.runtime.run_execution, "remember", lambda directory: None)
-        patch.setattr(
-            fedpatch.coordinator.runtime.connection, "find_chunk_bytes", lambda settings, boot: world.chunk_bytes
-        )
+        """The oracle looks into the engine of each process."""
 
         def engine(*args: Any, **given: Any) -> Any:
             self.engine = Engine(*args, **given)
             return self.engine
 
         patch.setattr(fedpatch.coordinator.runtime.run_execution, "Engine", engine)
+
+    def _ports(self) -> Ports:
+        """Time, randomness, link and task of the world."""
+        world = self._world
+        parts: dict[str, Any] = {
+            "queue": lambda: Queue(world),
+            "link": self._make_link,
+            "executor": lambda *_: Disk(world, self._living),
+        }
+        return Ports(
+            clock=lambda: world.now - self.booted_at,
+            unix_time=lambda: self.now().unix_s,
+            sleep=lambda seconds: world.wait(lambda: False, seconds),
+            boot_time=self.now,
+            entropy=world.rng,
+            interrupts=self._at_work,
+            chunk_bytes=lambda settings, boot: world.chunk_bytes,
+            prepare=lambda settings: prepared(),
+            remember=lambda directory: None,
+            **parts,
+        )
 
     @property
     def _living(self) -> Process:
