@@ -44,6 +44,10 @@ FUZZ_TARGETS ?=
 # Has wheels for Linux on x86_64, Python 3.11 to 3.13, and takes a clang with libFuzzer to be built elsewhere.
 ATHERIS := atheris==3.0.0
 
+# Mutation tests: the pure room whose code is changed.
+ROOM ?=
+MUTMUT := mutmut==3.8.1
+
 # Seeds of the schedules of faults that `make faults` plays, e.g. 7 or 1,100..200.
 FAULT_SEEDS ?= 0..31
 # Soaking: rounds to play, and minutes after which it ends in any case.
@@ -55,7 +59,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup mosquitto system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz faults hosts arm64 emulator soak wheelhouse clean FORCE
+.PHONY: help setup mosquitto system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -149,6 +153,10 @@ fuzz: setup ## look for bytes and messages that break the decoders and state mac
 	else
 		echo "make: without atheris, only what Hypothesis draws was tried"
 	fi
+
+mutants: setup ## change the code of a pure room a little, and find the changes that no test notices (make mutants ROOM=coordinator/rounds)
+	@$(BIN)/python -c 'import mutmut' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check -q '$(MUTMUT)' $(PIP_ARGS)
+	$(BIN)/python -m scripts.mutants $(or $(ROOM),$(error make mutants ROOM=coordinator/rounds))
 
 hosts: setup system-deps ## provision booted hosts with the playbooks of ansible/, and play a fleet's life on them (needs root)
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m hosts tests/hosts

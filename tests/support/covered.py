@@ -11,6 +11,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from tests.support.paths import ROOT
@@ -19,13 +20,19 @@ REPORT = ROOT / "build" / "coverage" / "report.json"
 LEAST_PERCENT = 90.0
 
 
-def pure_files() -> frozenset[str]:
-    """Paths of the modules in pure rooms."""
+def pure_rooms() -> list[Path]:
+    """Folders of the pure rooms, and modules outside of one that are pure (without their suffix)."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
-    modules = next(one["source_modules"] for one in contracts if one.get("id") == "pure")
-    rooms = [ROOT / module.removeprefix("fedpatch.").replace(".", "/") for module in modules]
-    files = [path for room in rooms for path in (room.rglob("*.py") if room.is_dir() else [room.with_suffix(".py")])]
+    modules = next(contract["source_modules"] for contract in contracts if contract.get("id") == "pure")
+    return [ROOT / module.removeprefix("fedpatch.").replace(".", "/") for module in modules]
+
+
+def pure_files() -> frozenset[str]:
+    """Paths of the modules in pure rooms."""
+    files = [
+        path for room in pure_rooms() for path in (room.rglob("*.py") if room.is_dir() else [room.with_suffix(".py")])
+    ]
     return frozenset(path.relative_to(ROOT).as_posix() for path in files)
 
 

@@ -1,0 +1,205 @@
+"""Change the code of one pure room, a little at a time, and find the changes that no test notices.
+
+    make mutants ROOM=coordinator/cohort               a seeded sample of 500 changes
+    python -m scripts.mutants coordinator/rounds --list
+                                                       print what the last run found, test nothing
+
+mutmut makes the changes ("mutants") in a copy of the checkout under build/mutants, and plays the tests that reach the changed
+function. A run that was interrupted goes on where it stopped. A second run tests again only the mutants that survived, and
+those of functions that have changed since. A change of nothing but a sentence for people is left out: tests compare facts,
+not sentences.
+
+A survivor is either killed by a better test, or explained in tests/explained_mutants.toml. The exit code is 1 while there is
+one that is neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.covered import pure_rooms
+from tests.support.paths import ROOT
+
+EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
+# The tests of a room; a room that is not named here has tests in the folder of its own name only.
+TESTS = {"coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds")}
+SETTINGS = """
+[tool.mutmut]
+source_paths = ["src/fedpatch"]
+only_mutate = ["src/fedpatch/{room}/*"]
+pytest_add_cli_args_test_selection = {tests}
+also_copy = {others}
+process_isolation = "forkserver"
+"""
+# mutmut's exit codes of a mutant: its tests passed, there was none.
+SURVIVED, NO_TESTS = 0, 33
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one function.
+
+    `name` is mutmut's. `function` and `change` name the mutant in tests/explained_mutants.toml: they stay the same where
+    other lines of the file change.
+    """
+
+    name: str
+    function: str
+    change: str
+    only_wording: bool
+    exit_code: int | None
+
+
+def copy_checkout(tree: Path, room: str) -> None:
+    """Bring the copy under build/mutants up to date with the checkout.
+
+    Only files whose content differs are written: mutmut compares modification times to know which results still hold.
+
+    Args:
+        tree: The copy's folder; it is made where it is absent.
+        room: The room to change, e.g. "coordinator/cohort".
+    """
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    wanted: dict[Path, bytes] = {}
+    for name in filter(None, listed.split("\0")):
+        source = ROOT / name
+        if source.is_file() and not source.is_symlink():
+            top, *_ = Path(name).parts
+            # src/fedpatch holds links to the four folders of packages; mutmut needs real files there.
+            inside = (ROOT / "src" / "fedpatch" / top).is_symlink()
+            wanted[Path("src", "fedpatch", name) if inside else Path(name)] = source.read_bytes()
+    tests = [f"tests/{folder}" for folder in TESTS.get(room, (room,))]
+    others = sorted({path.parts[0] for path in wanted} - {"src", "tests"})
+    wanted[Path("pyproject.toml")] += SETTINGS.format(room=room, tests=tests, others=others).encode()
+    for path in [
+        path.relative_to(tree) for path in tree.rglob("*.py") if "mutants" not in path.relative_to(tree).parts
+    ]:
+        if path not in wanted:
+            (tree / path).unlink()
+    for path, content in wanted.items():
+        copy = tree / path
+        if not copy.exists() or copy.read_bytes() != content:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+    # mutmut copies a test once only, so that a changed one would not be played.
+    for name in ("tests", "docs"):
+        shutil.rmtree(tree / "mutants" / name, ignore_errors=True)
+
+
+def run_mutmut(tree: Path, *names: str) -> int:
+    """Run mutmut on the named mutants and return its exit code; its output goes to the file mutmut.log in `tree`."""
+    # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, which threads do not survive.
+    environment = {**os.environ, "CI": "true", "OMP_NUM_THREADS": "1"}
+    with (tree / "mutmut.log").open("wb") as log:
+        command = [sys.executable, "-m", "mutmut", "run", *names]
+        return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+
+
+def read_mutants(tree: Path, room: str) -> list[Mutant]:
+    """Return the mutants that mutmut has made of `room`, in the order of their names, with the results that it has."""
+    found: list[Mutant] = []
+    for meta in sorted((tree / "mutants" / "src" / "fedpatch" / room).rglob("*.meta")):
+        exit_codes: dict[str, int | None] = json.loads(meta.read_bytes())["exit_code_by_key"]
+        functions = dict(_functions(meta.with_suffix("")))
+        for name, exit_code in exit_codes.items():
+            short = name.rpartition(".")[2]
+            original, changed = functions[short.rpartition("__mutmut_")[0] + "__mutmut_orig"], functions[short]
+            lines = list(difflib.ndiff(ast.unparse(original).splitlines()[1:], ast.unparse(changed).splitlines()[1:]))
+            change = " -> ".join(" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+            path = name.rpartition(".")[0].removeprefix("fedpatch.")
+            function = (
+                f"{path}.{short.rpartition('__mutmut_')[0].removeprefix('x_').removeprefix('xǁ').replace('ǁ', '.')}"
+            )
+            found.append(
+                Mutant(name, function, change, _without_sentences(original) == _without_sentences(changed), exit_code)
+            )
+    return found
+
+
+def _functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef) and "__mutmut_" in node.name:
+            yield node.name, node
+
+
+class _Sentences(ast.NodeTransformer):
+    """Empties the strings that are sentences: text with a space in it."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        return ast.Constant("") if isinstance(node.value, str) and " " in node.value.strip() else node
+
+
+def _without_sentences(function: ast.FunctionDef) -> str:
+    return ast.dump(ast.Module([_Sentences().visit(ast.parse(ast.unparse(one)).body[0]) for one in function.body], []))
+
+
+def draw_sample(mutants: list[Mutant], *, size: int, seed: int) -> list[Mutant]:
+    """Draw `size` mutants that change more than the wording of a sentence, the same ones for the same seed and code."""
+    tested = [mutant for mutant in mutants if not mutant.only_wording]
+    return tested if len(tested) <= size else random.Random(seed).sample(tested, size)
+
+
+def read_explained() -> Mapping[tuple[str, str], str]:
+    """Return the reasons in tests/explained_mutants.toml by function and change."""
+    entries = tomllib.loads(EXPLAINED.read_text("utf-8")).get("mutant", []) if EXPLAINED.exists() else []
+    return {(entry["function"], entry["change"]): entry["reason"] for entry in entries}
+
+
+def report(sample: list[Mutant]) -> tuple[str, bool]:
+    """Return a text of the survivors that are not explained and of the sums, and whether there is nothing left to do."""
+    explained = read_explained()
+    alive = [mutant for mutant in sample if mutant.exit_code in (SURVIVED, NO_TESTS)]
+    unexplained = [mutant for mutant in alive if (mutant.function, mutant.change) not in explained]
+    untested = sum(mutant.exit_code is None for mutant in sample)
+    text = "".join(
+        f"{mutant.function}{' (no test reaches it)' if mutant.exit_code == NO_TESTS else ''}\n    {mutant.change}\n"
+        for mutant in unexplained
+    )
+    sums = (
+        f"{len(sample)} mutants: {len(sample) - len(alive) - untested} killed, {len(alive) - len(unexplained)} explained, "
+        f"{len(unexplained)} survived, {untested} not tested\n"
+    )
+    return text + sums, not unexplained and not untested
+
+
+def main() -> int:
+    """Run the command; 0 where each mutant of the sample is killed or explained."""
+    rooms = [room.relative_to(ROOT).as_posix() for room in pure_rooms() if room.is_dir()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("room", choices=rooms, help="a pure room")
+    parser.add_argument("--sample", type=int, default=500, metavar="N", help="mutants to test (500)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample (0)")
+    parser.add_argument("--list", action="store_true", help="print the results that are there, test nothing")
+    options = parser.parse_args()
+    tree = ROOT / "build" / "mutants" / options.room.replace("/", "-")
+    if not options.list:
+        copy_checkout(tree, options.room)
+        # A name that no mutant has: mutmut makes the mutants and measures the tests, and then finds nothing to do.
+        run_mutmut(tree, "none")
+    sample = draw_sample(read_mutants(tree, options.room), size=options.sample, seed=options.seed)
+    if not sample:
+        sys.stderr.write(f"mutmut made no mutants; {tree / 'mutmut.log'} has its output\n")
+        return 2
+    if not options.list:
+        run_mutmut(tree, *(mutant.name for mutant in sample if mutant.exit_code in (None, SURVIVED, NO_TESTS)))
+        results = {mutant.name: mutant for mutant in read_mutants(tree, options.room)}
+        sample = [results[mutant.name] for mutant in sample]
+    text, done = report(sample)
+    sys.stdout.write(text)
+    return 0 if done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
