@@ -1,4 +1,4 @@
 """From the updates of a round to the next global model: validation, norm bounds, weighted mean, strategies, model deltas.
 
-Pure: no network, no clock, no thread, no disk. Which devices take part is decided in `cohort` and `rounds`.
+Pure: no network, no clock, no thread, no disk. `cohort` and `rounds` choose the devices that take part.
 """

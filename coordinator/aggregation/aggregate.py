@@ -1,4 +1,7 @@
-"""The aggregate of a round: its updates one at a time, in the order of device names, each within the bounds of the run."""
+"""The aggregate of a round: the weighted mean of its updates, each clipped to the bounds of the run.
+
+Updates are read one at a time in the order of device names, so that memory is one model and equal updates give equal bits.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,13 @@ Read = Callable[[str], Tensors]
 
 @dataclass(frozen=True)
 class AggregateResult:
-    """The mean, and which updates are not in it as they came: pulled back to a norm, or weighing less than they say.
+    """The aggregate of a round.
 
-    `clipped` has, by device, how many times its bound each part of the update was that went beyond it. `references` are
-    those of the last rounds with this one, for the next.
+    Attributes:
+        mean: The weighted mean by name.
+        clipped: By device whose update was clipped, and by part: the norm as a multiple of its limit.
+        capped: By device whose number of examples was capped: the examples that its update weighs.
+        references: The references for the next round.
     """
 
     mean: dict[str, Array]
@@ -42,12 +48,12 @@ class AggregateResult:
     references: References = field(default_factory=dict)
 
     def bounded(self) -> dict[str, int]:
-        """How many updates met which bound."""
+        """Return the number of updates that met each bound."""
         counts = {"norm": len(self.clipped), "num_examples": len(self.capped)}
         return {bound: count for bound, count in counts.items() if count}
 
     def bounded_devices(self) -> dict[str, list[str]]:
-        """What was bounded of which device: at most MAX_NAMED devices by name, and MAX_PARTS parts of each."""
+        """Return the bounded parts by device: at most MAX_NAMED devices in the order of names, and MAX_PARTS parts of each."""
         named = sorted({*self.clipped, *self.capped})[:MAX_NAMED]
         return {device: _parts(self.clipped.get(device, {}), device in self.capped) for device in named}
 
@@ -68,22 +74,25 @@ def aggregate(
     plan: TrainPlan,
     past: References | None = None,
 ) -> AggregateResult:
-    """The mean of the updates of `devices`, which `read` gives: memory is one model, and the same updates give the same bits.
+    """Aggregate the updates of a round.
 
-    Where a bound is a multiple of the reference, each is read twice: first for its norms.
+    Where a bound is a multiple of the reference, each update is read twice, the first time for its norms.
 
     Args:
-        devices: Those whose updates count, in any order.
-        num_examples: Examples that each of them reports.
-        read: The tensors of a device's update.
-        schema: Of what travels.
+        devices: The devices whose updates count, in any order.
+        num_examples: Reported examples by device.
+        read: Reads the tensors of a device's update.
+        schema: Names, shapes and dtypes of the tensors that travel.
         base: The global model that the updates were trained on.
         limits: The bounds of the run.
-        plan: What the devices were asked to do, which says how far counters go.
-        past: The references of the rounds before; none in the first.
+        plan: The training plan, whose steps bound counters.
+        past: References of earlier rounds; none in the first round.
+
+    Returns:
+        The mean, and the updates that were bounded.
 
     Raises:
-        ValueError: Without devices.
+        ValueError: There is no device.
     """
     ordered, past = sorted(devices), past or {}
     counted = {device: num_examples[device] for device in ordered}

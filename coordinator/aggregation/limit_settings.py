@@ -1,4 +1,4 @@
-"""How far one device may go, as the terms of a run: what its update may weigh and change, when it is put into quarantine."""
+"""The bounds of a run for each update: its weight in examples, and the norm of its change."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Literal
 from fedpatch.shared.errors import UsageError
 
 MAX_NAMED, MAX_PARTS = 16, 4
-"""Devices that a record names as bounded, and parts of each: a fleet of thousands must not fill it."""
+"""Bounded devices that a record names, and parts of each, so that a fleet of thousands does not fill the record."""
 
 Action = Literal["off", "clip", "reject", "auto"]
 
 
 @dataclass(frozen=True)
 class NormBound:
-    """`clip` and `reject` at the norm `limit`; `auto` clips at `limit` times the median of the round's updates.
+    """The bound on the norm of an update's change.
 
-    With each but `off`, what a batch norm tracks is clipped too, at a multiple of the median
+    `clip` and `reject` act at the norm `limit`; `auto` clips at `limit` times the median norm of the round's updates. Each
+    action but `off` also clips the statistics of batch norm, at a multiple of their median
     (coordinator/aggregation/norm_clipping.py).
     """
 
@@ -28,7 +29,12 @@ class NormBound:
 
 @dataclass(frozen=True)
 class ExamplesCap:
-    """An update weighs no more than `most` examples, or than `factor` times the median of its round; None: no such cap."""
+    """The cap on the weight of an update.
+
+    Attributes:
+        most: Greatest number of examples; None for no cap.
+        factor: Greatest multiple of the median number of examples in the round; None for no cap.
+    """
 
     most: int | None = None
     factor: float | None = None
@@ -36,7 +42,13 @@ class ExamplesCap:
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of a run. No more than `max_devices` are known at a time."""
+    """The bounds of a run.
+
+    Attributes:
+        norm: The bound on the norm of an update's change.
+        examples: The cap on the weight of an update.
+        max_devices: Greatest number of devices that the run knows at a time.
+    """
 
     norm: NormBound = NormBound()
     examples: ExamplesCap = ExamplesCap()
@@ -44,7 +56,7 @@ class Limits:
 
 
 def parse_norm_bound(text: str) -> NormBound:
-    """`off`, `clip:X`, `reject:X` or `auto:F`; UsageError for anything else."""
+    """Parse `off`, `clip:X`, `reject:X` or `auto:F`; raise UsageError for any other text."""
     word, _, number = text.partition(":")
     if text == "off":
         return NormBound()
@@ -54,7 +66,7 @@ def parse_norm_bound(text: str) -> NormBound:
 
 
 def parse_examples_cap(text: str) -> ExamplesCap:
-    """`off`, a number of examples, or `auto:F`; UsageError for anything else."""
+    """Parse `off`, a number of examples, or `auto:F`; raise UsageError for any other text."""
     if text == "off":
         return ExamplesCap()
     if text.isascii() and text.isdigit() and int(text) > 0:

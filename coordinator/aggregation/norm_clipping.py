@@ -1,22 +1,27 @@
-"""What one update may weigh and how far it may go: caps on the number of examples, and on the norm of what it changes.
+"""Bounds of one update: a cap on the examples that it weighs, and a bound on the norm of its change.
 
-All of it is a function of the updates as a set: neither the order of their arrival nor that of their names matters. Below a
-bound an update is used as it is, to the last bit. Above it, it is pulled back along the straight line to the global model of
-its round: whatever is true of both ends and of every point between them (that second moments are not negative, that first
-moments are no greater than those allow) stays true. First and second moments are pulled back together for that reason, and with
-the weights where those went too far; weights that are within their bound stay as they are.
+All functions depend on the updates as a set. Neither the order of their arrival nor the order of their names matters.
 
-What a batch norm tracks is measured tensor by tensor, for a variance of one layer says nothing of another layer's mean, and
-no number that fits the weights fits it: its bound is always a multiple of the reference of the round. A tensor beyond that is
-pulled back by itself. A moment is measured from where it would be without gradients (`Pace`), so that it is the device's
-gradients that are bounded; those of the second moment are squares, and so is the factor of its bound. Counters (step counts of
-moments, `num_batches_tracked`) are bounded by the steps that the plan has for as many examples as the update weighs.
+Within its bound an update is used unchanged, to the last bit. Beyond it, the update is clipped: moved back along the straight
+line to the global model of its round. A property of both ends and of each point between them stays true (second moments are
+not negative, first moments are no greater than the second ones allow). For that reason first and second moments are clipped
+by the same factor, and by the factor of the weights where those are beyond their bound. Weights within their bound stay.
 
-The reference of a part is the lower median of the norms in the round. Of one or two updates that is the norm of one
-device, so the references of the rounds before (`References`) take part in the median until there are three.
+Each part of a model has a norm of its own:
 
-Norm bounding: Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4. The median as the measure of what
-is usual: fewer than half of the devices cannot move it beyond what the others say.
+- The weights, that is all trained tensors, have one norm together.
+- Statistics of batch norm have a norm per tensor, since the variance of one layer says nothing about the mean of another.
+  Their bound is always a multiple of the round's reference: no number that fits the weights fits them. Each is clipped alone.
+- A moment is measured from its value after the same steps without gradients (`Pace`), so that the bound is one of the
+  device's gradients. Gradients enter the second moment as squares, so the factor of its bound is a square too.
+- Counters (step counts of moments, `num_batches_tracked`) are bounded by the steps that the plan has for as many examples as
+  the update weighs.
+
+The reference of a part is the lower median of its norms in the round. Of one or two updates that median is the norm of a
+single device, so references of earlier rounds (`References`) are added until there are three values.
+
+Norm bounding: Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4. The median is the reference because
+fewer than half of the devices cannot move it beyond the values of the others.
 """
 
 from __future__ import annotations
@@ -34,32 +39,32 @@ from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 Part = str
-"""What has a norm of its own: "weights" (all that is trained), "exp_avg", "exp_avg_sq", "stats NAME" for each tensor that is
-tracked and not trained, and "count NAME" for each counter: the step count of a tensor's moments, batches a layer has seen."""
+"""A part of a model with a norm of its own: "weights" (all trained tensors), "exp_avg", "exp_avg_sq", "stats NAME" for each
+tensor that is tracked and not trained, "count NAME" for each counter (the steps of a tensor's moments, a layer's batches)."""
 
 References = Mapping[Part, tuple[float, ...]]
-"""The references of the last rounds by part, the newest first: at most `KEPT_REFERENCES` of each."""
+"""References of earlier rounds by part, the newest first, at most `KEPT_REFERENCES` of each."""
 
 KEPT_REFERENCES = 2
 """One update and two references, or two updates and one, are the three values that a median needs to outvote one."""
 
 STATS_FACTOR = 10.0
-"""Of the reference: how far such a tensor may go where `norm_bound` names no factor, with `clip` and `reject`."""
+"""Multiple of the reference that bounds a tensor of statistics where `norm_bound` has no factor, with `clip` and `reject`."""
 
 EXAMPLES_FACTOR, EXAMPLES_MARGIN = 2, 100
-"""An update may be of so many times the examples that its device registered, and so many more: data grow."""
+"""An update may have EXAMPLES_FACTOR times the registered examples of its device and EXAMPLES_MARGIN more, as data grow."""
 
 MAX_SECOND_MOMENT = 1e16
-"""Of gradients of 1e8 in each step; nothing that trains has such."""
+"""The second moment of gradients of 1e8 in each step; no training that makes progress has such."""
 
-# Rounding in float32, of each step and of the mean, and of second moments to a level below when they travelled down and up
-# (shared.tensors.quantise, eight levels an octave); and second moments that are too small to be told from zero.
+# _SLACK allows for rounding: of each step and of the mean in float32, and of second moments to a lower level when they travel
+# (shared.tensors.quantise, eight levels an octave). _FLOOR allows for second moments that are rounded to zero.
 _SLACK, _FLOOR = 1.1, 1e-16
 _STEP, _BATCHES = ":step", "num_batches_tracked"
 
 
 def example_weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]:
-    """What each device's update weighs: the examples it reports, or the cap where that is less."""
+    """Return the weight of each device's update in examples: the reported number, or the cap if that is less."""
     most = cap.most
     if cap.factor is not None and num_examples:
         most = math.floor(min(cap.factor * lower_median(num_examples.values()), 2.0**53))  # a Count at most
@@ -67,20 +72,45 @@ def example_weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[s
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The middle one of the sorted values, of two the lower; ValueError without any."""
+    """Return the median of the values, the lower of two in the middle.
+
+    Raises:
+        ValueError: There is no value.
+
+    Example:
+        >>> lower_median([4.0, 1.0, 3.0, 2.0])
+        2.0
+    """
     ordered = sorted(values)
     if not ordered:
-        raise ValueError("nothing has no median")
+        raise ValueError("the median of no values is undefined")
     return ordered[(len(ordered) - 1) // 2]
 
 
 def norm(tensors: Tensors, base: Tensors, schema: Schema, part: Part = "weights") -> float:
-    """L2 norm of what an update changes in one part of the model; infinite where float64 has no number for it."""
+    """Return the L2 norm of an update's change of one part of the model.
+
+    Args:
+        tensors: The update.
+        base: The global model that it was trained on.
+        schema: Names, shapes and dtypes of both.
+        part: The part to measure.
+
+    Returns:
+        The norm; 0 for a part that the schema does not have, infinity where the sum of squares exceeds float64.
+    """
     return norms(tensors, base, schema, {part}).get(part, 0.0)
 
 
 def norms(tensors: Tensors, base: Tensors, schema: Schema, parts: Container[Part] | None = None) -> dict[Part, float]:
-    """Of each part that `schema` has (and that is among `parts`, where those are given)."""
+    """Return the L2 norm of an update's change by part.
+
+    Args:
+        tensors: The update.
+        base: The global model that it was trained on.
+        schema: Names, shapes and dtypes of both.
+        parts: The parts to measure; all of the schema's if left out.
+    """
     squares: dict[Part, float] = {}
     for spec in schema.specs:
         part = _part_of(spec)
@@ -92,44 +122,49 @@ def norms(tensors: Tensors, base: Tensors, schema: Schema, parts: Container[Part
 
 
 def weights_norm(base: Tensors, schema: Schema) -> float:
-    """L2 norm of what is trained."""
+    """Return the L2 norm of all trained tensors."""
     return math.sqrt(
         sum(float(np.sum(np.square(base[spec.name], dtype=np.float64))) for spec in schema.specs if spec.trainable)
     )
 
 
 def needs_cohort(schema: Schema, bound: NormBound) -> bool:
-    """Whether `references` have to be known: the norms of all updates of a round."""
+    """Return whether the bound depends on `references`, for which the norms of all updates are measured first."""
     return bound.action == "auto" or (
         bound.action != "off" and any(_alone(_part_of(one) or "") for one in schema.specs)
     )
 
 
 def check_norm(found: float, bound: NormBound) -> None:
-    """Raise UpdateRefused("norm_bound") beyond the bound of `reject`."""
+    """Raise UpdateRefused("norm_bound") for a norm beyond the bound, if the bound's action is to reject."""
     if bound.action == "reject" and found > bound.limit:
-        detail = f"it changes the weights by {found:.3g} (L2 norm), and {bound.limit:g} is the bound"
+        detail = f"it changes the weights by {found:.3g} (L2 norm); the bound is {bound.limit:g}"
         raise UpdateRefused(RefuseReason.NORM_BOUND, detail)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How far a device's update may be expected to go by the plan alone: in `steps` steps with the moments' `decays`."""
+    """The change of an update that follows from the plan alone.
+
+    Attributes:
+        steps: Training steps of the device.
+        decays: By part, the factor by which the steps without any gradient multiply a moment.
+    """
 
     steps: int
     decays: Mapping[Part, float]
 
     @classmethod
     def of(cls, plan: TrainPlan, num_examples: int) -> Pace:
-        """That of an update from so many examples."""
+        """Return the pace of an update from `num_examples` examples."""
         steps = plan.steps_for(num_examples)
         return cls(steps, {"exp_avg": plan.beta_1**steps, "exp_avg_sq": plan.beta_2**steps})
 
     def origin(self, base: Tensors, schema: Schema) -> dict[str, Array]:
-        """The global model `base`, with its moments as they would be after the steps without any gradient.
+        """Return the global model `base` with its moments after the steps of the plan without any gradient.
 
-        From there on a moment is a mean of gradients, or of their squares, and no device's norm depends on what the moments
-        of the global model were: one that has been pushed up is not taken for the measure of the next push.
+        The distance from there is a mean of gradients, or of their squares. So no norm depends on the moments of the global
+        model: a moment that an attack has increased does not allow a larger increase in the next round.
         """
         moved = dict(base)
         for spec in schema.specs:
@@ -139,20 +174,25 @@ class Pace:
         return moved
 
     def unit(self, part: Part) -> float:
-        """What norms of the part are divided by, to be compared between devices that take few steps and many."""
+        """Return the divisor that makes norms of the part comparable between devices with few and with many steps."""
         if counts(part):
             return float(max(1, self.steps))
         return 1.0 - self.decays.get(part, 0.0) or 1.0
 
     def per_unit(self, found: Mapping[Part, float]) -> dict[Part, float]:
-        """Norms by part, each in its unit."""
+        """Return norms by part, each divided by its unit."""
         return {part: value / self.unit(part) for part, value in found.items()}
 
 
 def references(cohort: Mapping[str, Mapping[Part, float]], past: References) -> dict[Part, float]:
-    """What is usual in this round, by part: the lower median of the norms `per_unit` and, of fewer than three, of the past.
+    """Return the reference of each part in this round.
 
-    Empty without updates.
+    Args:
+        cohort: Norms per unit (`Pace.per_unit`) by part, of each device.
+        past: References of earlier rounds; with fewer than three devices they are added to the norms.
+
+    Returns:
+        The lower median by part; empty without devices.
     """
     if not cohort:
         return {}
@@ -166,10 +206,14 @@ def references(cohort: Mapping[str, Mapping[Part, float]], past: References) -> 
 def norm_limits(
     usual: Mapping[Part, float], bound: NormBound, *, alone: bool = False, base_norm: float = 0.0
 ) -> dict[Part, float]:
-    """The greatest norm of each part that may be folded in, by the `references` of the round, in its unit.
+    """Return the greatest norm of each part that is aggregated unchanged, per unit.
 
-    `alone` says that there is one update and no round before it: `base_norm`, the norm of the global model's weights, is
-    then the measure of what they may change, unless it is zero; and counters count once a step.
+    Args:
+        usual: The `references` of the round.
+        bound: The run's bound.
+        alone: There is one update, and no round before it. Counters then count once a step.
+        base_norm: L2 norm of the global model's weights. With `alone` the change of the weights is bounded by a multiple of
+            it too, unless it is zero.
     """
     fixed = {"weights": bound.limit} if bound.action == "clip" else {}
     if bound.action == "off":
@@ -187,7 +231,14 @@ def norm_limits(
 def remembered(
     usual: Mapping[Part, float], limits: Mapping[Part, float], past: References, updates: int
 ) -> dict[Part, tuple[float, ...]]:
-    """`past` after a round of so many updates; that of a single one counts for no more than it was allowed."""
+    """Return the references to keep after a round.
+
+    Args:
+        usual: The references of the round.
+        limits: Its limits per unit. The reference of a single update is kept at most at its limit.
+        past: The references before the round.
+        updates: Number of updates in the round.
+    """
     now = {}
     for part, value in usual.items():
         kept = value if updates > 1 else min(value, limits.get(part, value))
@@ -196,7 +247,13 @@ def remembered(
 
 
 def limits_of(limits: Mapping[Part, float], base: Tensors, pace: Pace) -> dict[Part, float]:
-    """`limits` for an update of that pace, with those of the step counts of its moments."""
+    """Return the limits of one update.
+
+    Args:
+        limits: The limits of the round per unit.
+        base: The global model of the round.
+        pace: The steps of the update, which also bound the step counts of its moments.
+    """
     own = {part: limit * pace.unit(part) for part, limit in limits.items()}
     for name in base:
         if name.endswith(_STEP):
@@ -205,9 +262,19 @@ def limits_of(limits: Mapping[Part, float], base: Tensors, pace: Pace) -> dict[P
 
 
 def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, float]) -> Clipped | None:
-    """The update pulled back to where no part's norm is beyond its limit; None for one that is within them already."""
+    """Clip an update so that no part's norm is beyond its limit.
+
+    Args:
+        tensors: The update.
+        base: The model from which its norms are measured (`Pace.origin`).
+        schema: Names, shapes and dtypes of both.
+        limits: The greatest norm by part (`limits_of`).
+
+    Returns:
+        The clipped update; None for an update within all limits.
+    """
     found = norms(tensors, base, schema, limits)
-    # A little less, for what the products below round up.
+    # A little less, since the products below may round up.
     factors = {part: limits[part] / found[part] * (1 - 1e-12) for part in found if found[part] > limits[part]}
     if not factors:
         return None
@@ -220,7 +287,7 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
             return together
         if not _alone(part):
             return both
-        # Integers do not follow the weights: there is nothing between two of them.
+        # Integers do not follow the weights: no value lies between two of them.
         return min(factors.get(part, 1.0), together if np.dtype(spec.dtype).kind == "f" else 1.0)
 
     pulled = {spec.name: interpolate_toward(tensors[spec.name], base[spec.name], factor(spec)) for spec in schema.specs}
@@ -229,21 +296,32 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
 
 @dataclass(frozen=True)
 class Clipped:
-    """An update as it counts, and how many times its bound each part was that went beyond it."""
+    """A clipped update.
+
+    Attributes:
+        tensors: The tensors that are aggregated.
+        times: By part that was beyond its limit: its norm as a multiple of the limit.
+    """
 
     tensors: dict[str, Array]
     times: dict[Part, float]
 
 
 def interpolate_toward(end: Array, start: Array, factor: float) -> Array:
-    """Start + factor * (end - start), rounded towards the start so that nothing grows."""
+    """Return start + factor * (end - start), rounded towards `start` so that no change grows.
+
+    Args:
+        end: The tensor of the update.
+        start: The tensor of the global model, of the same shape and dtype.
+        factor: From 0 to 1.
+    """
     if end.dtype.kind not in "fiu" or factor == 1.0:
         return end
     if end.dtype.kind != "f":
         way = np.trunc(factor * (end.astype(np.float64) - start.astype(np.float64)))
         return np.asarray(start + way.astype(np.int64), end.dtype)
     origin = start.astype(np.float64)
-    # What has an infinite norm has the factor 0, and 0 times an infinite change is no number.
+    # An infinite norm has the factor 0, and 0 times an infinite change is NaN.
     exact = origin + (factor * (end - origin) if factor > 0 else 0.0)
     moved = np.asarray(exact, end.dtype)
     too_far = np.abs(moved.astype(np.float64) - origin) > np.abs(exact - origin)
@@ -251,11 +329,19 @@ def interpolate_toward(end: Array, start: Array, factor: float) -> Array:
 
 
 def check_moments(tensors: Tensors, schema: Schema, plan: TrainPlan) -> None:
-    """Raise UpdateRefused("out_of_range") for moments that no gradients could have made.
+    """Raise an error for moments that no gradients can produce.
 
     With m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2 from zero, and with every mean of such pairs, Cauchy and
-    Schwarz give m^2 <= c v, c = (1 - b1)^2 / ((1 - b2) (1 - b1^2 / b2)). So a device cannot send the others
-    first moments that make their next steps long.
+    Schwarz give m^2 <= c v, c = (1 - b1)^2 / ((1 - b2) (1 - b1^2 / b2)). So no device can send first moments that make the
+    next steps of other devices long.
+
+    Args:
+        tensors: The update.
+        schema: Its names, shapes and dtypes.
+        plan: The training plan, with b1 and b2.
+
+    Raises:
+        UpdateRefused: "out_of_range", with the name of the moment.
     """
     bound = _first_by_second(plan)
     for spec in schema.specs:
@@ -273,9 +359,16 @@ def check_moments(tensors: Tensors, schema: Schema, plan: TrainPlan) -> None:
 
 
 def check_steps(tensors: Tensors, base: Tensors, schema: Schema, steps: int) -> None:
-    """Raise UpdateRefused("out_of_range") where the step count of a moment is not one that so many steps lead to.
+    """Raise an error for a step count of a moment that the plan's steps cannot produce.
 
-    `base` is the global model of the round, `steps` are those of the plan for the examples that the update reports.
+    Args:
+        tensors: The update.
+        base: The global model of the round.
+        schema: Names, shapes and dtypes of both.
+        steps: The plan's steps for the examples that the update reports.
+
+    Raises:
+        UpdateRefused: "out_of_range", with the name of the counter.
     """
     for spec in schema.specs:
         if spec.role != "moment" or not spec.name.endswith(_STEP):
@@ -287,9 +380,9 @@ def check_steps(tensors: Tensors, base: Tensors, schema: Schema, steps: int) -> 
 
 
 def check_registered(num_examples: int, registered: int | None) -> None:
-    """Raise UpdateRefused("num_examples") for an update of far more examples than its device registered (None: unknown)."""
+    """Raise UpdateRefused("num_examples") for far more examples than the device has registered (None: unknown)."""
     if registered is not None and num_examples > EXAMPLES_FACTOR * registered + EXAMPLES_MARGIN:
-        detail = f"trained on {num_examples} examples, and registered {registered}"
+        detail = f"trained on {num_examples} examples, registered {registered}"
         raise UpdateRefused(RefuseReason.NUM_EXAMPLES, detail)
 
 
@@ -315,15 +408,15 @@ def _alone(part: Part) -> bool:
 
 
 def counts(part: Part) -> bool:
-    """Whether the part is a counter."""
+    """Return whether the part is a counter."""
     return part.startswith("count ")
 
 
 def _floored(value: float, *, alone: bool) -> float:
-    """A counter may count every step, whatever the others do."""
+    """The reference of a counter is at least one a step, since a device may count each step whatever the others do."""
     return 1.0 if alone else max(1.0, value)
 
 
 def _step_limit(base: Array, steps: int) -> float:
-    """Steps of one, each rounded in float32: beyond 2^24 that is two."""
+    """The greatest sum of `steps` increments of one, each rounded in float32, where one becomes two beyond 2^24."""
     return steps * (1.0 + float(np.spacing(np.float32(float(base) + steps))))

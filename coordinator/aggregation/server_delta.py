@@ -1,11 +1,9 @@
-"""The server's step as devices can follow it: to what an encoding carries.
+"""The server's model deltas: the quantised step of each round, and chains of steps from older versions of the global model.
 
-A run whose encoding carries differences has as its global model exactly what its devices hold. So the step that a
-strategy makes is packed as it will travel, and the model is what comes out when that is unpacked; checkpoints, exports, the
-bases of updates and a resume all speak of the same bits. Where the encoding has feedback (shared.tensors.encodings.FEEDBACK),
-what was left out is added to the next step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", Algorithm 1).
-
-The steps that lead from older versions of the global model to the present one, and which of them are worth offering.
+With a delta encoding the coordinator and its devices hold bit-identical global models. So the step of a strategy is packed as
+it will travel, and the new model is the old one plus the unpacked step. Checkpoints, exports, the bases of updates and a
+resume use the same bits. With an encoding that has feedback (shared.tensors.encodings.FEEDBACK) the rounding error is added to
+the next step (error feedback on the server: Tang et al. 2019, "DoubleSqueeze", Algorithm 1).
 """
 
 from __future__ import annotations
@@ -26,11 +24,21 @@ _SEED_BYTES = 6
 def quantised_step(
     before: ServerState, after: ServerState, schema: Schema, encoding: str, seed: int
 ) -> tuple[ServerState, Packed]:
-    """The state that the step from `before` to `after` leads to for whoever takes it in `encoding`, and the step as it travels.
+    """Quantise the step from one server state to the next.
 
-    `schema` is that of what travels, `seed` drives the rounding (`step_seed`). Of `after.server` only the residuals change:
-    `NAME:residual`, of the shape of NAME, which the step before left there and this one uses up. Neither state is changed
-    in place; equal arguments give equal bits. Raises as shared.tensors.packing.pack does.
+    Args:
+        before: The state before the round.
+        after: The state that the strategy made. Its residuals (`NAME:residual` in `server`, of the shape of NAME) are those of
+            the last step, which this step uses up.
+        schema: Names, shapes and dtypes of the tensors that travel.
+        encoding: A delta encoding.
+        seed: Seed of the rounding (`step_seed`).
+
+    Returns:
+        The state after the quantised step, and the packed step. Equal arguments give equal bits; no argument is changed.
+
+    Raises:
+        Exception: As shared.tensors.packing.pack does.
     """
     meta, left = {"round": after.round + 1}, after.server
     step = step_with_feedback(after.tensors, schema, meta, encoding, base=before.tensors, seed=seed, residual=left)
@@ -38,12 +46,12 @@ def quantised_step(
 
 
 def without_residuals(state: ServerState) -> ServerState:
-    """The state in a run whose encoding leaves nothing out: what an encoding before it left behind is dropped."""
+    """Return the state without the residuals of an earlier encoding, for a run whose encoding has no feedback."""
     return replace(state, server=_others(state.server))
 
 
 def step_seed(run_seed: int, round_number: int) -> int:
-    """Of the rounding in the step that round `round_number` makes: the same after any crash, another in each round."""
+    """Return the seed of the rounding in a round's step: the same after a crash, another one in each round."""
     digest = hashlib.sha256(f"step {run_seed} {round_number}".encode()).digest()
     return int.from_bytes(digest[:_SEED_BYTES], "big")
 
@@ -54,10 +62,14 @@ def _others(server: Tensors) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class ServerDelta:
-    """What round `round` did to the global model, as it travels.
+    """The packed step of one round's global model.
 
-    It begins from the version `base`, whose tensors have the digest `before`, and leads to tensors of the digest `content`
-    (shared.tensors.arrays.values_digest). A version is named by the digest of its whole model's manifest.
+    Attributes:
+        round: The round that made the step.
+        base: The version that the step starts from: the digest of that whole model's manifest.
+        before: Digest of the tensors before the step (shared.tensors.arrays.values_digest).
+        content: Digest of the tensors after it.
+        packed: The step as it travels.
     """
 
     round: int
@@ -68,14 +80,20 @@ class ServerDelta:
 
 
 def chain(steps: Iterable[ServerDelta], content: str, most_bytes: int) -> tuple[ServerDelta, ...]:
-    """The chain of `steps` that leads to `content`, the oldest first: each goes on where the one before it ends.
+    """Return the chain of steps that leads to a model, the oldest first; each starts where the one before it ends.
 
-    At most MAX_DELTAS of them, which together are no larger than `most_bytes`: whoever needs more takes the whole model.
-    Of steps with the same end the one of the latest round is taken, so that a history that was given up leads nowhere.
+    Of steps that lead to the same model the one of the latest round is taken, so that steps of rounds that were rolled back
+    are left out.
+
+    Args:
+        steps: The steps that are stored.
+        content: Digest of the tensors at the end of the chain.
+        most_bytes: The greatest sum of the steps' sizes. A device that needs more, or more than MAX_DELTAS steps, downloads
+            the whole model.
     """
     found: list[ServerDelta] = []
     left_bytes = most_bytes
-    for step in sorted(steps, key=lambda one: one.round, reverse=True):
+    for step in sorted(steps, key=lambda delta: delta.round, reverse=True):
         if step.content != content or (found and step.round >= found[-1].round):
             continue
         left_bytes -= len(step.packed.blob)

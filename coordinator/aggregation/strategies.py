@@ -1,7 +1,7 @@
-"""The optimisation strategies: what a device does in LocalUpdate, and how the server makes the next global model.
+"""The optimisation strategies: LocalUpdate of the devices, and the update of the global model on the server.
 
-A strategy is the three columns of the paper's Table 1. For the device it is data, a TrainPlan; for the server it is two
-pure functions, `init` and `finish`, around the weighted mean of the round's updates (coordinator.aggregation.weighted_mean).
+A strategy is the three columns of the paper's Table 1. Its device side is data, a TrainPlan. Its server side is two pure
+functions, `init` and `finish`, around the weighted mean of the round's updates (coordinator.aggregation.weighted_mean).
 
     strategy       LocalUpdate   GlobalModelUpdate   GlobalOptimUpdate
     fedavg         SGD           average             -
@@ -30,11 +30,13 @@ from fedpatch.shared.wire.messages import TrainPlan
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server carries from round to round.
+    """The state of the server between two rounds. Arrays are never changed in place.
 
-    `round` counts completed rounds. `tensors` is the global public model and the moments that clients share; it is what
-    a device downloads. `server` is what the server optimizer keeps for itself. Arrays are never changed in place.
-    `references` are the usual norms of the last rounds' updates (coordinator.aggregation.norm_clipping).
+    Attributes:
+        round: Number of completed rounds.
+        tensors: The public global model and the moments that clients share, by name. Devices download these.
+        server: The tensors of the server optimizer by name, which stay on the coordinator.
+        references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
     """
 
     round: int
@@ -45,9 +47,14 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Strategy:
-    """FedAvg's server side, which others build on; the class variables say what a device does.
+    """Base class of the strategies, with FedAvg's server side. The class variables describe the training on a device.
 
-    Every `schema` is that of the public model, without moments.
+    Each argument `schema` is that of the public model without moments.
+
+    Example:
+        >>> strategy = find_strategy("fedavg")
+        >>> state = strategy.init(tensors, schema)
+        >>> state = strategy.finish(state, mean, schema)
     """
 
     name: ClassVar[str]
@@ -59,7 +66,15 @@ class Strategy:
     epsilon: ClassVar[float] = 1e-7
 
     def plan(self, learning_rate: float, batch_size: int, epochs: int, steps: int, seed: int) -> TrainPlan:
-        """LocalUpdate as data; `learning_rate` is the client optimizer's."""
+        """Return LocalUpdate as data.
+
+        Args:
+            learning_rate: Learning rate of the client optimizer.
+            batch_size: Examples in a batch.
+            epochs: Passes over the local data.
+            steps: Training steps at most; 0 for no limit.
+            seed: Seed of the order of the examples.
+        """
         return TrainPlan(
             client_optimizer=self.client_optimizer,
             learning_rate=learning_rate,
@@ -74,21 +89,27 @@ class Strategy:
         )
 
     def travelling(self, schema: Schema) -> Schema:
-        """Schema of what goes down and comes up each round: the public model and the moments that clients share."""
+        """Return the schema of the tensors that travel each round: the public model and the moments that clients share."""
         return schema.with_moments(self.moments)
 
     def optimizer_schema(self, schema: Schema) -> Schema:
-        """Schema of `ServerState.server`."""
+        """Return the schema of `ServerState.server`."""
         return Schema(())
 
     def init(self, tensors: Tensors, schema: Schema) -> ServerState:
-        """State before the first round, from the initial public model; all moments begin at zero."""
+        """Return the state before the first round, from the initial public model; all moments are zero."""
         schema.check(tensors)
         shared = zeros(self.travelling(schema)) | dict(tensors)
         return ServerState(0, shared, zeros(self.optimizer_schema(schema)))
 
     def finish(self, state: ServerState, mean: Tensors, schema: Schema) -> ServerState:
-        """State after a round whose weighted mean is `mean`; `state` stays as it is."""
+        """Return the state after a round.
+
+        Args:
+            state: The state before the round, which is not changed.
+            mean: The weighted mean of the round's updates.
+            schema: Schema of the public model.
+        """
         self.travelling(schema).check(mean)
         return replace(state, round=state.round + 1, tensors=dict(mean))
 
@@ -118,7 +139,7 @@ class FedAvgAdam(Strategy):
 class FedAdam(Strategy):
     """Clients run SGD, the server runs Adam on the pseudo-gradient delta = Omega - mean, without bias correction.
 
-    Only what clients train is stepped. Statistics and buffers are averaged: Adam would drive a variance below zero.
+    Adam updates the trained tensors only. Statistics and buffers are averaged: Adam would make a variance negative.
     """
 
     name = "fedadam"
@@ -134,12 +155,18 @@ class FedAdam(Strategy):
             raise UsageError(f"{self.name}: server learning rate {self.server_learning_rate} must be a number above 0")
 
     def optimizer_schema(self, schema: Schema) -> Schema:
-        """First and second moment of every trainable tensor."""
+        """Return the schema of the first and second moments of all trainable tensors."""
         both = schema.with_moments(("exp_avg", "exp_avg_sq"))
         return both.subset(set(both.names) - set(schema.names))
 
     def finish(self, state: ServerState, mean: Tensors, schema: Schema) -> ServerState:
-        """One step of the server optimizer (Reddi et al. 2021, Algorithm 2, FedAdam)."""
+        """Return the state after one step of the server optimizer (Reddi et al. 2021, Algorithm 2, FedAdam).
+
+        Args:
+            state: The state before the round, which is not changed.
+            mean: The weighted mean of the round's updates.
+            schema: Schema of the public model.
+        """
         averaged = super().finish(state, mean, schema)
         tensors, server = averaged.tensors, dict(state.server)
         for spec in schema.specs:
@@ -160,10 +187,14 @@ STRATEGIES: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in
 
 
 def find_strategy(name: str, server_learning_rate: float | None = None) -> Strategy:
-    """Return the strategy of that name, with its own server learning rate where none is given.
+    """Return the strategy of that name.
 
-    Raises UsageError for an unknown name (with the nearest), and for a server learning rate where there is no server
-    optimizer to use it.
+    Args:
+        name: A key of STRATEGIES.
+        server_learning_rate: Learning rate of the server optimizer; the strategy's own if left out.
+
+    Raises:
+        UsageError: The name is unknown, or the strategy has no server optimizer for the learning rate.
     """
     if name not in STRATEGIES:
         raise unknown_name("strategy", name, list(STRATEGIES))
@@ -176,5 +207,5 @@ def find_strategy(name: str, server_learning_rate: float | None = None) -> Strat
 
 
 def zeros(schema: Schema) -> dict[str, Array]:
-    """Zeros for every tensor of `schema`."""
+    """Return zeros for each tensor of `schema`."""
     return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in schema.specs}

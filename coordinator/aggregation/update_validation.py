@@ -1,4 +1,4 @@
-"""From a received blob to an update that may be kept: decoding, and every check that stands before `committed`."""
+"""Validation of a received update: decoding, and every check before the coordinator sends `committed`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 
 @dataclass(frozen=True)
 class UpdateRequirements:
-    """What an update of a round must be: `schema` of what travels, names that must not, digest of the round's global model.
+    """The requirements for an update of a round.
 
-    `metric` says which user accuracies there can be. `model` are the tensors of that global model, which encodings of
-    differences need, and `plan` is what devices were asked to do with them: where they are not known, what follows from them
-    is not checked.
+    Attributes:
+        schema: Names, shapes and dtypes of the tensors that travel.
+        private_names: Names of the tensors that must not travel.
+        base: Digest of the round's global model.
+        metric: The range of a user accuracy.
+        model: The tensors of the global model, which delta encodings need. None: checks against them are left out.
+        plan: The training plan of the round. None: moments and step counts are not checked.
+        limits: The bounds of the run.
     """
 
     schema: Schema
@@ -43,7 +48,17 @@ class UpdateRequirements:
 
 
 def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: int) -> None:
-    """What can be told before the first chunk. Raises UpdateRefused with a RefuseReason."""
+    """Check an offered update before its first chunk.
+
+    Args:
+        manifest: The manifest of the offer.
+        schema: Digest of the schema that was requested.
+        encoding: The encoding that was requested.
+        max_bytes: The greatest size of an update, packed and unpacked.
+
+    Raises:
+        UpdateRefused: With a RefuseReason.
+    """
     try:
         check_manifest(manifest, max_bytes)
     except WireError as error:
@@ -51,22 +66,33 @@ def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: in
         raise UpdateRefused(RefuseReason.TOO_LARGE if large else RefuseReason.DAMAGED, str(error)) from error
     if (manifest.schema, manifest.encoding) != (schema, encoding):
         offered = f"offered schema {manifest.schema[:12]} in {manifest.encoding}"
-        raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, f"{offered}, asked for {schema[:12]} in {encoding}")
+        raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, f"{offered}, requested {schema[:12]} in {encoding}")
 
 
 def decode_and_validate_update(
     blob: bytes, terms: UpdateRequirements, *, encoding: str, raw_bytes: int, registered: int | None = None
 ) -> tuple[UpdateReport, dict[str, Array]]:
-    """The report and the tensors of an update. Raises UpdateRefused with a RefuseReason for anything unacceptable.
+    """Decode an update and check it against the requirements of its round.
 
-    `registered` is how many examples the device said that it has, None where that is not known any more.
+    Args:
+        blob: The packed update.
+        terms: The requirements.
+        encoding: The encoding that was agreed on.
+        raw_bytes: The unpacked size that the manifest announced.
+        registered: Examples that the device registered; None if that is unknown.
+
+    Returns:
+        The device's report, and the tensors by name.
+
+    Raises:
+        UpdateRefused: With a RefuseReason, for an update that must not be aggregated.
     """
     try:
         meta, tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=terms.schema, base=terms.model)
         report = from_plain(meta, UpdateReport)
-        # An allow-list here too: a key that nobody reads could carry anything.
-        if unknown := meta.keys() - {one.name for one in fields(UpdateReport)}:
-            raise WireError(f"the report has keys that nobody agreed on: {', '.join(sorted(unknown))[:200]}")
+        # An allow-list here too: an unknown key could carry private data.
+        if unknown := meta.keys() - {known.name for known in fields(UpdateReport)}:
+            raise WireError(f"the report has unknown keys: {', '.join(sorted(unknown))[:200]}")
     except WireError as error:
         raise UpdateRefused(RefuseReason.DAMAGED, str(error)) from error
     except UnexpectedTensors as error:
@@ -93,7 +119,7 @@ def decode_and_validate_update(
 def _check_trained(
     tensors: Tensors, schema: Schema, plan: TrainPlan, model: Mapping[str, Array] | None, num_examples: int
 ) -> None:
-    """Raise UpdateRefused for moments and step counts that no training by `plan` on so many examples makes."""
+    """Raise UpdateRefused for moments and step counts that training by `plan` on so many examples cannot produce."""
     check_moments(tensors, schema, plan)
     if model is not None:
         check_steps(tensors, model, schema, plan.steps_for(num_examples))

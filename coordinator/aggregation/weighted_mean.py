@@ -1,7 +1,7 @@
-"""What may enter the aggregate, and the aggregate: a mean weighted by the number of examples.
+"""The mean of updates, weighted by their numbers of examples, and the check of an update before it enters the mean.
 
 GlobalModelUpdate and GlobalOptimUpdate "average" of the paper's Table 1: the sum over the round's clients of
-n_k / n * M_k. Updates are folded in one at a time, so memory is one model however many devices report.
+n_k / n * M_k. Updates are added one at a time, so that memory is one model for any number of devices.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ from fedpatch.shared.tensors.arrays import (
 )
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
-# So many values at a time, which stay in the cache between the three steps of a sum and need no memory of their own.
+# Values that are added at a time: they stay in the processor's cache between the three steps of a sum.
 _BLOCK = 65_536
 
 
 def check_update(tensors: Tensors, schema: Schema, private_names: Collection[str], num_examples: int) -> None:
-    """Raise UpdateRefused, with a RefuseReason, unless an update may be folded in.
+    """Raise an error unless an update may be aggregated.
 
-    `schema` is that of what travels. Private names come first, so that a device which gives away what it should keep
-    hears of that and of nothing else.
+    Private names are checked first, so that a device that sends private tensors gets that reason and no other.
+
+    Args:
+        tensors: The update.
+        schema: Names, shapes and dtypes of the tensors that travel.
+        private_names: Names of the tensors that must not travel.
+        num_examples: Examples that the update reports.
+
+    Raises:
+        UpdateRefused: With a RefuseReason.
     """
     check_private(tensors, private_names)
     try:
@@ -41,23 +49,31 @@ def check_update(tensors: Tensors, schema: Schema, private_names: Collection[str
     require_finite(tensors)
     for spec in schema.specs:
         if never_negative(spec) and (tensors[spec.name] < 0).any():
-            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{spec.name} has a negative value, which it never can")
+            raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{spec.name} has a negative value; it must be 0 or more")
     _check_num_examples(num_examples)
 
 
 def check_private(names: Iterable[str], private_names: Collection[str]) -> None:
-    """Raise UpdateRefused("private_value") if one of `names`, or the parameter of such a moment, is private."""
+    """Raise UpdateRefused("private_value") for names of private tensors and of their moments."""
     private = [name for name in names if name in private_names or base_name(name) in private_names]
     if private:
         raise UpdateRefused(
-            RefuseReason.PRIVATE_VALUE, f"{listing(private)} must stay on the device; its patch policy is another one"
+            RefuseReason.PRIVATE_VALUE, f"{listing(private)} must stay on the device; it has another patch policy"
         )
 
 
 class WeightedMean:
-    """Running mean of updates in float64, weighted by `num_examples`.
+    """Running mean of updates in float64, weighted by their numbers of examples.
 
-    The order of updates changes nothing but the last bits; who needs the very same bits folds in a fixed order.
+    The order of the updates changes the last bits only. For equal bits, add them in a fixed order.
+
+    Example:
+        >>> schema = Schema((TensorSpec("w", (1,), "float32", "weight"),))
+        >>> mean = WeightedMean(schema)
+        >>> mean.add({"w": np.array([1.0], np.float32)}, num_examples=1)
+        >>> mean.add({"w": np.array([4.0], np.float32)}, num_examples=2)
+        >>> mean.result()["w"]
+        array([3.], dtype=float32)
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -68,7 +84,11 @@ class WeightedMean:
         self._weighted = np.empty(min(_BLOCK, max((total.size for total in self._sums.values()), default=0)))
 
     def add(self, tensors: Tensors, num_examples: int) -> None:
-        """Fold in one update. Raises SchemaMismatch or UpdateRefused, with nothing changed, if it does not fit."""
+        """Add one update.
+
+        Raises:
+            SchemaMismatch, UpdateRefused: The update does not fit; the mean is unchanged.
+        """
         _check_num_examples(num_examples)
         self.schema.check(tensors)
         for name, total in self._sums.items():
@@ -83,16 +103,16 @@ class WeightedMean:
         self.num_examples += num_examples
 
     def result(self) -> dict[str, Array]:
-        """Mean of all updates so far in the schema's dtypes, integers rounded. Raises ValueError if there is none."""
+        """Return the mean of all updates in the schema's dtypes, integers rounded; raise ValueError if there is none."""
         if not self.num_updates:
-            raise ValueError("the mean of no updates is undefined; close the round without an aggregate instead")
+            raise ValueError("the mean of no updates is undefined")
         return {spec.name: stored(self._sums[spec.name] / self.num_examples, spec) for spec in self.schema.specs}
 
 
 def stored(mean: Array, spec: TensorSpec) -> Array:
-    """A mean in float64 as a tensor of the schema: in its dtype, integers rounded."""
+    """Return a mean in float64 in the dtype of `spec`, integers rounded."""
     if np.dtype(spec.dtype).kind != "f":
-        # The greatest int64 becomes 2**63 in float64, which would wrap round to the least.
+        # The greatest int64 becomes 2**63 in float64, which would overflow to the least int64.
         mean = np.minimum(np.rint(mean), np.nextafter(2.0**63, 0))
     return np.asarray(mean, np.float64).astype(spec.dtype)
 

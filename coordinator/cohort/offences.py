@@ -1,7 +1,7 @@
-"""What counts against a device, and what is mere misfortune; how many offences put it into quarantine.
+"""Offences: the errors of a device that count against it, and the number of them that leads to quarantine.
 
-An offence is what a device of this version never does, whatever its owner, its data, its disk or its network do to it. What
-can happen to an honest one (it is late, it diverged, its link broke) never counts, however often it happens.
+An honest device of this version never commits an offence, whatever its owner, data, disk or network do. An event that can
+happen to an honest device (it is late, it diverged, its link broke) never counts, however often it happens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.PRIVATE_VALUE): "an update with values that are to stay private",
     ("refused", RefuseReason.TOO_LARGE): "an update larger than the agreed tensors can be",
     ("refused", RefuseReason.DAMAGED): "an update whose bytes are not what it announced",
-    ("refused", RefuseReason.SCHEMA_MISMATCH): "names, shapes or dtypes that nobody agreed on",
+    ("refused", RefuseReason.SCHEMA_MISMATCH): "names, shapes or dtypes other than the agreed ones",
     ("refused", RefuseReason.NOT_FINITE): "NaN or infinity in an update; an honest device gives up instead",
     ("refused", RefuseReason.OUT_OF_RANGE): "values that training cannot make, or no examples",
     ("refused", RefuseReason.WRONG_BASE): "an update of another global model",
     ("ignored", "not_ours"): "bytes on its topics that are no message and no chunk",
 }
-"""By what is counted and its reason, with what it means."""
+"""The meaning of each offence, by the kind of event that is counted and its reason."""
 
 NOT_OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.NORM_BOUND): "the bound is the operator's guess, and the device cannot know it",
-    ("refused", RefuseReason.NUM_EXAMPLES): "far more examples than it registered; word of its newer data may be lost",
+    ("refused", RefuseReason.NUM_EXAMPLES): "more examples than registered; the new number may be lost",
     ("refused", RefuseReason.LATE): "slow, or the round went on",
     ("refused", RefuseReason.STALE_EPOCH): "the coordinator was killed meanwhile",
     ("refused", RefuseReason.NOT_INVITED): "it answers a request that was lost on the coordinator's side",
@@ -32,40 +32,62 @@ NOT_OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.QUARANTINED): "it may not know yet",
     ("ignored", "unknown_message"): "it is of a newer version",
     ("ignored", "revoked"): "its certificate was revoked; it is kept out by that",
-    ("ignored", "over_limit"): "more than it may send; what is over is dropped, and harms nobody",
-    ("ignored", "not_granted"): "chunks that nobody asked for; dropped",
+    ("ignored", "over_limit"): "more than it may send; the excess is dropped and does no harm",
+    ("ignored", "not_granted"): "chunks without a grant; dropped",
     ("ignored", "fleet_full"): "a device for which there is no room",
 }
-"""What is counted too, and never counts against a device."""
+"""Events that are counted and are no offence, each with the reason."""
 
 
-def is_offence(what: str, reason: str) -> bool:
-    """Whether an event that was counted (`what`) for this reason is an offence."""
-    return (what, reason) in OFFENCES
+def is_offence(kind: str, reason: str) -> bool:
+    """Return whether a counted event of this kind ("refused", "ignored") and reason is an offence."""
+    return (kind, reason) in OFFENCES
 
 
 class OffenceCounter:
-    """Offences by device since it was last released; at `limit` of them it is to be put into quarantine (0: never)."""
+    """Counts the offences of each device since its last release.
+
+    Args:
+        limit: Offences after which a device is due for quarantine; 0 for never.
+        known: Offences by device that were counted before, by an earlier process.
+
+    Example:
+        >>> counter = OffenceCounter(limit=2, known={"pi-1": 1})
+        >>> counter.note("pi-1", "refused", "not_finite")
+        True
+        >>> counter.due("pi-1")
+        True
+    """
 
     def __init__(self, limit: int, known: Mapping[str, int]) -> None:
         self._limit = limit
         self._offences = dict(known)
 
-    def note(self, device: str, what: str, reason: str, times: int = 1) -> bool:
-        """Note an event that was counted; returns whether it is an offence."""
-        if not is_offence(what, reason):
+    def note(self, device: str, kind: str, reason: str, times: int = 1) -> bool:
+        """Count an event if it is an offence.
+
+        Args:
+            device: The device that caused the event.
+            kind: "refused" or "ignored".
+            reason: The reason of the refusal, or of ignoring a message.
+            times: The number of equal events.
+
+        Returns:
+            Whether the event is an offence.
+        """
+        if not is_offence(kind, reason):
             return False
         self._offences[device] = self._offences.get(device, 0) + times
         return True
 
     def due(self, device: str) -> bool:
-        """Whether the device has reached the limit."""
+        """Return whether the device has reached the limit."""
         return 0 < self._limit <= self._offences.get(device, 0)
 
     def forget(self, device: str) -> None:
-        """It has none any more."""
+        """Set the offences of the device to none."""
         self._offences.pop(device, None)
 
     def of(self, device: str) -> int:
-        """Its offences."""
+        """Return the number of offences of the device."""
         return self._offences.get(device, 0)

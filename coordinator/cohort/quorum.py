@@ -1,6 +1,6 @@
-"""Which devices a round is meant for, and how many of them must report: the rule of quorum and target, in one place.
+"""The quorum rule: the number of devices that a round is meant for, and the number of them that must report.
 
-`RULE` says it for people. The pages docs/explanation/concepts.md, docs/reference/protocol.md and
+`RULE` is the rule in words. The pages docs/explanation/concepts.md, docs/reference/protocol.md and
 docs/reference/configuration.md repeat it, and a test compares them.
 """
 
@@ -44,15 +44,17 @@ HELP = {
     "the run fails. 300 s longer while devices say that they are starting. Later, those that are missing after 60 s, or "
     "wait_s if that is less, do not count until they are back.",
 }
-"""What the settings mean, in short, for help texts."""
+"""Help texts of the settings of this rule."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How many devices a run counts.
+    """The devices of a run in numbers.
 
-    `fleet` are all but those that are held back, `left` of them have left the count for good, and `missing` are
-    those of the others that were waited for in vain, or are absent.
+    Attributes:
+        fleet: All devices except those that are held back.
+        left: Devices of the fleet that have left the count for good.
+        missing: Other devices of the fleet that the run has waited for in vain, or that are absent.
     """
 
     fleet: int
@@ -61,24 +63,35 @@ class Standing:
 
     @property
     def all_count(self) -> bool:
-        """Whether missing devices count too: they are half of those that have not left, or more."""
+        """Whether missing devices count too, because they are at least half of the devices that have not left."""
         return 2 * self.missing >= self.fleet - self.left
 
     @property
     def counted(self) -> int:
-        """Devices of which a round is a share."""
+        """The number of devices that `participation` is a share of."""
         return self.fleet - self.left - (0 if self.all_count else self.missing)
 
 
 def updates_needed(meant: int, quorum: float, min_cohort: int) -> int:
-    """Updates that make the quorum of a round that is meant for `meant` devices."""
+    """Return the number of updates that a round needs to succeed.
+
+    Args:
+        meant: Devices that the round is meant for.
+        quorum: Share of them that must report, above 0 and at most 1.
+        min_cohort: Devices that must report in any case, 1 or more.
+    """
     return max(min_cohort, _share(meant, quorum))
 
 
 def without(meant: int, left: int, quorum: float) -> int:
-    """Devices that a round is meant for after `left` of `meant` have left the count.
+    """Return the number of devices that a round is meant for after some have left the count.
 
-    It never becomes so few that one update would be enough where two or more were needed before.
+    A round that needed two updates or more never becomes one that needs a single update.
+
+    Args:
+        meant: Devices that the round was meant for.
+        left: Devices of these that have left the count.
+        quorum: Share of the devices that must report, above 0 and at most 1.
     """
     least = min(2, _share(meant, quorum))
     rest = max(0, meant - max(0, left))
@@ -88,20 +101,17 @@ def without(meant: int, left: int, quorum: float) -> int:
 
 
 def devices_meant(standing: Standing, participation: float, quorum: float, min_cohort: int) -> int:
-    """Devices that the next round is meant for.
+    """Return the number of devices that the next round is meant for; it may be more than can be asked now.
 
     Args:
         standing: The devices that count.
         participation: Share of them that a round is meant for, above 0 and at most 1.
         quorum: Share of those that must report, above 0 and at most 1.
         min_cohort: Devices that must report in any case, 1 or more.
-
-    Returns:
-        A number of devices, which may be more than can be asked now.
     """
-    all_of_them = int(participation * standing.fleet + ROUNDING)
-    counted = int(participation * standing.counted + ROUNDING)
-    return max(min_cohort, without(all_of_them, all_of_them - counted, quorum))
+    of_fleet = int(participation * standing.fleet + ROUNDING)
+    of_counted = int(participation * standing.counted + ROUNDING)
+    return max(min_cohort, without(of_fleet, of_fleet - of_counted, quorum))
 
 
 def _share(devices: int, quorum: float) -> int:

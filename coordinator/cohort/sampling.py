@@ -1,7 +1,7 @@
-"""Who is asked to take part in a round: a random cohort, the same again for the same seed and round.
+"""Sampling: the random cohort of devices that a round invites, the same for the same seed and round.
 
-Paper, Algorithm 1, line 3: C * |S| of the available clients, without replacement. More than that are invited, because
-some decline or drop out (Bonawitz et al. 2019: 130 %).
+Paper, Algorithm 1, line 3: C * |S| of the available clients, without replacement. The round invites more, because some
+devices decline or drop out (Bonawitz et al. 2019: 130 %).
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from fedpatch.shared.errors import UsageError
 
 ROUNDING = 1e-9
-"""0.29 * 100 is a little less than 29 in floating point, and 50 * 1.1 a little more than 55."""
+"""Added before rounding: in floating point 0.29 * 100 is a little less than 29, and 50 * 1.1 a little more than 55."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """`target` updates are wanted from the devices `invited`, in the order they were drawn; nobody: wait for more.
+    """The cohort of a round.
 
-    `absent` are those of them for which the round is not meant (fedpatch.coordinator.rounds.missed_rounds).
+    Attributes:
+        target: Updates that the round is meant to collect.
+        invited: The devices to invite, in the order of the draw. None: the run waits for more devices.
+        absent: Invited devices that `target` does not count (fedpatch.coordinator.rounds.missed_rounds).
     """
 
     target: int
@@ -37,12 +40,25 @@ def select(
     seed: int,
     round_number: int,
 ) -> Selection:
-    """Draw the cohort of a round from the available `devices`.
+    """Draw the cohort of a round from the available devices.
 
-    `participation` is the paper's C, of which no fewer than `min_cohort` devices are made; `over_select` times as many
-    are invited, where there are so many. With fewer than `min_cohort` devices nobody is (target 0). The order of
-    `devices` does not matter, and a larger `over_select` only adds to those invited. Raises UsageError for a number out
-    of its range.
+    Args:
+        devices: Devices that can be invited, in any order.
+        participation: Share of the devices that the round is meant for, above 0 and at most 1 (the paper's C).
+        over_select: Invitations per device that the round is meant for, at least 1. A larger number only adds devices.
+        min_cohort: Devices that the round is meant for in any case. With fewer devices available none is invited.
+        seed: Seed of the run.
+        round_number: Number of the round.
+
+    Returns:
+        The selection, the same for the same devices, seed and round.
+
+    Raises:
+        UsageError: A number is out of its range.
+
+    Example:
+        >>> select(["pi-1", "pi-2", "pi-3"], 0.5, 2.0, 1, seed=0, round_number=1)
+        Selection(target=1, invited=('pi-1', 'pi-2'), absent=frozenset())
     """
     if not 0 < participation <= 1:
         raise UsageError(f"participation {participation} must be above 0 and at most 1")
@@ -58,12 +74,12 @@ def select(
 
 
 def draw(devices: Sequence[str], target: int, over_select: float, seed: int, round_number: int) -> Selection:
-    """Draw the cohort of a round that is meant for `target` devices from the available `devices`.
+    """Draw the cohort of a round that is meant for a given number of devices.
 
     Args:
-        devices: Devices that can be asked, in any order.
-        target: Devices that the round is meant for; there may be fewer available.
-        over_select: Times as many are invited, where there are so many.
+        devices: Devices that can be invited, in any order.
+        target: Devices that the round is meant for; fewer may be available.
+        over_select: Invitations per device that the round is meant for, at least 1.
         seed: Seed of the run.
         round_number: Number of the round.
 

@@ -1,15 +1,15 @@
-"""Which devices of an open round have fallen silent. Every message, chunk and presence of a device is a sign of life.
+"""Unresponsive devices of an open round. Every message, chunk and presence of a device is a sign of life.
 
-A device at work from which nothing came for PROBE_S is sent its work request again, which it answers at once: a device that
-trains for an hour is not silent, one that does not answer is. A round waits for silent devices as long as it waits for others
-anyway. If only silent devices are left, they are given up after
+A device at work that has sent nothing for PROBE_S is sent its work request again. It answers that at once, also while it
+trains for an hour; a device that does not answer is silent. A round waits for silent devices as long as it waits for other
+devices. Once only silent devices are left, the round gives up each of them after
 
 | state | silence |
 |---|---|
 | accepted | SILENT_S, and the time that its download takes at SLOW_BYTES_S: the request may wait behind the model's chunks |
 | training | SILENT_S |
-| uploading | STALL_S without a new chunk, whatever it says; the time that it waits for a place does not count |
-| asked again after a restart | SILENT_S, or STARTING_S while it says that it is starting |
+| uploading | STALL_S without a new chunk, whatever else it sends; the time that it waits for an upload slot does not count |
+| asked again after a restart | SILENT_S, or STARTING_S while its presence says that it is starting |
 """
 
 from __future__ import annotations
@@ -29,46 +29,56 @@ UPLOAD_ANSWER_S = 10.0
 
 
 class UnresponsiveDevices:
-    """When each device of a round was last heard, and asked to answer. `began_at` is since when devices can be heard."""
+    """The last sign of life of each device of a round, and the last message that it must answer.
+
+    Times are those of the run's clock, in seconds. `began_at` is the time since which messages can arrive.
+    """
 
     def __init__(self, now: float) -> None:
         self.began_at = now
         self._heard_at: dict[str, float] = {}
         self._asked_at: dict[str, float] = {}
-        self._deaf = False
+        self._disconnected = False
 
     def note_message(self, device: str, now: float) -> None:
-        """A sign of life."""
+        """Note a sign of life."""
         self._heard_at[device] = now
 
-    def asked(self, devices: Iterable[str], now: float) -> None:
-        """They were sent something that they answer at once."""
+    def note_request(self, devices: Iterable[str], now: float) -> None:
+        """Note that the devices were sent a message that they answer at once."""
         self._asked_at.update(dict.fromkeys(devices, now))
 
-    def listen(self, now: float, *, connected: bool) -> None:
-        """Takes note of the link to the broker: without it nothing can be heard, and devices need time to come back, too."""
+    def note_link(self, now: float, *, connected: bool) -> None:
+        """Note the state of the link to the broker.
+
+        Without it no message arrives. After it is back, devices too need time to connect again.
+        """
         if not connected:
-            self._deaf = True
-        elif self._deaf:
-            self._deaf = False
+            self._disconnected = True
+        elif self._disconnected:
+            self._disconnected = False
             self.began_at = now + SILENT_S / 2
             self._asked_at.clear()
 
     def since(self, device: str) -> float:
-        """The moment of its last sign of life, or that since which signs could be heard."""
+        """Return the time of the last sign of life, at least the time since which messages can arrive."""
         return max(self._heard_at.get(device, -math.inf), self.began_at)
 
     def to_probe(self, devices: Iterable[str], now: float) -> list[str]:
-        """Those of `devices` that are to be asked (again) whether they are there."""
+        """Return those of `devices` whose last sign of life and last request are PROBE_S ago."""
         last = (self._heard_at, self._asked_at)
-        return [one for one in devices if now - max(times.get(one, -math.inf) for times in last) >= PROBE_S]
+        return [device for device in devices if now - max(times.get(device, -math.inf) for times in last) >= PROBE_S]
 
     def is_mute(self, device: str, now: float, *, uploads: bool = False) -> bool:
-        """Whether it has not answered what it was asked last, though it had ANSWER_S to do so.
+        """Return whether the device has not answered its last request, and had ANSWER_S to do so.
 
-        A device that uploads is not asked: it speaks by itself, every few seconds while it has its place.
+        Args:
+            device: The device.
+            now: The run's time, in seconds.
+            uploads: The device has an upload slot. It gets no request, since it sends a message every few seconds; it is
+                mute after UPLOAD_ANSWER_S without one.
         """
-        if self._deaf:
+        if self._disconnected:
             return False
         if uploads:
             return now - self.since(device) >= UPLOAD_ANSWER_S

@@ -1,6 +1,6 @@
-"""The gate in the link's thread: what is over a device's limits is dropped before it takes a place in the inbox.
+"""The filter in the link's thread: it drops messages beyond a device's limits before they enter the event queue.
 
-The link's thread lets messages in, the coordinator's tells who is known and what was granted: one lock between them.
+The link's thread asks for admission; the coordinator's thread reports known devices and grants. One lock protects both.
 """
 
 from __future__ import annotations
@@ -15,60 +15,66 @@ from fedpatch.shared.wire.messages import MAX_CHUNKS, Envelope, Grant, WorkReque
 from fedpatch.shared.wire.topics import ParsedTopic
 
 MAX_WAITING_BYTES = 128 * 2**20
-"""Of messages that wait for the coordinator: beyond that all are dropped, and devices say again what matters."""
+"""Size of the messages that wait for the coordinator. Beyond it all are dropped; devices repeat those that matter."""
 
 
 class IngressFilter:
-    """Each grant pays for the largest update of the run, so none is given before `expect` has told how large that is."""
+    """Admits or drops received messages, by device (`RateLimiter`) and by the size of the queue.
+
+    A grant admits the chunks of the run's largest update. `expect` sets that size before the first grant.
+
+    Args:
+        max_devices: Greatest number of devices that the filter remembers.
+    """
 
     def __init__(self, max_devices: int) -> None:
-        self._purses = RateLimiter(max_devices)
+        self._limiter = RateLimiter(max_devices)
         self._lock = threading.Lock()
         self._largest_bytes = 0
-        # Each is changed by one thread only: what came in, and what was taken.
+        # Bytes that entered the queue, written by the link's thread, and bytes that left it, by the coordinator's.
         self._entered = self._taken = 0
 
     def expect(self, largest_update_bytes: int, chunk_bytes: int) -> None:
-        """What an update of the run may take as it travels, in chunks of at most `chunk_bytes`."""
+        """Set the size of the run's largest update, which travels in chunks of at most `chunk_bytes`."""
         chunks = min(MAX_CHUNKS, -(-largest_update_bytes // chunk_bytes))
         self._largest_bytes = largest_update_bytes + chunks * CHUNK_OVERHEAD_BYTES
 
     def admit(self, topic: ParsedTopic, size_bytes: int) -> bool:
-        """In the link's thread: whether a message may go to the inbox."""
+        """Return whether a message may enter the event queue. Called in the link's thread."""
         full = self._entered - self._taken + size_bytes > MAX_WAITING_BYTES
         with self._lock:
             if full:
-                self._purses.dropped["", "over_limit"] += 1
+                self._limiter.dropped["", "over_limit"] += 1
                 return False
-            if not self._purses.admit(topic.kind, topic.device, size_bytes, time.monotonic()):
+            if not self._limiter.admit(topic.kind, topic.device, size_bytes, time.monotonic()):
                 return False
         self._entered += size_bytes
         return True
 
     def took(self, size_bytes: int) -> None:
-        """A message was taken out of the inbox."""
+        """Note that a message has left the event queue."""
         self._taken += size_bytes
 
     def sends(self, device: str, envelope: Envelope) -> None:
-        """The coordinator is about to send this."""
+        """Note a message that the coordinator is about to send: a work request or a grant raises the device's limits."""
         with self._lock:
             match envelope.body:
                 case WorkRequest():
-                    self._purses.asked(device, envelope.run, envelope.round, time.monotonic())
+                    self._limiter.asked(device, envelope.run, envelope.round, time.monotonic())
                 case Grant():
-                    self._purses.granted(device, self._largest_bytes)
+                    self._limiter.granted(device, self._largest_bytes)
 
     def knows(self, device: str) -> None:
-        """The device is one of the fleet."""
+        """Give the device limits of its own, as one of the fleet."""
         with self._lock:
-            self._purses.know(device, time.monotonic())
+            self._limiter.know(device, time.monotonic())
 
     def forgets(self, device: str) -> None:
-        """It is not any more."""
+        """Treat the device as unknown again."""
         with self._lock:
-            self._purses.forget(device)
+            self._limiter.forget(device)
 
     def take_dropped(self) -> Counter[tuple[str, Dropped]]:
-        """What was dropped since the last call."""
+        """Return and reset the number of dropped messages by device and reason."""
         with self._lock:
-            return self._purses.take_dropped()
+            return self._limiter.take_dropped()

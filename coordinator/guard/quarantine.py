@@ -1,4 +1,7 @@
-"""Keeps devices that offend from being asked, and hears what the operator decides in another process meanwhile."""
+"""Quarantine: devices with too many offences get no invitation until the operator releases them.
+
+The operator's commands run in another process and write to the registry, which `Quarantine` reads once a second.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,14 @@ LOOK_EVERY_S = 1.0
 
 
 class Quarantine:
-    """For a run with `fleet`; at `limit` offences a device is put into quarantine (0: only by the operator).
+    """The devices of a fleet that are held back.
 
-    `say` gets a sentence for people. No more than `most` devices are held back but by the operator: names can be invented.
+    Args:
+        registry: The coordinator's registry, which keeps offences and held devices.
+        fleet: Name of the fleet.
+        limit: Offences that put a device into quarantine; 0 for quarantine by the operator only.
+        say: Takes a message for the operator.
+        most: Greatest number of devices that are quarantined for offences, since a device can use invented names.
     """
 
     def __init__(
@@ -31,8 +39,8 @@ class Quarantine:
         self._held = self._holds.held(fleet)
         self._counter = OffenceCounter(limit, self._holds.offences(fleet))
         self._offences: dict[str, tuple[int, str]] = {}
-        # Of those whose offences are on the disk, the ones to be put into quarantine, each with its last offence. A coordinator
-        # that was killed in between has left some.
+        # Devices that are due for quarantine, with their last offence. A coordinator that was killed after it wrote an offence
+        # has left some in the registry.
         last = self._holds.last_offences(fleet)
         self._due = {device: last[device] for device in last.keys() - self._held.keys() if self._counter.due(device)}
         self._gone: set[str] = set()
@@ -40,28 +48,28 @@ class Quarantine:
 
     @property
     def held(self) -> dict[str, str]:
-        """The devices that are held back now, and how."""
+        """The devices that are held back now, each with the kind of the hold."""
         return dict(self._held)
 
     def note(self, count: CountEvent) -> None:
-        """Takes note of what was counted; an offence is on the disk with the next `look` or `save`."""
+        """Note a counted event; the next `poll` or `save` writes offences to the registry."""
         if count.device and self._counter.note(count.device, count.what, count.reason, count.times):
             before = self._offences.get(count.device, (0, ""))[0]
             self._offences[count.device] = (before + count.times, count.reason)
 
     def save(self) -> None:
-        """Writes down what was noted."""
+        """Write the noted offences to the registry."""
         offences, self._offences = self._offences, {}
         if offences:
             self._holds.offend(self._fleet, offences)
         self._due |= {device: last for device, (_, last) in offences.items() if self._counter.due(device)}
 
     def forget(self, device: str) -> None:
-        """The device had to make way for another: the next `look` forgets its offences, unless it holds it back."""
+        """Forget the offences of a device that the run no longer knows, at the next `poll`, unless that holds it back."""
         self._gone.add(device)
 
     def poll(self, now: float) -> dict[str, str] | None:
-        """The devices that are held back, where that has changed since the last look; None where it has not."""
+        """Return the held devices if they have changed since the last call, else None; reads once in LOOK_EVERY_S."""
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_EVERY_S
@@ -95,7 +103,7 @@ class Quarantine:
             self._holds.forgive(self._fleet, forgotten)
 
     def _read(self) -> dict[str, str] | None:
-        # Whoever was released has no offences any more, also where it had not been held back.
+        # A released device has no offences any more, also where it was not held back.
         self._counter = OffenceCounter(self._limit, self._holds.offences(self._fleet))
         held = self._holds.held(self._fleet)
         if held == self._held:

@@ -1,11 +1,14 @@
-"""Which of the messages that come are looked at at all: so many per device, and only the chunks that were asked for.
+"""Rate limits of each device: messages and bytes in time, and chunks of updates only after a grant.
 
-Decided on topic and size alone, before anything is decoded. A device has two purses. Messages cost one each, and what they
-weigh in bytes; both come back with time, and each work request brings more, so that short rounds cost nobody anything.
-Chunks of updates are paid from what the coordinator granted: in a round, eight times the largest update that there can be.
-Beyond that they come back with time too: who loses its link or its place again and again is slow, and gets there all the same.
-Devices that nobody knows share one purse, so that invented names gain nothing; what is remembered here is one entry for
-each known device, and what was dropped is counted by reason, and by device where it is known.
+The limiter decides by topic and size alone, before a message is decoded. A device has token buckets:
+
+- Messages take one token of the bucket of messages and their size of the bucket of bytes. Both fill with time. Each work
+  request adds tokens, so that a fleet with short rounds is not limited.
+- Chunks take their size of a bucket that a grant fills: in a round, eight times the largest possible update. It also fills
+  slowly with time, so that a device that loses its link or its upload slot again and again still completes.
+
+Unknown devices share one set of buckets, so that invented names gain nothing. The limiter keeps one entry for each known
+device. It counts dropped messages by reason, and by device if that is known.
 """
 
 from __future__ import annotations
@@ -16,24 +19,39 @@ from typing import Literal
 
 Dropped = Literal["over_limit", "not_granted"]
 
-# A device at work tells of its progress five times a second, and once more of each step between.
+# A device at work sends its progress five times a second, and one message more for each phase.
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 20.0, 1200.0
 BYTES_PER_S, BYTES_AT_ONCE = 64.0 * 1024, 4.0 * 2**20
 # Accept, decline or failed, progress at its ends, offers and presences around one work request.
 MESSAGES_PER_REQUEST, BYTES_PER_REQUEST = 32.0, 64.0 * 1024
-# An update may be sent this often over in a round: what is sent again after a broken link is a window of it, not the whole.
+# The chunks of an update may be sent this often in a round: after a broken link a device repeats a window of them, not all.
 REPEATS = 8
 
 
 @dataclass
 class TokenBucket:
-    """What may be spent now, of a kind that comes back with time (a token bucket); `at` is when that was."""
+    """A token bucket.
+
+    Attributes:
+        left: Tokens in the bucket.
+        at: The time of `left`, in seconds.
+    """
 
     left: float
     at: float
 
     def spend(self, cost: float, now: float, per_s: float, most: float) -> bool:
-        """Whether there was enough; if not, nothing is spent."""
+        """Take tokens if there are enough.
+
+        Args:
+            cost: Tokens to take.
+            now: The time, in seconds.
+            per_s: Tokens that fill the bucket per second.
+            most: Tokens at which it stops filling.
+
+        Returns:
+            Whether the tokens were taken; if not, none is.
+        """
         self.fill(now, per_s, most)
         if self.left < cost:
             return False
@@ -41,7 +59,7 @@ class TokenBucket:
         return True
 
     def fill(self, now: float, per_s: float, most: float) -> None:
-        """What came back since the last time; a purse that holds more than `most` by favour keeps it."""
+        """Add the tokens since the last call; a bucket that a request filled above `most` keeps its tokens."""
         if self.left < most:
             self.left = min(most, self.left + max(0.0, now - self.at) * per_s)
         self.at = max(self.at, now)
@@ -64,38 +82,59 @@ class _DeviceBudget:
 
 
 class RateLimiter:
-    """Lets through, or drops and counts. `max_devices` bounds what is remembered, and what strangers may say together."""
+    """Admits messages, or drops and counts them.
+
+    Args:
+        max_devices: Greatest number of devices with buckets of their own. The buckets of unknown devices grow with it.
+    """
 
     def __init__(self, max_devices: int) -> None:
-        # A fleet that a coordinator sees for the first time tells its presence all at once.
-        self._strangers = _DeviceBudget(0.0, times=max(1.0, 2.0 * max_devices / MESSAGES_AT_ONCE))
+        # A coordinator that starts gets the presence of a whole unknown fleet at once.
+        self._unknown = _DeviceBudget(0.0, times=max(1.0, 2.0 * max_devices / MESSAGES_AT_ONCE))
         self._accounts: dict[str, _DeviceBudget] = {}
         self._most = max_devices
         self.dropped: Counter[tuple[str, Dropped]] = Counter()
 
     def admit(self, kind: str, device: str, size_bytes: int, now: float) -> bool:
-        """Whether a message on a topic of `kind` (shared.wire.topics) is to be looked at."""
+        """Decide on a received message.
+
+        Args:
+            kind: The kind of its topic (shared.wire.topics).
+            device: The device in the topic.
+            size_bytes: The size of the message.
+            now: The time, in seconds.
+
+        Returns:
+            Whether the message is admitted. If not, it is counted in `dropped`.
+        """
         account = self._accounts.get(device)
         if kind == "update_chunk":
             granted_bytes = account.granted_bytes if account else 0
             if account and granted_bytes and account.chunks.spend(size_bytes, now, BYTES_PER_S, granted_bytes):
                 return True
             return self._drop(device, "not_granted")
-        if (account or self._strangers).spend(size_bytes, now):
+        if (account or self._unknown).spend(size_bytes, now):
             return True
         return self._drop(device, "over_limit")
 
     def know(self, device: str, now: float) -> None:
-        """The device is one of the fleet, and has a purse of its own."""
+        """Give the device buckets of its own."""
         if device not in self._accounts and len(self._accounts) < self._most:
             self._accounts[device] = _DeviceBudget(now)
 
     def forget(self, device: str) -> None:
-        """It is a stranger again."""
+        """Treat the device as unknown again."""
         self._accounts.pop(device, None)
 
     def asked(self, device: str, run: str, number: int, now: float) -> None:
-        """The coordinator asks it for work in a round, and will want to hear of it; what was granted before is void."""
+        """Add tokens for the answers to a work request; a grant of an earlier round ends.
+
+        Args:
+            device: The device that is asked.
+            run: Name of the run.
+            number: Number of the round.
+            now: The time, in seconds.
+        """
         self.know(device, now)
         account = self._accounts.get(device)
         if account is None:
@@ -106,14 +145,14 @@ class RateLimiter:
             account.round, account.granted_bytes, account.chunks = (run, number), 0, TokenBucket(0.0, now)
 
     def granted(self, device: str, largest_bytes: int) -> None:
-        """The device may upload an update of at most `largest_bytes`; a grant that is repeated in a round gives nothing new."""
+        """Add tokens for the chunks of an update of at most `largest_bytes`; a repeated grant of a round adds none."""
         account = self._accounts.get(device)
         if account is not None and not account.granted_bytes:
             account.granted_bytes = REPEATS * largest_bytes
             account.chunks.left = float(account.granted_bytes)
 
     def take_dropped(self) -> Counter[tuple[str, Dropped]]:
-        """What was dropped since the last call; under no name where the device is not known."""
+        """Return and reset the number of dropped messages, by device ("" for unknown ones) and reason."""
         dropped, self.dropped = self.dropped, Counter()
         return dropped
 

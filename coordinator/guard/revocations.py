@@ -1,7 +1,6 @@
-"""Keeps revoked devices out of a run, also where the broker still lets them in.
+"""Revocations: devices with a revoked certificate take no part in a run, also where the broker still admits them.
 
-The record of the CA is looked at once a second: a revocation is heeded while the run goes on, and so is a device that was
-enrolled again.
+The CA's record is read once a second, so that a revocation or a new enrolment takes effect during a run.
 """
 
 from __future__ import annotations
@@ -21,18 +20,24 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 
 class Revocations:
-    """Who may not pass, as the CA directory of `fleet` says; where there is no CA, everybody may.
+    """The revoked devices of a fleet; none where there is no CA.
 
-    Raises StateError for a record that cannot be read: not to know who was revoked is no reason to let everybody in. One
-    that becomes unreadable, or goes, while a run is at work leaves what was known.
+    A record that disappears or becomes unreadable during a run leaves the last known revocations in force.
+
+    Args:
+        directory: Directory of the CA.
+        fleet: Name of the fleet.
+
+    Raises:
+        StateError: The record cannot be read at the start. A run without it would admit revoked devices.
     """
 
     def __init__(self, directory: Path, fleet: str) -> None:
         self._directory = directory
         self._file = directory / INDEX_NAME
         self._fleet = fleet
-        # Before it is read: what is changed meanwhile is then read at the next look. A stamp has owner and mode, too: a change
-        # of those may let us read it.
+        # The stamp is taken before the record is read, so that a change in between is read at the next poll. It includes owner
+        # and mode, since a change of those may make the record readable.
         self._stamp = stamp_of(self._file)
         self.index = self._read()
         self.revoked = self.index.revoked_devices()
@@ -58,28 +63,28 @@ class Revocations:
         self._told &= self.revoked
         for device in sorted(device for device in self.revoked - self._told if device in members):
             self._told.add(device)
-            _log.warning("%s was revoked: it is not asked any more, and its messages are refused", device)
+            _log.warning("%s was revoked: it gets no more invitations, and its messages are refused", device)
         return frozenset(self.revoked)
 
     def is_revoked(self, device: str) -> bool:
-        """Whether a message of this device must not be heeded."""
+        """Return whether messages of this device are refused."""
         return device in self.revoked
 
     def _read_again(self) -> None:
         try:
             index = self._read()
         except StateError as error:
-            _log.warning("%s; what was revoked before stays so", error)
+            _log.warning("%s; earlier revocations stay in force", error)
             return
         if not index.entries and self.index.entries:
-            _log.warning("%s has gone; what was revoked before stays so", self._file)
+            _log.warning("%s has disappeared; earlier revocations stay in force", self._file)
             return
         self.index, self.revoked = index, index.revoked_devices()
 
     def _read(self) -> Index:
         index = read_index(self._directory)
         if index is not None and index.fleet != self._fleet:
-            words = "%s is the CA of fleet %r, not of %r: what it revoked is not heeded"
+            words = "%s is the CA of fleet %r, not of %r: its revocations are ignored"
             _log.warning(words, self._directory, index.fleet, self._fleet)
             index = None
         return index or Index(fleet=self._fleet)

@@ -313,7 +313,7 @@ class ActiveRound:
 
     def listen(self, *, connected: bool, now: float) -> None:
         """Takes note of whether devices can be heard."""
-        self._silence.listen(now, connected=connected)
+        self._silence.note_link(now, connected=connected)
 
     def next_deadline(self) -> float | None:
         """When `tick` or `grant` has something to do."""
@@ -370,7 +370,7 @@ class ActiveRound:
 
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
         """The request once more, which a device at work answers at once."""
-        self._silence.asked(devices, now)
+        self._silence.note_request(devices, now)
         return [self._request_to(device, now) for device in devices]
 
     def _give_up_silent(self, now: float) -> list[Effect]:

@@ -106,7 +106,7 @@ def revoke(house: House, stage: Stage, coordinator: Command) -> None:
     bob = stage.fleet.agents["bob"]
     told = house.device("revoke", "bob", "--reason", "stolen")
     assert "systemctl reload mosquitto" in told and str(house.directory / "ca" / "ca.crl") in told
-    coordinator.wait_err("bob was revoked: it is not asked any more")
+    coordinator.wait_err("bob was revoked: it gets no more invitations")
     stage.holds["bob"].release()
     bob.wait(lambda: bob.status.get("state") == "uploading", "offers its update in vain")
 

@@ -71,7 +71,7 @@ def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, c
         poll(revocations, run, 2.0)
         poll(revocations, run, 9.0)
     assert [one.message for one in caplog.records] == [
-        "a was revoked: it is not asked any more, and its messages are refused"
+        "a was revoked: it gets no more invitations, and its messages are refused"
     ]
     assert revocations.is_revoked("a") and not revocations.is_revoked("b")
     assert run.fleet.members["a"].held == REVOKED and run.fleet.eligible() == ["b"]
@@ -154,7 +154,7 @@ def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog:
         with caplog.at_level("WARNING", WORDS):
             poll(revocations, run, 2.0 * number)
         assert revocations.is_revoked("a")
-    assert "is damaged" in caplog.text and "has gone; what was revoked before stays so" in caplog.text
+    assert "is damaged" in caplog.text and "has disappeared; earlier revocations stay in force" in caplog.text
 
 
 def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
