@@ -1,10 +1,8 @@
-"""What each participant of a round is asked for: an update in an encoding that it knows, from a model that it can come to.
+"""Invitations: the work request of each participant, and the chunks of the model that are published again.
 
-A device that is known to hold an older version of the global model is told the rest of the way from there, one of which that
-is not known all of it: the request is to stay short in a large fleet. Whoever knows no encoding of differences takes the
-whole model.
-
-Which chunks of the global model are published once more, for devices that miss them.
+A request names an encoding that the device supports, and the model deltas from the version that the device holds to the
+round's model. If that version is unknown, the request names all deltas. A device without a delta encoding downloads the whole
+model.
 """
 
 from __future__ import annotations
@@ -29,29 +27,38 @@ from fedpatch.shared.wire.messages import (
     is_delta,
 )
 
-# Shorter than the pause after which a device asks again (shared.wire.chunked_transfer.Download).
+# Shorter than the pause after which a device asks again for missing chunks (shared.wire.chunked_transfer.Download).
 REPUBLISH_S = 0.8
-# What a broker is taken to give to all its subscribers together in a second. Who asks while the first sending is still on its
-# way to others must not make the broker send it once more to everybody: with a thousand devices that would never end.
+# The assumed rate of a broker to all its subscribers together. A request for chunks that are still on their way must not make
+# the broker send them to all devices again: with a thousand devices that would never end.
 FAN_OUT_BYTES_S = 50e6
 
 
 class ChunkResender:
-    """Whoever asks gets what all subscribers get: devices that miss the same chunk are served at once.
+    """Chooses chunks to publish again. All subscribers receive them, so that one publication serves all devices.
 
-    The model was published at `now`.
+    Args:
+        model: The manifest of the published model or delta.
+        now: The time at which it was published, in seconds.
     """
 
     def __init__(self, model: Manifest, now: float = -math.inf) -> None:
         self._model = model
-        # Where the model is small or devices are few, the first who asks is served at once: a broker may retain nothing.
+        # The first request is served at once if the model is small or devices are few, since a broker may retain nothing.
         self._published_at = now - REPUBLISH_S
         self._sent_at: dict[int, float] = {}
 
     def due(self, need: Need, now: float, waiting: int = 1) -> tuple[int, ...]:
-        """Chunks to publish now; none for another model, for a bitmap that does not fit, or so soon after the last time.
+        """Return the chunks to publish now.
 
-        `waiting` devices do not have the model yet: for so many the last sending is under way.
+        Args:
+            need: The request of a device, with the bitmap of missing chunks.
+            now: The time, in seconds.
+            waiting: Devices that have not downloaded the model yet. The more, the longer a publication takes.
+
+        Returns:
+            Indices of chunks. None for another model, for a bitmap of another length, and for chunks that were published
+            shortly before.
         """
         if need.digest != self._model.digest:
             return ()
@@ -66,14 +73,20 @@ class ChunkResender:
 
 
 def measures_independent(every: int, round: int) -> bool:
-    """Whether devices measure in this round what learning alone would have given; never in the first."""
+    """Return whether devices measure in this round the user accuracy of learning alone; never in the first round."""
     return every > 0 and round > 1 and round % every == 0
 
 
 class Invitations:
-    """Of one round, whose model lies on the broker since `now`. `deltas` lead to it, the oldest first.
+    """The work requests of one round.
 
-    A round that was open before goes on with the encodings that its `ledger` knows: what devices have made is in those.
+    Args:
+        spec: The terms of the run.
+        fleet: The known devices, with the encodings that they support and the versions that they hold.
+        ledger: The journal of the round. A continued round keeps the encodings in it, in which devices have made updates.
+        model: The manifest of the round's model.
+        deltas: Model deltas that lead to it, the oldest first.
+        now: The time at which these were published, in seconds.
     """
 
     def __init__(
@@ -89,7 +102,7 @@ class Invitations:
         self._spec = spec
         self._fleet = fleet
         self._measures = measures_independent(spec.independent_every, ledger.round)
-        # By the version that a device holds: what is left of the way from there, and its bytes. "": nobody knows which.
+        # The deltas to download by the version that a device holds; "" for an unknown version.
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
         self._held = {device: fleet.version(device) for device in ledger.invited}
@@ -101,13 +114,13 @@ class Invitations:
             self._encodings = {device: fleet.encoding(device) for device in ledger.invited}
 
     def with_encodings(self, ledger: RoundJournal) -> RoundJournal:
-        """The ledger, with all that is to outlive this process."""
+        """Return the journal with the model and the encodings of the devices."""
         usual = ledger.encoding or self._spec.encoding
         others = {device: encoding for device, encoding in self._encodings.items() if encoding != usual}
         return replace(ledger, base=self.model.digest, encoding=usual, negotiated=others)
 
     def request(self, device: str, remaining_s: float) -> WorkRequest:
-        """What a participant is asked for, with so much time left."""
+        """Return the work request of a participant; `remaining_s` is the time to the deadline."""
         spec = self._spec
         return WorkRequest(
             schema=spec.schema,
@@ -123,27 +136,33 @@ class Invitations:
         )
 
     def encoding(self, device: str) -> str:
-        """In which a participant was asked for its update."""
+        """Return the encoding of a participant's update."""
         return self._encodings[device]
 
     def restarted(self, device: str) -> None:
-        """It has nothing of this round any more, and may be of another version now."""
+        """Choose the encoding of a restarted device anew: it has lost its work, and may have another version."""
         self._encodings[device] = self._fleet.encoding(device)
 
     def mark_downloaded(self, device: str) -> None:
-        """The device trains on the model: the next round can go on from there."""
+        """Note that the device holds the round's model, from which the next round's delta starts."""
         if is_delta(self._encodings[device]):
             self._fleet.has_version(device, self.model.digest)
 
     def size_bytes(self, device: str) -> int:
-        """What a participant has to download; where nobody knows which version it held before the round, the whole model."""
+        """Return the bytes that a participant downloads; those of the whole model if its version is unknown."""
         held = self._held[device]
         if not held or held not in self._ways or not is_delta(self._encodings[device]):
             return self.model.size_bytes
         return sum(delta.manifest.size_bytes for delta in self._ways[held])
 
     def resend_due(self, need: Need, now: float, waiting: int) -> list[Effect]:
-        """What to publish once more for a device that misses chunks, while so many have not come to the model."""
+        """Return the effect that publishes missing chunks again.
+
+        Args:
+            need: The request of a device.
+            now: The time, in seconds.
+            waiting: Devices that have not downloaded the model yet.
+        """
         repairs = self._repairs.get(need.digest)
         indices = repairs.due(need, now, waiting) if repairs is not None else ()
         return [ResendChunks(need.digest, indices)] if indices else []

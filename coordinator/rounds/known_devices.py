@@ -1,6 +1,6 @@
-"""The devices as their retained presence shows them, and which of them can be asked.
+"""The known devices: their presence, the reasons not to invite them, and the devices that can be invited.
 
-What a device's no means to a coordinator: the word it is counted by, what helps, and when to ask again.
+The hints for declines and failures are here too: the reason to count, the remedy, and the time to ask again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from fedpatch.shared.app.formatting import counted
 from fedpatch.shared.wire.messages import DEVICE_FEATURES, Decline, DeviceState, Failed
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
-# What went wrong in detail stays in the device's log: an exception's text may hold names and values that are private.
-_MENDS = {
+# Details stay in the device's log, since the text of an exception may hold private names and values.
+_FAILURE_HINTS = {
     FailReason.DOWNLOAD: "the global model did not arrive whole",
-    FailReason.TRAINING: "its log says why",
+    FailReason.TRAINING: "see the device's log",
     FailReason.DEADLINE: "it was not done in time; a longer --deadline-s may help",
     FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
-    FailReason.STORAGE: "its disk refused; its log says why",
-    FailReason.UNWILLING: "its owner's preferences came first",
+    FailReason.STORAGE: "its disk failed; see the device's log",
+    FailReason.UNWILLING: "its owner's preferences no longer allow the work",
 }
 
 
-_DECLINE_MENDS = {
+_DECLINE_HINTS = {
     DeclineReason.PRIVATE_POLICY: "their owners keep more private than the run's --private does; begin a run with a --private "
     "that keeps it too, or have the owners set `private` of their agents",
     DeclineReason.PLAN_LIMIT: "their owners allow less training in one request; begin a run with fewer epochs or steps, or "
@@ -37,22 +37,22 @@ _DECLINE_MENDS = {
 
 
 def hint_for_decline(word: str) -> str:
-    """What a person can do about a lasting reason to decline; "" where the device's own words say it."""
-    return _DECLINE_MENDS.get(DeclineReason(word), "") if word in set(DeclineReason) else ""
+    """Return the remedy for a lasting reason to decline; "" if the device's own detail has it."""
+    return _DECLINE_HINTS.get(DeclineReason(word), "") if word in set(DeclineReason) else ""
 
 
 def word_of(answer: Decline | Failed) -> str:
-    """The condition that an owner's preference misses, where one is named, else the reason."""
+    """Return the reason to count: the condition of the owner's preference if one is named, else the answer's reason."""
     return answer.condition or answer.reason
 
 
 def hint_for(failed: Failed) -> str:
-    """What a person can do about it, or where more is written."""
-    return _MENDS[failed.reason]
+    """Return the remedy for a failure, or the place of more details."""
+    return _FAILURE_HINTS[failed.reason]
 
 
 def lasts(decline: Decline) -> bool:
-    """Whether asking again cannot help until the device itself changes."""
+    """Return whether the reason stays until the device itself changes, so that no new invitation can help."""
     return decline.reason not in (DeclineReason.UNWILLING, DeclineReason.STORAGE)
 
 
@@ -62,13 +62,16 @@ _NAMED = 5
 
 @dataclass
 class Member:
-    """A device. `barred` is its own lasting reason not to be asked again, `barred_for` the word of it where it declined.
+    """A known device.
 
-    `progress` is the fraction of its job.
-
-    `held` is its operator's: quarantined, drained or revoked.
-
-    `resting` is the reason for which it is not asked until a time that it named; its presence may say more before.
+    Attributes:
+        state: Its last presence.
+        held: The operator's hold: "quarantined", "drained" or "revoked"; "" for none.
+        barred: The device's own lasting reason not to be invited, in words; "" for none.
+        barred_for: The same as a DeclineReason, if the device declined.
+        progress: The completed share of its job, from 0 to 1.
+        resting: The reason for which it is not invited before `rest_until`; "" for none. A new presence may end it earlier.
+        rest_until: A time in seconds of the run's clock.
     """
 
     state: DeviceState
@@ -81,16 +84,26 @@ class Member:
 
     @property
     def unwilling(self) -> str:
-        """Why it would decline, "" where it may be asked."""
+        """The reason for which it would decline now; "" if it can be invited."""
         return self.state.unwilling or self.resting
 
 
 class Fleet:
-    """The devices that were seen by this coordinator, no more than `most` at a time.
+    """The devices that this coordinator has seen.
 
-    Where there is no more room, whoever is gone longest without ever having worked makes way for a newcomer, and a newcomer is
-    not taken in while there is no such device. `evicted` are those that had to go, for whoever clears it. `encoding` is
-    how updates should travel. `benched` are the offenders, which this run does not ask again, each with its offence.
+    A full fleet replaces the device that has been offline longest and never worked by a new one. If there is no such device,
+    a new one is not admitted.
+
+    Args:
+        task: Name of the run's task.
+        most: Greatest number of devices at a time.
+        encoding: The run's encoding.
+
+    Attributes:
+        members: The devices by name.
+        evicted: Devices that were replaced since the owner last cleared the list.
+        benched: Offenders, which this run does not invite again, each with its offence.
+        absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
     """
 
     def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE) -> None:
@@ -106,9 +119,8 @@ class Fleet:
         self._encoding = encoding
         self._versions: dict[str, str] = {}
         self.benched: dict[str, str] = {}
-        # Devices that missed the last rounds in which they were asked (coordinator.rounds.missed_rounds).
         self.absent: Mapping[str, int] = {}
-        # Which devices count (coordinator.cohort.quorum): those seen with the task, and of these the ones that do not count.
+        # The devices that were seen with the task, and those of them that do not count (coordinator.cohort.quorum).
         self._able: set[str] = set()
         self._released: set[str] = set()
         self._left: set[str] = set()
@@ -120,9 +132,10 @@ class Fleet:
         self._wake_at = math.inf
 
     def update(self, device: str, state: DeviceState) -> bool:
-        """Takes note of a presence. False for the last will of a connection that the device has replaced since.
+        """Note a presence.
 
-        False too for one for which there is no room.
+        Returns:
+            Whether it was noted. False for the last will of an earlier connection, and for a new device in a full fleet.
         """
         known = self.members.get(device)
         if known is None and not self._make_room():
@@ -130,7 +143,7 @@ class Fleet:
         if not state.online and known is not None and known.state.boot != state.boot:
             return False
         if not state.online and known is not None:
-            # A last will says nothing but that the device is gone.
+            # A last will carries no news but that the device is offline.
             known.state = replace(known.state, online=False)
             self._eligible.discard(device)
             self._starting.discard(device)
@@ -140,73 +153,73 @@ class Fleet:
         self._gone.pop(device, None)
         if not state.online:
             self._gone[device] = None
-        # What it said of itself holds until it restarts or offers other tasks.
+        # A lasting reason stays until the device restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
         if known is not None and replace(known.state, online=True) == state:
-            # Told again, by the broker or after a broken connection: nothing is new, so what it asked for holds.
+            # The same presence again, from the broker or after a broken connection: the pause that it asked for stays.
             member.resting, member.rest_until = known.resting, known.rest_until
         self._sort(device)
         return True
 
     def relevant(self, state: DeviceState) -> DeviceState:
-        """What is kept of a presence: the task of the run, and the encoding, so that no device takes more room than another."""
-        # Of a device that has other tasks one of those: only a device that is starting has none.
+        """Return the parts of a presence that are kept, so that each device takes the same memory."""
+        # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
         known = tuple(word for word in DEVICE_FEATURES if word in state.features)
         return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
     def encoding(self, device: str) -> str:
-        """How a device's update is to travel; where nothing is known of it, as in the run."""
+        """Return the encoding of a device's update; the run's encoding for an unknown device."""
         known = self.members.get(device)
         return encoding_for(self._encoding, known.state.encodings) if known else self._encoding
 
     def knows(self, device: str, feature: str) -> bool:
-        """Whether a device lists a feature of work requests."""
+        """Return whether the presence of a device lists a feature of work requests."""
         known = self.members.get(device)
         return known is not None and feature in known.state.features
 
     def registered(self, device: str) -> int | None:
-        """How many examples the device says that it has; None where that is not known."""
+        """Return the number of examples that the device registered; None if it is unknown."""
         known = self.members.get(device)
         return next((one.num_examples for one in known.state.tasks if one.task == self._task), None) if known else None
 
     def works(self, device: str) -> None:
-        """The device has done something for a run, and so has a place for good."""
+        """Note that the device has worked, so that it is never replaced by a new one."""
         self._worked.add(device)
 
     def has_version(self, device: str, version: str) -> None:
-        """The device was seen to have come to this version of the global model."""
+        """Note the version of the global model that the device holds."""
         if device in self.members:
             self._versions[device] = version
 
     def version(self, device: str) -> str:
-        """The last one that it was seen to have come to, "" where that is not known."""
+        """Return the version of the global model that the device holds; "" if it is unknown."""
         return self._versions.get(device, "")
 
     def hold(self, holds: Mapping[str, str]) -> None:
-        """These devices, and no others, are quarantined or drained, as the words say; those that are revoked stay so."""
+        """Replace the set of quarantined and drained devices; revoked devices stay revoked."""
         self._holds = dict(holds)
         self._hold_back()
 
     def revoke(self, devices: Collection[str]) -> None:
-        """These devices, and no others, are revoked, whether they were ever seen or not."""
+        """Replace the set of revoked devices, which may include devices that were never seen."""
         if self._revoked != devices:
             self._revoked = frozenset(devices)
             self._hold_back()
 
     def held(self, device: str) -> str:
-        """Why the operator does not want the device to be asked, "" where that is not so."""
+        """Return the operator's hold on the device; "" for none."""
         return self._held.get(device, "")
 
     def remember(self, devices: Iterable[str]) -> None:
-        """Devices that earlier epochs of the run have seen with its task: they count although they may be away."""
+        """Add devices that earlier epochs of the run have seen with its task; they count although they may be offline."""
         for device in devices:
             self._able.add(device)
             self._count(device)
 
     def bench(self, device: str, offence: str) -> None:
-        """An offender is not asked again in this run."""
+        """Never invite an offender again in this run."""
         self.benched[device] = offence
         if device in self.members:
             self._sort(device)
@@ -214,7 +227,7 @@ class Fleet:
             self._count(device)
 
     def standing(self, least: int) -> Standing:
-        """How many devices count, of a fleet of `least` devices or more."""
+        """Return the numbers of devices for the quorum rule; the fleet counts as `least` devices at least."""
         fleet = max(least, len(self._able)) - len(self._released)
         unnamed = min(self._unnamed, max(0, least - len(self._able)))
         absent = self._able.intersection(self.absent) - self._released - self._left
@@ -226,23 +239,28 @@ class Fleet:
         return self._left | self._revoked
 
     def give_up(self, least: int) -> None:
-        """The run has waited in vain: devices that are missing now, of `least` or more, do not count until they are back."""
+        """Stop counting the devices that are missing now until they are back; the fleet counts as `least` devices."""
         self._given_up = set(self.missing())
         self._unnamed = max(0, least - len(self._able))
 
     def missing(self) -> list[str]:
-        """Devices that count and cannot be asked now, sorted."""
+        """Return the devices that count and cannot be invited now, sorted."""
         return sorted(self._able - self._released - self._left - self._eligible)
 
     def missing_words(self, most: int = _NAMED) -> str:
-        """The first `most` missing devices, each with why it cannot be asked; "" where no known device is missing."""
+        """Return the first `most` missing devices, each with its reason; "" if no known device is missing."""
         missing = self.missing()
         named = [f"{device} ({self._why_missing(device)})" for device in missing[:most]]
         more = [f"{len(missing) - most} more"] if len(missing) > most else []
         return ", ".join(named + more)
 
     def missing_text(self, wanted: int, wait_s: float) -> str:
-        """Why there are too few devices, in words."""
+        """Return an error text for too few devices.
+
+        Args:
+            wanted: Devices that the run waits for.
+            wait_s: The time that it waited, in seconds.
+        """
         came = f"{self.present} of {wanted} devices came within {wait_s:g} s"
         if self.starting:
             came += (
@@ -254,8 +272,8 @@ class Fleet:
         if held := {device: member.held for device, member in there.items() if member.held}:
             words.append(f"{len(held)} of those that are there are held back, as {_first(held)}")
         if barred := {device: member.barred for device, member in there.items() if member.barred}:
-            mends = _mends(there[device].barred_for for device in barred)
-            words.append(f"{len(barred)} of those that are there cannot take part, as {_first(barred)}{mends}")
+            hints = _decline_hints(there[device].barred_for for device in barred)
+            words.append(f"{len(barred)} of those that are there cannot take part, as {_first(barred)}{hints}")
         if self.benched:
             words.append(f"{len(self.benched)} are not asked again in this run, as {_first(self.benched)}")
         if unwilling := self.unwilling():
@@ -270,7 +288,13 @@ class Fleet:
         return "; ".join([came, *words])
 
     def declined(self, device: str, answer: Decline, now: float) -> None:
-        """Takes note of when to ask again, which holds whatever has become of the round that it was asked for."""
+        """Note when to invite the device again, also if the round of its decline is over.
+
+        Args:
+            device: The device.
+            answer: Its decline, with the reason and the pause.
+            now: The time, in seconds.
+        """
         if lasts(answer):
             self.bar(device, answer.detail or answer.reason)
             if device in self.members:
@@ -279,13 +303,19 @@ class Fleet:
             self.rest(device, word_of(answer), now + answer.retry_after_s)
 
     def bar(self, device: str, reason: str) -> None:
-        """Asking again cannot help until the device itself changes."""
+        """Never invite the device again until it changes itself."""
         if device in self.members:
             self.members[device].barred = reason
             self._sort(device)
 
     def rest(self, device: str, reason: str, until: float) -> None:
-        """It would say the same before that time, unless its presence changes first."""
+        """Do not invite the device before a time, unless its presence changes first.
+
+        Args:
+            device: The device.
+            reason: The reason, which is shown and counted.
+            until: The time, in seconds of the run's clock.
+        """
         if device in self.members:
             member = self.members[device]
             member.resting, member.rest_until = reason, until
@@ -294,7 +324,7 @@ class Fleet:
             self._sort(device)
 
     def wake(self, now: float) -> None:
-        """Those whose time has come can be asked again."""
+        """End the pauses that are over."""
         if now < self._wake_at:
             return
         for device in list(self._resting):
@@ -306,40 +336,40 @@ class Fleet:
         self._wake_at = min((self.members[device].rest_until for device in self._resting), default=math.inf)
 
     def next_wake(self) -> float | None:
-        """When `wake` may have something to do."""
+        """Return the time of the next end of a pause; None without a pause."""
         return self._wake_at if self._resting else None
 
     def unwilling(self) -> Counter[str]:
-        """How many of the devices that could be asked would decline now, by reason."""
+        """Return the number of online devices that would decline now, by reason."""
         return Counter(
             one.unwilling for device, one in self.members.items() if one.unwilling and self._could(device, one)
         )
 
     def boot(self, device: str) -> str:
-        """The boot nonce last seen, "" for a device that never was."""
+        """Return the boot nonce of the device; "" for an unknown device."""
         known = self.members.get(device)
         return known.state.boot if known else ""
 
     @property
     def present(self) -> int:
-        """How many devices can be asked."""
+        """The number of devices that can be invited."""
         return len(self._eligible)
 
     def count_eligible(self, devices: Collection[str]) -> int:
-        """How many of these can be asked."""
+        """Return the number of these devices that can be invited."""
         return len(self._eligible.intersection(devices))
 
     @property
     def starting(self) -> int:
-        """How many devices are online and have not loaded their task yet; of those that are held back, none."""
+        """The number of online devices that have not loaded their task yet, without those that are held back."""
         return len(self._starting)
 
     def is_starting(self, device: str) -> bool:
-        """Whether a device said that it is online, and does not know its tasks yet."""
+        """Return whether a device is online and has not loaded its task yet."""
         return device in self._starting
 
     def eligible(self) -> list[str]:
-        """Devices that can be asked: online, with this task, willing as far as they told, not barred; sorted."""
+        """Return the devices that can be invited, sorted: online, with this task, willing, not barred, not held back."""
         return sorted(self._eligible)
 
     def _hold_back(self) -> None:
@@ -404,7 +434,7 @@ class Fleet:
         self._count(device)
 
     def _count(self, device: str) -> None:
-        """Sorts a device among those that count, that are held back, and that have left the count."""
+        """Update the sets of devices that are held back and that have left the count."""
         barred = self.members[device].barred if device in self.members else ""
         able = device in self._able
         released = able and self.held(device) != ""
@@ -424,8 +454,8 @@ def _first(reasons: Mapping[str, str]) -> str:
     return f"{device}: {reasons[device]}"
 
 
-def _mends(words: Iterable[str]) -> str:
-    """How many declined for which owners' limit, and what helps."""
+def _decline_hints(words: Iterable[str]) -> str:
+    """Return the number of declines by owners' limit, each with its remedy."""
     return "".join(
         f". {count} declined with {word}: {remedy}"
         for word, count in sorted(Counter(words).items())

@@ -1,15 +1,15 @@
-"""Devices that are asked and do not report: they are asked less and less, and a round does not depend on them meanwhile.
+"""Missed rounds: absent devices are invited less and less often, and rounds do not depend on them.
 
-A device *misses* a round if it declines or gives no answer to the invitation, falls silent, loses its connection for longer
-than `rejoin_s`, or is not done at the deadline. A device that fails with a reason has worked, and one that a round left behind
-at work after the quorum has missed nothing. After n missed rounds in a row a device
+A device *misses* a round if it declines, does not answer the invitation, falls silent, loses its connection for longer than
+`rejoin_s`, or has not reported at the deadline. A device that fails with a reason has worked, and misses nothing. Neither does
+a device that was at work when the round ended after its quorum. After n missed rounds in a row a device is *absent*:
 
-- does not count (coordinator.cohort.quorum), so that it cannot keep a round from its quorum, and
-- is asked again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
+- It does not count (coordinator.cohort.quorum), so that it cannot keep a round from its quorum.
+- It is invited again in the next round (n = 1), then in every 2nd, 4th, 8th and at last every 16th round.
 
-An update that is committed ends that. A device that restarts is asked in the next round, and so are all of them where a run has
-waited in vain for enough others. Where those that count are a minority of the fleet, all are asked and counted
-(fedpatch.coordinator.cohort.quorum): then the fault is hardly theirs.
+A committed update ends the absence. A device that restarts is invited in the next round. All absent devices are invited in the
+next round when a run has waited in vain for enough other devices. If the devices that count are a minority of the fleet, all
+are invited and counted (fedpatch.coordinator.cohort.quorum), since then the cause is probably not the devices.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fedpatch.coordinator.cohort.sampling import Selection
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 
 LONGEST_PERIOD = 16
-"""A device that is absent for long is asked in every so many rounds."""
+"""Rounds between two invitations of a device that has been absent for long."""
 MAX_ABSENT = 100
-"""Devices of which a record keeps how many rounds they missed; with more, those that missed fewest are forgotten."""
+"""Absent devices that a record keeps; of more devices, those with the fewest missed rounds are left out."""
 
 
 def period_of(missed: int) -> int:
-    """In every how many rounds a device is asked that missed the last `missed` rounds in which it was asked, 1 or more."""
+    """Return the rounds between two invitations of a device that missed `missed` rounds in a row, 1 or more."""
     return min(1 << (min(missed, 30) - 1), LONGEST_PERIOD)
 
 
 class Absences:
-    """Which devices are absent in a run. `records` are its rounds so far: all that is known is in them."""
+    """The absent devices of a run, derived from the records of its rounds."""
 
     def __init__(self, records: Sequence[RoundRecord] = ()) -> None:
         self._missed: dict[str, int] = {}
@@ -43,50 +43,57 @@ class Absences:
 
     @property
     def missed(self) -> Mapping[str, int]:
-        """Rounds in a row that each absent device missed."""
+        """Missed rounds in a row by absent device."""
         return self._missed
 
     def note(
         self, number: int, missed: Collection[str], reported: Collection[str], left: Collection[str] = ()
     ) -> Mapping[str, int]:
-        """Takes round `number`, which is over; what its record is to keep: missed rounds in a row, by absent device.
+        """Note a round that is over.
 
-        Those that `left` the count are none of them.
+        Args:
+            number: Number of the round.
+            missed: Devices that missed it.
+            reported: Devices that reported.
+            left: Devices that left the count; they are not absent.
+
+        Returns:
+            Missed rounds in a row by absent device, for the record of the round.
         """
         others = {*reported, *left}
         counts = {device: count for device, count in self._missed.items() if device not in others}
         for device in set(missed).difference(left):
             counts[device] = self._missed.get(device, 0) + 1
-        kept = heapq.nsmallest(MAX_ABSENT, counts.items(), key=lambda one: (-one[1], one[0]))
+        kept = heapq.nsmallest(MAX_ABSENT, counts.items(), key=lambda item: (-item[1], item[0]))
         self._take(number, dict(kept))
         return dict(sorted(kept))
 
     def restarted(self, device: str) -> None:
-        """The device began anew: it is asked in the next round, though not counted before it reports."""
+        """Invite a restarted device in the next round; it does not count before it reports."""
         self._due.pop(device, None)
 
     def ask_all(self) -> None:
-        """There are too few others: all absent devices are asked in the next round, though not counted before they report."""
+        """Invite all absent devices in the next round; they do not count before they report."""
         self._due.clear()
 
     def skipped(self, number: int) -> set[str]:
-        """Absent devices that are not asked in round `number`, where not all count."""
+        """Return the absent devices that are not invited in round `number`."""
         return {device for device in self._missed if self._due.get(device, 0) > number}
 
     def choose(
         self, devices: Sequence[str], draw: Callable[[Sequence[str]], Selection], number: int, *, all_count: bool
     ) -> Selection:
-        """The cohort of round `number`, drawn from `devices`, which can be asked.
+        """Choose the cohort of a round.
 
         Args:
-            devices: Devices that are online, willing and not held back.
+            devices: Devices that can be invited: online, willing and not held back.
             draw: Draws a cohort of this round from some of them.
             number: Number of the round.
             all_count: Whether absent devices count like the others (fedpatch.coordinator.cohort.quorum.Standing).
 
         Returns:
-            The selection among the devices that are not absent, and in addition, in the same share, absent ones whose
-            turn it is.
+            A selection of the devices that are not absent, and in addition, in the same share, of the absent devices that
+            are due.
         """
         counted = [device for device in devices if all_count or device not in self._missed]
         chosen, skipped = draw(counted), self.skipped(number)

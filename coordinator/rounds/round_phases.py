@@ -1,12 +1,12 @@
-"""One round as a state machine without IO: phases, participants, the transition table, deadlines.
+"""One round as a state machine: phases, participants, deadlines.
 
     SELECTING -> RECRUITING -> COLLECTING -> AGGREGATING -> CLOSED
                       |             |
                       +-> FAILED <--+        (the model stays as it was)
 
-What devices do is never illegal here: in each state each event has its place in `TABLE`, or changes nothing. What the
-program itself does out of order raises IllegalTransition and changes nothing. However events come, a round that collects
-is over at `deadline_s + grace_s` at the latest, and a device counts once.
+No event of a device is illegal: it moves the device as `TABLE` says, or changes nothing. A call of the program out of order
+raises IllegalTransition and changes nothing. Whatever the order of the events, collecting ends at `deadline_s + grace_s` at
+the latest, and a device counts once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, TABLE, 
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds
 from fedpatch.shared.errors import IllegalTransition
 
-# The longest pause after which an agent comes back to a broker that was away too (its reconnect_max_s).
+# The longest pause of an agent before it connects again to a broker that was away (its reconnect_max_s).
 RETURN_S = 60.0
-# Why a device is left behind that neither accepted nor declined.
+# The reason of a device that neither accepted nor declined.
 NO_ANSWER = "no answer"
 _ROUNDING_S = 1e-6
 
@@ -35,12 +35,17 @@ _ACCEPTED = _HAD_MODEL | {State.ACCEPTED}
 
 @dataclass(frozen=True)
 class RoundPolicy:
-    """When a round is over: both deadlines are seconds from its invitation.
+    """The conditions under which a round ends.
 
-    The round is meant for `target` devices (more may be invited); the fraction `quorum` of them must report, and no fewer
-    than `min_cohort`, 1 or more (coordinator.cohort.quorum). After the quorum, stragglers get `grace_s`, though not past the
-    deadline; at the deadline, devices that are uploading get it while they can still make the quorum. A device that vanished
-    may be away for `rejoin_s`.
+    Attributes:
+        target: Devices that the round is meant for; more may be invited.
+        min_cohort: Devices that must report in any case, 1 or more.
+        quorum: Share of `target` that must report, above 0 and at most 1 (coordinator.cohort.quorum).
+        recruit_deadline_s: Time to answer the invitation, in seconds from it.
+        deadline_s: Time to report, in seconds from the invitation.
+        grace_s: Time after the quorum for devices that are still at work, not past the deadline. At the deadline, devices that
+            upload get it too if the quorum depends on them.
+        rejoin_s: Time that a device may be disconnected.
     """
 
     target: int
@@ -54,7 +59,15 @@ class RoundPolicy:
 
 @dataclass
 class Participant:
-    """A device in this round and when it was first seen in each state."""
+    """A device in the round.
+
+    Attributes:
+        state: Its state.
+        reason: The reason of the last change of state, for the record.
+        accepted: Whether it has accepted the invitation at some time.
+        since: The time at which it first was in each state, in seconds.
+        lost_at: The time at which it lost its connection.
+    """
 
     state: State = State.INVITED
     reason: str = ""
@@ -64,7 +77,25 @@ class Participant:
 
 
 class Round:
-    """Drive it with `begin`, `handle`, `tick` and `finish`; read `phase`, `participants`, `next_deadline`."""
+    """One round from its selection to its end.
+
+    The owner calls `begin` (or `take_up` after a restart), `handle` for each event of a device, `tick` when time has passed,
+    and `finish` after the aggregation. All times are seconds of the run's clock.
+
+    Args:
+        number: Number of the round, from 1.
+        policy: The conditions under which it ends.
+        now: The time at which it begins.
+
+    Example:
+        >>> policy = RoundPolicy(2, 1, 1.0, recruit_deadline_s=10, deadline_s=60, grace_s=5, rejoin_s=10)
+        >>> round = Round(1, policy, now=0.0)
+        >>> round.begin(("pi-1", "pi-2"), now=0.0)
+        >>> round.handle("pi-1", Event.ACCEPT, now=1.0)
+        True
+        >>> round.next_deadline()
+        10.0
+    """
 
     def __init__(self, number: int, policy: RoundPolicy, now: float) -> None:
         self.number, self.policy = number, policy
@@ -75,27 +106,38 @@ class Round:
         self._accepted = 0
         # Participants that do not count any more (coordinator.cohort.quorum).
         self.left: set[str] = set()
-        # Participants for which the round is not meant (coordinator.rounds.missed_rounds).
+        # Participants that `target` does not count (coordinator.rounds.missed_rounds).
         self._absent: frozenset[str] = frozenset()
-        # Updates that make the quorum. They change only when devices are invited or leave, and are read at every event.
+        # Updates that make the quorum: computed when devices are invited or leave, read at every event.
         self.needed = self._updates_needed()
-        # Nobody who is lost is given up before: who is back since makes it too early, which costs one look.
+        # The earliest time at which a lost device fails. If that device is back, the check then finds nothing.
         self._give_up_at = math.inf
         self._started_at = self._invited_at = self._asked_at = now
         self._quorum_at: float | None = None
         self._closing_at = self._closed_at = now
 
     def begin(self, invited: tuple[str, ...], now: float, absent: frozenset[str] = frozenset()) -> None:
-        """The cohort is chosen and the invitations go out; the round is not meant for the `absent` of those `invited`."""
+        """Begin to recruit.
+
+        Args:
+            invited: The selected devices.
+            now: The time, in seconds.
+            absent: Invited devices that the target does not count.
+        """
         self._invite(invited, absent, now, "begin")
         self._invited_at = self._asked_at = now
         self._advance(now)
 
     def take_up(self, ledger: RoundJournal, reported: Collection[str], now: float) -> None:
-        """Goes on with a round that another coordinator had open: `reported` count, the others have to be asked again.
+        """Continue a round of an earlier process. Devices that have not reported are invited again.
 
-        Its deadline is what it was. But whoever lost the broker too needs RETURN_S to be back: for so long at least
-        everybody has time to answer, and nobody who had accepted is missed.
+        The deadline stays. Devices that lost the broker too need RETURN_S to connect again: they have at least that time to
+        answer, and a device that had accepted is not lost before.
+
+        Args:
+            ledger: The journal of the round.
+            reported: Devices whose updates are committed.
+            now: The time, in seconds.
         """
         self._invite(ledger.invited, ledger.absent, now, "take up")
         self._started_at = self._invited_at = now - ledger.spent_s
@@ -118,17 +160,17 @@ class Round:
         self._advance(now)
 
     def handle(self, device: str, event: Event, now: float, reason: str = "", *, leaves: bool = False) -> bool:
-        """Takes an event of a device.
+        """Handle an event of a device.
 
         Args:
-            device: The device; one that is no participant changes nothing.
-            event: What it did, or what was noticed of it.
-            now: Seconds on the round's clock.
-            reason: Why, as the record is to say.
-            leaves: Whether the device leaves the count of those that the round is meant for, if the event moves it.
+            device: The device. One that is no participant changes nothing.
+            event: The event.
+            now: The time, in seconds.
+            reason: The reason, for the record.
+            leaves: Whether the device leaves the count of the round if the event changes its state.
 
         Returns:
-            True when the event moved the device to another state. Unknown devices and closed rounds: False.
+            Whether the event changed the state of the device. False in a round that is over.
         """
         participant = self.participants.get(device)
         if participant is None or self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
@@ -149,25 +191,25 @@ class Round:
         return True
 
     def tick(self, now: float) -> None:
-        """Lets time pass."""
+        """Check the deadlines."""
         if self.phase in (Phase.RECRUITING, Phase.COLLECTING):
             self._advance(now)
 
     def finish(self, now: float) -> None:
-        """The aggregate is made."""
+        """Close the round after its aggregation; raise IllegalTransition in another phase."""
         self._require(Phase.AGGREGATING, "finish")
         self.phase = Phase.CLOSED
         self._closed_at = now
 
     def abandon(self, now: float, failure: str) -> None:
-        """Ends the round early; nothing of it enters the model."""
+        """End the round as failed; none of its updates is aggregated. Raise IllegalTransition if it is over."""
         if self.over:
             raise IllegalTransition(f"round {self.number} is {self.phase}; it cannot be abandoned")
         self._fail(failure, now)
 
     @property
     def over(self) -> bool:
-        """Nothing more can change."""
+        """Whether the round has ended."""
         return self.phase in (Phase.CLOSED, Phase.FAILED)
 
     def _leave(self, device: str) -> None:
@@ -177,70 +219,70 @@ class Round:
 
     def _updates_needed(self) -> int:
         target, quorum = self.policy.target, self.policy.quorum
-        # Devices that count and were invited beyond the target stand in for those that left the count.
+        # Devices that were invited beyond the target replace those that left the count.
         spares = max(0, len(self.participants.keys() - self._absent) - target)
         left = len(self.left - self._absent) - spares
         return updates_needed(without(target, left, quorum), quorum, self.policy.min_cohort)
 
     def awaits(self, device: str) -> bool:
-        """Whether it has still to report, and may."""
+        """Return whether the device is at work, or still may be."""
         participant = self.participants.get(device)
         return participant is not None and participant.state in AT_WORK
 
     def devices(self, *states: State) -> list[str]:
-        """Devices in one of `states`, sorted."""
+        """Return the devices in one of `states`, sorted."""
         return sorted(device for state in states for device in self._in[state])
 
     def count(self, *states: State) -> int:
-        """How many devices are in one of `states`."""
+        """Return the number of devices in one of `states`."""
         return sum(len(self._in[state]) for state in states)
 
     def accepted(self) -> list[str]:
-        """Devices that accepted, whatever became of them."""
+        """Return the devices that accepted the invitation, in any state now."""
         return sorted(d for d, p in self.participants.items() if p.accepted)
 
     def reasons(self, state: State) -> dict[str, int]:
-        """How often each reason led to `state`."""
+        """Return the number of devices in `state` by reason."""
         return dict(Counter(p.reason for p in self.participants.values() if p.state is state))
 
     def had_model(self) -> list[str]:
-        """Devices that are known to have come to the round's model."""
+        """Return the devices that have downloaded the round's model, as far as is known."""
         return [d for d, p in self.participants.items() if not p.since.keys().isdisjoint(_HAD_MODEL)]
 
     def elapsed_s(self, now: float) -> float:
-        """Seconds since the round began."""
+        """Return the seconds since the round began."""
         return now - self._started_at
 
     @property
     def quorum_s(self) -> float | None:
-        """Seconds from the round's beginning to its quorum, None while it is missed."""
+        """Seconds from the round's beginning to its quorum; None without a quorum."""
         return None if self._quorum_at is None else self._quorum_at - self._started_at
 
     @property
     def closing_at(self) -> float:
-        """The moment at which collecting ended, of a round that no longer collects."""
+        """The time at which collecting ended, in seconds."""
         return self._closing_at
 
     @property
     def used_up(self) -> bool:
-        """Whether it collected until its deadline."""
+        """Whether the round collected until its deadline."""
         return self._closing_at - self._invited_at >= self.policy.deadline_s - _ROUNDING_S
 
     def report_seconds(self) -> list[float]:
-        """Seconds from the invitation to each report, in order."""
+        """Return the seconds from the invitation to each report, sorted."""
         at = [p.since[State.REPORTED] for p in self.participants.values() if p.state is State.REPORTED]
         return sorted(moment - self._invited_at for moment in at)
 
     def spent_s(self, now: float) -> float:
-        """Seconds of the deadline that have passed."""
+        """Return the seconds since the invitation."""
         return now - self._invited_at
 
     def remaining_s(self, now: float) -> float:
-        """Seconds to the deadline, as a work request states them."""
+        """Return the seconds to the deadline, at least 0."""
         return max(0.0, self._invited_at + self.policy.deadline_s - now)
 
     def next_deadline(self) -> float | None:
-        """The next moment at which `tick` may change something; None when none is near."""
+        """Return the next time at which `tick` may change something; None if there is none."""
         if self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
             return None
         end = self._recruiting_ends_at() if self.phase is Phase.RECRUITING else self._collecting_ends_at()
@@ -250,7 +292,7 @@ class Round:
         return min(self._asked_at + self.policy.recruit_deadline_s, self._invited_at + self.policy.deadline_s)
 
     def _collecting_ends_at(self) -> float:
-        """At the latest, as things stand now."""
+        """Return the latest time at which collecting ends, by the present states."""
         deadline = self._invited_at + self.policy.deadline_s
         if self._quorum_at is not None:
             return min(self._quorum_at + self.policy.grace_s, deadline)
@@ -270,14 +312,14 @@ class Round:
         self.phase = Phase.RECRUITING
 
     def _move(self, device: str, state: State, reason: str) -> None:
-        """Nothing else changes a state: who is in which is counted here, so that an event costs the same in any fleet."""
+        """Change a state. No other code does, so that the sets of devices by state are right and an event costs O(1)."""
         participant = self.participants[device]
         self._in[participant.state].discard(device)
         self._in[state].add(device)
         participant.state, participant.reason = state, reason
 
     def _advance(self, now: float) -> None:
-        """Compares what is with what should be; called after every event."""
+        """Move on to the next phase if its condition is met; called after every event."""
         if self._in[_L] and now >= self._give_up_at:
             self._give_up(now)
         if self.phase is Phase.RECRUITING:
@@ -286,7 +328,7 @@ class Round:
             self._advance_collecting(now)
 
     def _give_up(self, now: float) -> None:
-        """Those that were away for too long. To look at all who are lost at every event would cost a large fleet dearly."""
+        """Fail the devices that were lost for too long. Called at `_give_up_at` only, since it looks at all lost devices."""
         until = {device: self.participants[device].lost_at + self.policy.rejoin_s for device in self._in[_L]}
         for device in [device for device, end in until.items() if now >= end]:
             self._move(device, State.FAILED, "lost")
@@ -329,9 +371,9 @@ class Round:
             self._move(device, State.LATE, self.participants[device].reason or "deadline")
 
     def phase_seconds(self) -> PhaseSeconds:
-        """The round's time, cut along the path of the device that reported last (its end closed the round).
+        """Return the round's time by phase, along the path of the device that reported last.
 
-        The parts add up to the whole. Without a report everything after the invitation counts as recruiting.
+        The phases add up to the time of the round. Without a report the time after the invitation counts as recruiting.
         """
         select = self._invited_at - self._started_at
         aggregate = self._closed_at - self._closing_at
@@ -339,7 +381,7 @@ class Round:
         if not reported:
             return PhaseSeconds(select, self._closing_at - self._invited_at, 0.0, 0.0, 0.0, aggregate)
         last = max(reported, key=lambda p: p.since[State.REPORTED]).since
-        # A message that was lost or overtaken leaves a gap: that part then has no length.
+        # A phase whose message was lost, or arrived after the next one, has the length 0.
         seen = (last.get(state, -math.inf) for state in (State.ACCEPTED, State.TRAINING, _U))
         marks = accumulate((self._invited_at, *seen, self._closing_at), max)
         recruit, download, train, upload = (b - a for a, b in pairwise(marks))
