@@ -58,7 +58,7 @@ def select(
 
     Example:
         >>> select(["pi-1", "pi-2", "pi-3"], 0.5, 2.0, 1, seed=0, round_number=1)
-        Selection(target=1, invited=('pi-1', 'pi-2'), absent=frozenset())
+        Selection(target=1, invited=('pi-2', 'pi-3'), absent=frozenset())
     """
     if not 0 < participation <= 1:
         raise UsageError(f"participation {participation} must be above 0 and at most 1")

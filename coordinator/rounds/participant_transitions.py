@@ -1,9 +1,7 @@
-"""The words for a round and its participants, and what each event makes of each state.
+"""Phases of a round, states of its participants, the table of transitions, and the journal of an open round.
 
-What is kept of a round while it is open, so that another process can go on with it after a crash.
-
-The ledger is on the disk before anybody is invited, an update before its device hears `committed`. Whatever else the round
-knew (who trains, what was half uploaded) comes back by asking.
+The journal lets another process continue the round after a crash. It is on disk before the first invitation, and an update is
+on disk before its device gets `committed`. The coordinator learns the rest (devices at work, partial uploads) from the devices.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from fedpatch.shared.wire.reason_codes import JobPhase
 
 
 class Phase(StrEnum):
-    """Of the round."""
+    """The phases of a round."""
 
     SELECTING = "selecting"
     RECRUITING = "recruiting"
@@ -28,7 +26,7 @@ class Phase(StrEnum):
 
 
 class State(StrEnum):
-    """Of a participant."""
+    """The states of a participant."""
 
     INVITED = "invited"
     ACCEPTED = "accepted"
@@ -42,7 +40,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What a device did, or what was noticed of it."""
+    """The events of a participant."""
 
     ACCEPT = "accept"
     DECLINE = "decline"
@@ -57,11 +55,11 @@ class Event(StrEnum):
 _I, _A, _T, _U, _L = State.INVITED, State.ACCEPTED, State.TRAINING, State.UPLOADING, State.LOST
 AT_WORK = (_I, _A, _T, _U, _L)
 
-# (state, event) -> state; a pair that is not here leaves the state as it is: a duplicate, or too late to matter.
+# (state, event) -> state. A pair that is missing leaves the state as it is: a duplicate, or an event that is too late.
 TABLE: dict[tuple[State, Event], State] = {
     **{(state, Event.ACCEPT): _A for state in (_I, _L)},
     **{(state, Event.DECLINE): State.DECLINED for state in (_I, _A, _L)},
-    # A message may overtake the one before it, so later signs of life imply the earlier ones.
+    # A message may arrive before an earlier one, so an event implies the earlier ones.
     **{(state, Event.TRAIN): _T for state in (_I, _A, _L)},
     **{(state, Event.OFFER): _U for state in (_I, _A, _T, _L)},
     **{(state, Event.REPORT): State.REPORTED for state in AT_WORK},
@@ -70,7 +68,7 @@ TABLE: dict[tuple[State, Event], State] = {
     **{(state, Event.RESTART): _I for state in AT_WORK},
 }
 
-# What the phase that a device tells of its job says of it.
+# The event for each phase of a job that a device reports.
 EVENT_OF_JOB = {
     JobPhase.DOWNLOADING: Event.ACCEPT,
     JobPhase.TRAINING: Event.TRAIN,
@@ -80,12 +78,20 @@ EVENT_OF_JOB = {
 
 @dataclass(frozen=True)
 class RoundJournal:
-    """Of the round `round`: who was invited, to train on the model `base` (its digest).
+    """The journal of an open round.
 
-    Updates of `target` devices are wanted. `accepted` are devices that are known to have agreed. `spent_s` is what had passed
-    of the deadline. With `closing` the aggregation has begun: nothing that comes later counts. Updates were asked for in
-    `encoding`, and in another of the devices in `negotiated`; "": nobody knows. The round is not meant for those of the
-    invited that are `absent`. `offenders` are those whose updates were refused for an offence, each with it.
+    Attributes:
+        round: Number of the round.
+        target: Devices that the round is meant for.
+        invited: The invited devices.
+        base: Digest of the round's model; "" for a round whose model is not published yet.
+        accepted: Devices that have accepted, as far as is known.
+        spent_s: Seconds of the deadline that have passed.
+        closing: Whether the aggregation has begun, so that no later update counts.
+        encoding: The encoding of updates; "" if it is unknown.
+        negotiated: Devices with another encoding of their updates.
+        absent: Invited devices that `target` does not count.
+        offenders: Devices whose updates were refused for an offence, each with the offence.
     """
 
     round: int
@@ -103,7 +109,13 @@ class RoundJournal:
 
 @dataclass(frozen=True)
 class CommittedUpdate:
-    """A committed update: the digest that its device knows it by, its bytes as they travelled, what it reports."""
+    """A committed update.
+
+    Attributes:
+        digest: SHA-256 of the packed update.
+        size_bytes: Size of the packed update.
+        report: The device's report.
+    """
 
     digest: str
     size_bytes: int
@@ -112,7 +124,12 @@ class CommittedUpdate:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """How a round opens: a new one with a ledger that names no base yet, or one to go on with and what was committed to it."""
+    """The start of a new round, or of one that an earlier process has opened.
+
+    Attributes:
+        ledger: The journal; that of a new round has no `base` yet.
+        updates: The committed updates of a continued round, by device.
+    """
 
     ledger: RoundJournal
     updates: Mapping[str, CommittedUpdate] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""The messages of a run and of its open round: invitations, answers, uploads and reports, as effects.
+"""The messages of an open round: invitations, answers, uploads and reports, as effects.
 
-It wraps the state machine of coordinator.rounds.round_phases, and adds the model's manifest, upload scheduler and reports.
+`ActiveRound` adds messages to the state machine of coordinator.rounds.round_phases: invitations, the upload scheduler, the
+reports of the devices and the detection of silent devices.
 """
 
 from __future__ import annotations
@@ -57,19 +58,24 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
 
-# After which a device offers once more what another run may still take.
+# The pause before a device offers an update again that a paused run may still take.
 KEEP_S = 60.0
-# A request or its answer may be lost (brokers drop from full queues): ask again while a device has not answered.
+# The pause before an unanswered request is sent again: it or its answer may be lost, as brokers drop from full queues.
 REINVITE_S = 3.0
 UPLOAD_IDLE_S = 30.0
-# Why a participant is given up from which nothing is heard any more (coordinator.cohort.unresponsive_devices).
+# The reason of a participant that fell silent (coordinator.cohort.unresponsive_devices).
 SILENT = "silent"
 
 
 class EnvelopeFactory:
-    """Numbers the messages of a run, and remembers what each device last had committed.
+    """Makes the envelopes of a run with increasing ids, and the answers that need no open round.
 
-    `resumable` are the open rounds of other runs that somebody may go on with: what waits for those goes on waiting.
+    Args:
+        spec: The terms of the run.
+        resumable: Open rounds of other runs that can be resumed, by run. Devices keep their updates for these.
+
+    Attributes:
+        committed: Digest of the last committed update by device.
     """
 
     def __init__(self, spec: RunSpec, resumable: Mapping[str, int] | None = None) -> None:
@@ -79,14 +85,26 @@ class EnvelopeFactory:
         self.committed: dict[str, str] = {}
 
     def send(self, device: str, round_number: int, body: Body) -> SendMessage:
-        """A message of a round of this run."""
+        """Return the effect that sends a message of a round of this run.
+
+        Args:
+            device: The receiver.
+            round_number: Number of the round.
+            body: The message.
+        """
         spec = self._spec
         return self._numbered(
             device, Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=round_number)
         )
 
     def answer_stale(self, device: str, envelope: Envelope, reason: RefuseReason) -> list[Effect]:
-        """Closes what a device still believes to be open, in the terms of its own message, so that it can forget it."""
+        """Answer a message of a round that is over, so that the device ends its job.
+
+        Args:
+            device: The sender.
+            envelope: Its message. The answer repeats its run, epoch and round.
+            reason: The reason for the answer.
+        """
         match envelope.body:
             case Offer(manifest=manifest) if self.committed.get(device) == manifest.digest:
                 return [self._numbered(device, replace(envelope, body=Committed(manifest.digest)))]
@@ -101,7 +119,7 @@ class EnvelopeFactory:
         return [self._numbered(device, replace(envelope, body=answer)), CountEvent(device, "late", reason)]
 
     def answer_quarantined(self, device: str, envelope: Envelope) -> list[Effect]:
-        """Of a device in quarantine nothing is taken. `cancel` is for one that does not know that reason to refuse."""
+        """Refuse a message of a quarantined device. An older agent does not know the reason, so it gets `cancel` too."""
         reason = RefuseReason.QUARANTINED
         answers: list[Body] = []
         match envelope.body:
@@ -119,9 +137,22 @@ class EnvelopeFactory:
 
 
 class ActiveRound:
-    """From selection to the last report. `limit_s` is what the run's own time limit leaves for it.
+    """The open round of a run, from its selection to the last report.
 
-    Once it is dismissed, `missed` are the participants that coordinator.rounds.missed_rounds is to count.
+    Args:
+        spec: The terms of the run, with the policy of this round.
+        opening: A new round, or the journal and the committed updates of one that continues.
+        fleet: The known devices.
+        post: Makes the envelopes.
+        jitter: Randomness of retry times.
+        limit_s: The rest of the run's time limit, in seconds; None without a limit.
+        now: The time, in seconds.
+
+    Attributes:
+        round: The state machine.
+        reports: Reports of committed updates by device.
+        dismissed: Whether collecting has ended and devices at work were cancelled.
+        missed: After that, the participants that missed the round (coordinator.rounds.missed_rounds).
     """
 
     def __init__(
@@ -159,7 +190,16 @@ class ActiveRound:
         self._probed_at_quorum = False
 
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
-        """The global model lies on the broker: keep the ledger, and ask everybody who has not reported."""
+        """Invite the devices that have not reported, once the model is published.
+
+        Args:
+            model: The manifest of the published global model.
+            now: The time, in seconds.
+            deltas: The published model deltas that lead to it, the oldest first.
+
+        Returns:
+            The effects: the journal first, then the invitations.
+        """
         known, updates = self._opening.ledger, self._opening.updates
         self._asking = Invitations(self._spec, self._fleet, known, model, deltas, now)
         if known.base:
@@ -178,15 +218,21 @@ class ActiveRound:
         return [SaveJournal(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 
     def spent_s(self, now: float) -> float:
-        """Seconds of the deadline that have passed, also before the model is published."""
+        """Return the seconds of the deadline that have passed, also before the model is published."""
         return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._asking is None else 0.0)
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
-        """A message of this very round from one of its participants."""
+        """Handle a message of this round.
+
+        Args:
+            device: The sender, a participant.
+            body: The message.
+            now: The time, in seconds.
+        """
         self._silence.note_message(device, now)
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
-            # It works for nothing: the round went on without it, and it has not heard.
+            # The round no longer waits for this device, and it does not know that yet.
             return [self._send(device, Cancel(state))]
         match body:
             case Accept():
@@ -207,21 +253,27 @@ class ActiveRound:
                 return []
 
     def awaits(self, device: str, envelope: Envelope) -> bool:
-        """Whether a message of an earlier epoch is about this round, of a device that has still to report."""
+        """Return whether a message of an earlier epoch belongs to this round and its sender has not reported yet."""
         return self.round.awaits(device) and envelope.round == self.round.number
 
     def ask(self, devices: list[str], now: float) -> list[Effect]:
-        """The request, for the first time or once more: harmless to a device that is on it."""
+        """Send the work request, for the first time or again; a device at work ignores a repeated one."""
         if now >= self._invite_at:
             self._invite_at = now + REINVITE_S
         return [self._request_to(device, now) for device in devices]
 
     def on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
-        """A chunk of a participant's update."""
+        """Handle a chunk of a participant's update.
+
+        Args:
+            device: The sender.
+            chunk: The chunk.
+            now: The time, in seconds.
+        """
         self._bytes_up += len(chunk.data)
         self._silence.note_message(device, now)
         if not self.round.awaits(device):
-            # Lost for too long, or given up: the round has counted it out.
+            # The device was lost for too long, or has failed: the round no longer waits for it.
             self._uploads.release(device)
             return []
         answer = self._uploads.chunk(device, chunk, now)
@@ -234,7 +286,14 @@ class ActiveRound:
         return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob)]
 
     def on_presence(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
-        """A participant is gone, restarted, or back at work."""
+        """Handle a participant that has disconnected, restarted, or come back.
+
+        Args:
+            device: The device.
+            known_boot: Its boot nonce before this presence; "" if it is unknown.
+            state: Its presence.
+            now: The time, in seconds.
+        """
         if device not in self.round.participants:
             return []
         if not state.online:
@@ -247,17 +306,24 @@ class ActiveRound:
         if job is not None and (job.run, job.epoch, job.round) == ours:
             effects += self._seen(device, EVENT_OF_JOB[job.phase], now)
         else:
-            # Asked until it answers. A retained presence may be older than its job: then the answer says so.
+            # The device is invited until it answers. A retained presence may be older than its job; the answer then shows it.
             self.round.handle(device, Event.RESTART, now)
             if state.boot != known_boot:
                 self._uploads.release(device)
                 if known_boot:
                     self._known.restarted(device)
-        # The same request again is harmless to a device that is on it, and a second chance for one that lost it.
+        # A device at work ignores a repeated request; a device that has lost the request needs it.
         return [*effects, self._request_to(device, now)] if participant.state in AT_WORK else effects
 
     def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
-        """It may work no more; what it delivered before counts. With `leaves` the round is not meant for it any more."""
+        """Exclude a device from the round; an update that is committed counts.
+
+        Args:
+            device: The device.
+            now: The time, in seconds.
+            why: The reason, for the record.
+            leaves: Whether the device leaves the count of the round.
+        """
         self._uploads.release(device)
         return (
             [CountEvent(device, "failed", why)]
@@ -266,7 +332,14 @@ class ActiveRound:
         )
 
     def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
-        """An update is durable: count it once, and say so. `committed` is a promise: only what counts has it."""
+        """Count a stored update, and send `committed`. Only updates that count get it: `committed` is a promise.
+
+        Args:
+            device: The device.
+            digest: SHA-256 of its packed update.
+            report: Its report.
+            now: The time, in seconds.
+        """
         if not self.round.handle(device, Event.REPORT, now):
             if self._post.committed.get(device) == digest:
                 return [self._send(device, Committed(digest))]
@@ -279,7 +352,15 @@ class ActiveRound:
         return [self._send(device, Committed(digest, rest_s)), CountEvent(device, "reported")]
 
     def refuse(self, device: str, digest: str, reason: RefuseReason, detail: str, now: float) -> list[Effect]:
-        """An update is not acceptable: the device is told, and counted as failed; an offender is not asked again in the run."""
+        """Refuse an update. The device counts as failed; after an offence the run does not invite it again.
+
+        Args:
+            device: The device.
+            digest: SHA-256 of its packed update.
+            reason: The reason.
+            detail: Details for the device and the record.
+            now: The time, in seconds.
+        """
         self._refused[reason] = self._refused.get(reason, 0) + 1
         self._uploads.release(device)
         refused = CountEvent(device, "refused", reason, detail)
@@ -290,7 +371,7 @@ class ActiveRound:
         return [self._send(device, Refused(digest, reason, detail[:500])), refused]
 
     def grant(self, now: float) -> list[Effect]:
-        """Hands free upload slots to those who wait; once the quorum is met, asks those at work whether they are there."""
+        """Grant free upload slots; at the quorum, probe the devices that are at work."""
         grants = [self._send(device, grant) for device, grant in self._uploads.next_grants(now)]
         if self._probed_at_quorum or self.round.quorum_s is None or self.round.phase is not Phase.COLLECTING:
             return grants
@@ -298,7 +379,7 @@ class ActiveRound:
         return [*grants, *self._probe(self.round.devices(State.INVITED, State.ACCEPTED, State.TRAINING), now)]
 
     def tick(self, now: float, *, connected: bool = True) -> list[Effect]:
-        """Lets time pass; asks again those who have not answered, and those who have fallen silent, if they can hear it."""
+        """Check the deadlines, invite again the devices without an answer, and probe the silent ones."""
         self.listen(connected=connected, now=now)
         self.round.tick(now)
         if self._asking is None:
@@ -312,36 +393,37 @@ class ActiveRound:
         return [*effects, *(self._give_up_silent(now) if connected else [])]
 
     def listen(self, *, connected: bool, now: float) -> None:
-        """Takes note of whether devices can be heard."""
+        """Note the state of the link to the broker."""
         self._silence.note_link(now, connected=connected)
 
     def next_deadline(self) -> float | None:
-        """When `tick` or `grant` has something to do."""
+        """Return the next time at which `tick` or `grant` may change something."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
         listen_at = self._listen_at if self.round.count(*AT_WORK) and self._asking is not None else None
         candidates = (self.round.next_deadline(), self._uploads.next_deadline(), invite_at, listen_at)
         return min((c for c in candidates if c is not None), default=None)
 
     def dismiss(self) -> list[Effect]:
-        """Collecting is over: those who are not done are told so."""
+        """End collecting: cancel the devices that are still at work."""
         self.dismissed = True
-        self.missed = [device for device, one in self.round.participants.items() if self._has_missed(device, one)]
+        participants = self.round.participants.items()
+        self.missed = [device for device, participant in participants if self._has_missed(device, participant)]
         self._uploads.clear()
         return [self._send(device, Cancel("late")) for device in self.round.devices(State.LATE)]
 
     def user_accuracy(self) -> float | None:
-        """Mean over the reports so far, before local training (paper, section 4.2); None without any."""
+        """Return the mean user accuracy of the reports before local training (paper, section 4.2); None without any."""
         return mean_accuracy(report.user_accuracy_before for report in self.reports.values())
 
     def traffic(self) -> RoundTraffic:
-        """What has travelled so far."""
+        """Return the bytes that have travelled so far."""
         if self._asking is None:
             return RoundTraffic(0, self._bytes_up)
         downloads = [self._asking.size_bytes(device) for device in self.round.had_model()]
         return RoundTraffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
-        """The books on a round that is over."""
+        """Return the record of the round with its outcome, "aggregated" or "failed"."""
         record = build_record(
             self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
         )
@@ -352,36 +434,36 @@ class ActiveRound:
             offenders=dict(sorted(self.offenders.items())),
         )
 
-    def _has_missed(self, device: str, one: Participant) -> bool:
-        """Whether it missed the round, as coordinator.rounds.missed_rounds counts it, when collecting ended."""
+    def _has_missed(self, device: str, participant: Participant) -> bool:
+        """Return whether the device missed the round (coordinator.rounds.missed_rounds), at the end of collecting."""
         if device in self.round.left:
             return False
-        if one.state is State.DECLINED:
+        if participant.state is State.DECLINED:
             return True
-        if one.state is State.FAILED:
-            return one.reason in ("lost", SILENT, FailReason.DEADLINE)
-        if one.state is not State.LATE or one.reason in ("lost", NO_ANSWER):
-            return one.state is State.LATE
+        if participant.state is State.FAILED:
+            return participant.reason in ("lost", SILENT, FailReason.DEADLINE)
+        if participant.state is not State.LATE or participant.reason in ("lost", NO_ANSWER):
+            return participant.state is State.LATE
         if self.round.used_up:
             return True
         if self.round.quorum_s is None or self._uploads.has_in_line(device):
             return False
-        return self._silence.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in one.since)
+        return self._silence.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in participant.since)
 
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
-        """The request once more, which a device at work answers at once."""
+        """Send the request again, which a device at work answers at once."""
         self._silence.note_request(devices, now)
         return [self._request_to(device, now) for device in devices]
 
     def _give_up_silent(self, now: float) -> list[Effect]:
-        """Once nothing is left to wait for but devices that have fallen silent."""
+        """Fail the silent devices once the round waits for no other device."""
         awaited = self.round.devices(*AT_WORK) if self.round.phase is Phase.COLLECTING else []
         if not all(self._is_silent(device, now) for device in awaited):
             return []
-        return [one for device in awaited for one in self.expel(device, now, SILENT, leaves=False)]
+        return [effect for device in awaited for effect in self.expel(device, now, SILENT, leaves=False)]
 
     def _is_silent(self, device: str, now: float) -> bool:
-        """As coordinator.cohort.unresponsive_devices has it. Devices that are lost are given up by the round itself."""
+        """Return whether a device is silent by the table of coordinator.cohort.unresponsive_devices."""
         since, limit_s = self._silence.since(device), SILENT_S
         match self.round.participants[device].state:
             case State.LOST:
@@ -396,14 +478,14 @@ class ActiveRound:
 
     @property
     def _known(self) -> Invitations:
-        assert self._asking is not None, "nobody has heard of a round before its model lies on the broker"
+        assert self._asking is not None, "the round has no model before `begin`"
         return self._asking
 
     def _request_to(self, device: str, now: float) -> Effect:
         return self._send(device, self._known.request(device, self.round.remaining_s(now)))
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
-        """A sign of work, which says that the device accepted even if the word itself was lost or overtaken."""
+        """Handle a sign of work, which implies that the device has accepted, also if that message was lost."""
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)

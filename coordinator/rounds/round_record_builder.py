@@ -1,4 +1,4 @@
-"""The books on a round that is over: from its participants and reports to one record."""
+"""Builds the record of a round that is over from its participants and reports."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
 MAX_BY_DEVICE = 32
-"""In a round with at most so many reports the record has the user accuracy of each device: 20 bytes for every one of them."""
+"""Reports up to which the record has the user accuracy of each device, at 20 bytes a device."""
 _DIGITS = 4
 
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """Bytes of a round. `up` are all chunks received, `down` is what the `downloads` devices needed that came to the model.
+    """The bytes of a round.
 
-    That is the steps from the version that a device was seen to have, or the size of the whole model.
+    Attributes:
+        down: Bytes that the devices downloaded: the deltas from the version that a device held, or the whole model.
+        up: Bytes of all chunks received.
+        downloads: Devices that downloaded the model.
     """
 
     down: int
@@ -31,7 +34,7 @@ class RoundTraffic:
 
 
 def mean_accuracy(values: Iterable[float | None]) -> float | None:
-    """Unweighted mean over the devices that count (paper, section 4.2); None without any."""
+    """Return the unweighted mean of the values that are not None (paper, section 4.2); None without any."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
@@ -45,7 +48,16 @@ def build_record(
     *,
     metric: MetricTerms,
 ) -> RoundRecord:
-    """The record of `current`, of which `reports` are those that count, by device; their user accuracies are of `metric`."""
+    """Build the record of a round.
+
+    Args:
+        current: The round, which is over.
+        outcome: "aggregated" or "failed".
+        reports: The reports of committed updates by device.
+        traffic: The bytes that travelled.
+        refused: Number of refused updates by reason.
+        metric: The metric of the user accuracies.
+    """
     measured = {device: report.user_accuracy_before for device, report in reports.items()}
     before = {device: value for device, value in measured.items() if value is not None}
     return RoundRecord(
@@ -81,12 +93,12 @@ def build_record(
 
 
 def _p90(times: Sequence[float]) -> float | None:
-    """The time by which nine of ten of the sorted `times` had passed (nearest rank)."""
+    """Return the 90th percentile of the sorted `times` (nearest rank)."""
     return times[math.ceil(0.9 * len(times)) - 1] if times else None
 
 
 def _by_device(before: Mapping[str, float]) -> dict[str, float]:
-    """Short enough to be kept for every round of a long run, and by name, whatever the order of the reports."""
+    """Return the user accuracies rounded, in the order of device names; none in a round with many reports."""
     if len(before) > MAX_BY_DEVICE:
         return {}
     return {device: float(f"{before[device]:.{_DIGITS}g}") for device in sorted(before)}

@@ -1,4 +1,4 @@
-"""Effects: what the engine wants done, in order. An EffectHandler runs them and returns completion events.
+"""Effects: the actions that a run engine requests, in order. An EffectHandler runs them and returns completion events.
 
 The product's handler is coordinator.runtime.effect_runner; simulations, benchmarks and tests have their own.
 """
@@ -26,28 +26,28 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class PublishModel:
-    """Pack the global model and publish its chunks, and those of steps that lead to it; then ModelPublished."""
+    """Pack the global model, publish its chunks and those of the deltas that lead to it; then ModelPublished."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class SaveJournal:
-    """Keep the ledger of a round that begins, or goes on, before anybody is invited."""
+    """Write the journal of a round before its first invitation."""
 
     ledger: RoundJournal
 
 
 @dataclass(frozen=True)
 class SavePause:
-    """The operator stops: the open round has used `spent_s` of its deadline, and uses no more until it is taken up again."""
+    """Write the seconds of the deadline that the open round has used, at the end of a run that can be resumed."""
 
     spent_s: float
 
 
 @dataclass(frozen=True)
 class ResendChunks:
-    """Publish these chunks of the current model, or of a step to it, again."""
+    """Publish chunks of the current model, or of a delta that leads to it, again."""
 
     digest: str
     indices: tuple[int, ...]
@@ -55,12 +55,12 @@ class ResendChunks:
 
 @dataclass(frozen=True)
 class RetractModel:
-    """Take the current model's chunks off the broker."""
+    """Clear the retained chunks of the current model on the broker."""
 
 
 @dataclass(frozen=True)
 class StoreUpdate:
-    """Check an update and make it durable; then UpdateStored or UpdateRejected."""
+    """Check an update and write it to disk; then UpdateStored or UpdateRejected."""
 
     round: int
     device: str
@@ -70,7 +70,7 @@ class StoreUpdate:
 
 @dataclass(frozen=True)
 class AggregateUpdates:
-    """Take no more updates; make the new global model from these devices' stored ones, save it; then Aggregated."""
+    """Aggregate the stored updates of these devices and save the new global model; then Aggregated."""
 
     round: int
     devices: tuple[str, ...]
@@ -78,14 +78,14 @@ class AggregateUpdates:
 
 @dataclass(frozen=True)
 class SaveRecord:
-    """Keep the record of a round that is over."""
+    """Write the record of a round that is over."""
 
     record: RoundRecord
 
 
 @dataclass(frozen=True)
 class CountEvent:
-    """Add to a device's counters, `times` over."""
+    """Add to a counter of a device."""
 
     device: str
     what: str
@@ -118,11 +118,12 @@ Effect = (
 
 
 class EffectHandler(Protocol):
-    """Runs effects: the product with files and a broker, a simulation with neither."""
+    """Runs effects: in the product with files and a broker, in a simulation with neither."""
 
     def run_effect(self, effect: Effect) -> Iterable[Event]:
-        """Run one effect; return the completion events that are there by now.
+        """Run one effect.
 
-        The result must be iterated to its end: an event may be made only when it is asked for, after the engine has handled
-        the one before it.
+        Returns:
+            The completion events that are available now. Iterate to the end: the result may be a generator that makes an
+            event only after the engine has handled the one before it.
         """

@@ -1,7 +1,7 @@
-"""A run as a state machine without IO: one round after the other, and when to stop.
+"""A run as a state machine: one round after the other, until a termination criterion is met.
 
 Events and the time go in (coordinator.rounds.run_events), effects come out (coordinator.rounds.run_effects). `run_effects`
-closes the ring: it has effects performed and hands their completion events to the engine. Tensors never pass through here.
+runs the effects with a handler and gives their completion events to the engine. Tensors never enter the engine.
 
 The server's lines of Algorithm 1 (Mills, Hu and Min 2021), with the method that has each:
 
@@ -77,12 +77,12 @@ class Engine:
 
     Args:
         spec: The terms of the run.
-        records: The rounds of earlier epochs of the run.
-        unfinished: The round that was open in the last epoch, as it is at the event RunStarted.
+        records: The records of earlier rounds of the run.
+        unfinished: The round that was open at the end of the last epoch.
         resumable: Open rounds of other runs, by run (EnvelopeFactory).
         jitter: Randomness of pauses.
-        holds: Devices that are quarantined or drained when the run begins, with which of the two.
-        seen: Devices that earlier epochs have seen with the task; they count although they may be away.
+        holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
+        seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
 
     Example:
         >>> engine = Engine(spec, jitter=random.Random(1))  # doctest: +SKIP
@@ -120,10 +120,10 @@ class Engine:
         self._quorum_seconds: list[float] = []
         self._absences = Absences(self.records)
         self.fleet.absent = self._absences.missed
-        # Failed rounds in a row, those of them that count, and when the last of these ended.
+        # Failed rounds in a row, the number of them that count, and the time at which the last of these ended.
         self._failed = self._failures = 0
         self._failed_at = -math.inf
-        # Devices that have left the count in some round: the next time that excuses no failure.
+        # Devices that have left the count in an earlier round: if they leave again, that excuses no failure.
         self._left_before: set[str] = set()
         offenders = [record.offenders for record in self.records]
         offenders += [unfinished.ledger.offenders] if unfinished is not None else []
@@ -133,7 +133,7 @@ class Engine:
         self.fleet.hold(holds or {})
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event that happened at `now`, in seconds of the run's clock.
+        """Handle an event that happened at `now`, in seconds of the run's clock.
 
         Returns:
             The effects that follow, in the order in which they must run.
@@ -171,7 +171,7 @@ class Engine:
     def _on_outside(
         self, event: RunStarted | LinkChanged | HoldsChanged | DevicesRevoked | Interrupted | Suspended, now: float
     ) -> list[Effect]:
-        """Handle what the operator does, and what happens to the link."""
+        """Handle the events of the operator and of the link."""
         match event:
             case RunStarted():
                 return self._start(now)
@@ -189,14 +189,14 @@ class Engine:
     def _start(self, now: float) -> list[Effect]:
         self._started_at = now
         if reason := self._stop_reason(now):
-            return self._stop(reason[0], "nothing is left to do; give it more --rounds or another --target-ua")
+            return self._stop(reason[0], "the run is complete; give more --rounds or another --target-ua")
         return self._advance(now)
 
     def _on_presence(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         state = self.fleet.relevant(state)
         known = self.fleet.members.get(device)
         known_boot = self.fleet.boot(device)
-        # A broker gives what it retained again after each reconnect: of a device that is at work, that is the past.
+        # A broker sends retained presences again after each reconnect; that of a device at work may be outdated.
         repeated = known is not None and known.state == state
         if not self.fleet.update(device, state):
             return []
@@ -212,7 +212,7 @@ class Engine:
             self.fleet.declined(device, envelope.body, now)
         stale = self._stale(device, envelope)
         if stale is RefuseReason.STALE_EPOCH and self.open is not None and self.open.awaits(device, envelope):
-            # It works for a coordinator that was killed. This one asks for the same, and then it is this one's.
+            # The device works for an earlier epoch of this coordinator. The same request moves its job to this epoch.
             return self.open.ask([device], now)
         if stale is not None or self.open is None:
             return self._post.answer_stale(device, envelope, stale or RefuseReason.LATE)
@@ -232,20 +232,23 @@ class Engine:
         return self._advance(now)
 
     def _on_holds(self, holds: Mapping[str, str], now: float) -> list[Effect]:
-        """Quarantined devices leave the open round, too; drained ones finish it."""
+        """Exclude quarantined devices from the open round; drained devices finish it."""
         self.fleet.hold(holds)
         out = sorted(device for device, reason in holds.items() if reason == QUARANTINED)
         return self._expel(out, now, QUARANTINED) + self._advance(now)
 
     def _on_revoked(self, devices: frozenset[str], now: float) -> list[Effect]:
         self.fleet.revoke(devices)
-        # A round that was taken up after a restart awaits devices that this process has not seen.
-        awaited = [] if self.open is None else [one for one in self.open.round.devices(*AT_WORK) if one in devices]
+        # A round that continues after a restart waits for devices that this process has not seen.
+        at_work = [] if self.open is None else self.open.round.devices(*AT_WORK)
+        awaited = [device for device in at_work if device in devices]
         return self._expel(awaited, now, REVOKED)
 
     def _expel(self, devices: Sequence[str], now: float, reason: str) -> list[Effect]:
         current = self.open
-        return [] if current is None else [one for device in devices for one in current.expel(device, now, reason)]
+        return (
+            [] if current is None else [effect for device in devices for effect in current.expel(device, now, reason)]
+        )
 
     def _interrupt(self, now: float) -> list[Effect]:
         if self.stopped:
@@ -264,7 +267,7 @@ class Engine:
         return [*pause, *self._stop(Stopped.FAILED, "")]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
-        # Algorithm 1, lines 4 and 5: each client of the round is asked, and downloads the global model.
+        # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.
         return self._current(event).begin(event.manifest, now, event.deltas) + self._advance(now)
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
@@ -279,7 +282,7 @@ class Engine:
         return self.open.refuse(event.device, event.digest, event.reason, event.detail, now) + self._advance(now)
 
     def _on_aggregated(self, event: Aggregated, now: float) -> list[Effect]:
-        # Algorithm 1, lines 19 to 22 are done: the round closes, and line 2 comes again.
+        # Algorithm 1, lines 19 to 22 are done: the round closes, and line 2 is next.
         current = self._current(event)
         current.bounded, current.bounded_devices = dict(event.bounded), dict(event.bounded_devices)
         current.round.finish(now)
@@ -293,7 +296,7 @@ class Engine:
         return self.open
 
     def next_deadline(self) -> float | None:
-        """When `tick` should be called at the latest."""
+        """Return the time at which the event TimePassed is due; None if there is none."""
         if self.stopped:
             return None
         if self.open is not None:
@@ -302,35 +305,35 @@ class Engine:
         return min((d for d in candidates if d is not None), default=None)
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until the quorum, judged by the rounds before; None without experience or without an open round."""
+        """Return the expected seconds to the quorum, by earlier rounds; None without them or without an open round."""
         if not self._quorum_seconds or self.open is None:
             return None
         return max(0.0, statistics.median(self._quorum_seconds[-10:]) - self.open.round.elapsed_s(now))
 
     def pause_s(self, now: float) -> float:
-        """Seconds until the next round may begin; 0 while one is open."""
+        """Return the seconds until the next round may begin; 0 while one is open."""
         return 0.0 if self.open is not None or self._pause_until is None else max(0.0, self._pause_until - now)
 
     @property
     def last_round(self) -> int:
-        """Number of the last round that began (0: none)."""
+        """The number of the last round that began; 0 for none."""
         if self.open is not None:
             return self.open.round.number
         return self.records[-1].round if self.records else 0
 
     @property
     def present(self) -> int:
-        """Devices that can be asked in the next round."""
+        """The number of devices that can be invited to the next round."""
         return self.fleet.present - self._skipped
 
     def required_devices(self) -> int:
-        """Devices that must be `present` for the next round to begin: a quorum, and before the first round all."""
+        """Return the number of devices that must be `present` before the next round: a quorum, and all for the first one."""
         needed = self._needed()
         return needed if self._selected else max(needed, self.spec.devices - self._skipped)
 
     @property
     def _skipped(self) -> int:
-        """Devices that are there, and absent from rounds (rounds.absences): the next round does not ask them."""
+        """The number of online devices that the next round does not invite (coordinator.rounds.missed_rounds)."""
         if self._standing.all_count:
             return 0
         return self.fleet.count_eligible(self._absences.skipped(self.last_round + 1))
@@ -351,7 +354,7 @@ class Engine:
         return None if self.open.round.phase in (Phase.RECRUITING, Phase.COLLECTING) else RefuseReason.LATE
 
     def _advance(self, now: float) -> list[Effect]:
-        """Compares what is with what should be and does the next thing; called after every event."""
+        """Return the effects of the next step, if its condition is met; called after every event."""
         if self.stopped:
             return []
         if self.open is None:
@@ -405,11 +408,11 @@ class Engine:
 
     @property
     def _patience_s(self) -> float:
-        """Seconds to wait for devices: longer while some have not loaded their task yet."""
+        """The seconds to wait for devices: more while some devices have not loaded their task yet."""
         return self.spec.wait_s + (STARTING_S if self.fleet.starting else 0.0)
 
     def _enough(self, now: float) -> bool:
-        """Whether there are devices enough for a round, which are waited for as coordinator.cohort.quorum says."""
+        """Return whether enough devices are present for a round; the waiting times are those of coordinator.cohort.quorum."""
         if self.present >= self.required_devices():
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
@@ -430,12 +433,12 @@ class Engine:
         return self.fleet.standing(self.spec.devices)
 
     def _meant(self) -> int:
-        """Devices that the next round is meant for."""
+        """Return the number of devices that the next round is meant for."""
         spec, policy = self.spec, self.spec.policy
         return devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort)
 
     def _needed(self) -> int:
-        """Updates that make the quorum of the next round."""
+        """Return the number of updates that make the quorum of the next round."""
         return updates_needed(self._meant(), self.spec.policy.quorum, self.spec.policy.min_cohort)
 
     def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
@@ -454,7 +457,7 @@ class Engine:
                 return Stopped.TARGET_UA, ""
         if self.last_round >= spec.rounds:
             return Stopped.MAX_ROUNDS, self._nothing_words(now)
-        # A round that ended with the run's time may have ended a rounding error earlier.
+        # A round that ended at the run's time limit may have ended a rounding error before it.
         if self._ends_at is not None and now >= self._ends_at - _ROUNDING_S:
             return Stopped.DEADLINE, self._nothing_words(now)
         if self._failures >= spec.max_failed_rounds:
@@ -462,16 +465,16 @@ class Engine:
         return None
 
     def _nothing_words(self, now: float) -> str:
-        """What to say of a run that ends without a round that succeeded; "" where there is one."""
+        """Return an error text for a run without a successful round; "" if there is one."""
         if not self.records:
             waited_s = round(now - self._started_at, 1)
             return f"no round began: {self.fleet.missing_text(self.required_devices(), waited_s)}"
         if any(record.outcome == "aggregated" for record in self.records):
             return ""
-        return f"no round succeeded, so the model is as it was; {_last_words(self.records[-1])}"
+        return f"no round succeeded, so the model is unchanged; {_last_words(self.records[-1])}"
 
     def _note_failure(self, now: float, *, excused: bool) -> None:
-        """A failed round that a device left for the first time is excused, and failures within a moment count as one."""
+        """Count a failed round, unless it is excused, or follows the last failure within the recruiting deadline."""
         self._failed += 1
         spread = now >= self._failed_at + self.spec.policy.recruit_deadline_s
         if spread and not excused:
@@ -496,7 +499,7 @@ class Engine:
         self.records.append(record)
         self._pause_until = self._next_round_at
         if outcome == "failed":
-            # Owners change their minds, links come back: not at once, but with time.
+            # Owners' conditions and links change with time, so the pause grows with each failure.
             pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
         return [*effects, RetractModel(), SaveRecord(record)]
@@ -511,13 +514,13 @@ def _last_words(record: RoundRecord) -> str:
 
 
 def run_effects(engine: Engine, effects: Iterable[Effect], handler: EffectHandler, clock: Callable[[], float]) -> None:
-    """Run effects in order, and those that follow from their completion events.
+    """Run effects in order, and the effects that follow from their completion events.
 
     Args:
-        engine: Takes each completion event before the handler goes on.
+        engine: Handles each completion event before the handler continues.
         effects: Effects of an event that the engine has handled.
         handler: Runs the effects.
-        clock: Returns the run's time, in seconds, at which a completion event is handled.
+        clock: Returns the run's time, in seconds, for completion events.
     """
     queue = deque(effects)
     while queue:

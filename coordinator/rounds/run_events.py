@@ -1,7 +1,7 @@
-"""Everything that a run engine reacts to: events of devices, of the operator, of time, and completions of effects.
+"""The events of a run engine: of devices, of the operator, of time, and completions of effects.
 
-An effect that the engine waits for has finished when its completion event arrives, and in no other way: `PublishModel` ends
-with `ModelPublished`, `StoreUpdate` with `UpdateStored` or `UpdateRejected`, `AggregateUpdates` with `Aggregated`.
+A completion event is the only sign that an effect has finished: `PublishModel` ends with `ModelPublished`, `StoreUpdate` with
+`UpdateStored` or `UpdateRejected`, `AggregateUpdates` with `Aggregated`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The run begins, or goes on in a new epoch: the engine waits for devices."""
+    """The run begins, or continues in a new epoch."""
 
 
 @dataclass(frozen=True)
 class DevicePresence:
-    """A device came, went, or came back."""
+    """A device published its presence, or the broker published its last will."""
 
     device: str
     state: DeviceState
@@ -45,7 +45,7 @@ class ChunkReceived:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Nothing happened but that time went on; due at `Engine.next_deadline` at the latest."""
+    """Time has passed without another event. It is due at `Engine.next_deadline` at the latest."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,26 @@ class LinkChanged:
 
 @dataclass(frozen=True)
 class HoldsChanged:
-    """The devices that are held back now, each with `quarantined` or `drained`."""
+    """The set of devices that are held back has changed; each is `quarantined` or `drained`."""
 
     holds: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class DevicesRevoked:
-    """The devices whose certificates are revoked now: they are not asked, and leave the open round."""
+    """The set of devices with a revoked certificate has changed: they get no invitation and leave the open round."""
 
     devices: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The operator stops the run: devices are released, and a resume continues the open round."""
+    """The operator stops the run. Devices at work are cancelled; a resume continues the open round."""
 
 
 @dataclass(frozen=True)
 class Suspended:
-    """The coordinator cannot go on for now: devices work on and keep their updates until a resume."""
+    """The coordinator cannot continue for now. Devices continue to work and keep their updates until a resume."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class UpdateStored:
 
 @dataclass(frozen=True)
 class UpdateRejected:
-    """Completion of StoreUpdate: the update failed a check, and nothing of it was written."""
+    """Completion of StoreUpdate: the update failed a check and was not written."""
 
     round: int
     device: str

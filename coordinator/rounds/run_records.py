@@ -1,12 +1,10 @@
-"""What is remembered: of a round, of a whole run, of a device, of an update.
+"""The records of rounds, runs, devices and updates, and the comparison of a round with learning alone.
 
-`to_json` is what scripts read; its keys are a promise. A number that is not finite becomes null, since JSON has none.
-
-Whether the devices of a round are better off than learning alone would have made them, in figures and in words.
+Scripts read `to_json`, whose keys stay the same. A number that is not finite becomes null, since JSON has no such number.
 
 The gain of a device is its user accuracy before the round's training less that of the model that it trained alone
-(device_agent.training.local_only_training); where the metric's goal is "min", the other way round. So a gain above 0 is always
-good.
+(device_agent.training.local_only_training). For a metric with the goal "min" the sign is the opposite, so that a gain above 0
+is always good.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _ALWAYS = frozenset({"measured", "user_accuracy", "gaining", "losing", "gain"})
 
 
 def check_figures(independent: Mapping[str, float]) -> None:
-    """Raise ValueError where some of the figures are there and others are missing."""
+    """Raise ValueError if some of the figures are present and others are missing."""
     missing = _ALWAYS - independent.keys()
     if independent and missing:
         raise ValueError(f"independent lacks {', '.join(sorted(missing))}")
@@ -39,13 +37,13 @@ def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, f
     """Compare the reports of a round with learning alone.
 
     Args:
-        reports: Those that count. A report without both user accuracies is left out.
-        metric: That of their user accuracies.
+        reports: Reports of committed updates. A report without both user accuracies is left out.
+        metric: The metric of the user accuracies.
 
     Returns:
-        `measured` devices, the mean `user_accuracy` of learning alone, the shares `gaining` and `losing` (of equals
-        neither), the mean `gain`, and `gain_after`, the same after local training where that was measured. Empty where
-        no device measured it.
+        `measured`: number of devices; `user_accuracy`: mean of learning alone; `gaining` and `losing`: shares of the devices,
+        without equal ones; `gain`: mean gain; `gain_after`: mean gain after local training, if that was measured. Empty if no
+        device measured it.
     """
     sign = -1.0 if metric.goal == "min" else 1.0
     gains, after, alone = [], [], []
@@ -70,12 +68,12 @@ def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, f
 
 
 def fleet_loses(independent: Mapping[str, float]) -> bool:
-    """Whether more devices lose than gain, or all lose in the mean."""
+    """Return whether more devices lose than gain, or the mean gain is below 0."""
     return bool(independent) and (independent["losing"] > independent["gaining"] or independent["gain"] < 0)
 
 
 def gain_words(independent: Mapping[str, float], label: str) -> str:
-    """The figures in one line, "" for none; `label` is what the user accuracies are called."""
+    """Return the figures in one line, "" for none; `label` is the name of the user accuracies."""
     if not independent:
         return ""
     count = round(independent["measured"])
@@ -88,7 +86,7 @@ def gain_words(independent: Mapping[str, float], label: str) -> str:
 
 @dataclass(frozen=True)
 class PhaseSeconds:
-    """Seconds a round spent in each phase, as the coordinator's clock saw it."""
+    """Seconds that a round spent in each phase, by the coordinator's clock."""
 
     select: Measure = 0.0
     recruit: Measure = 0.0
@@ -100,24 +98,45 @@ class PhaseSeconds:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The books on one round.
+    """The record of one round.
 
-    `outcome` is aggregated or failed; only a failed round has a `failure`: too_few_accepted or quorum_missed.
-    User accuracies are the mean and the worst over the devices that reported, of the global model with each device's
-    patch, before LocalUpdate, and the mean after it; None where no device measured one. They are values of `metric`, the
-    worst is the least, or the greatest where the `metric_goal` is "min"; `user_accuracy_p10` is what the worst tenth of them
-    is no better than (MetricTerms.worst_tenth). `user_accuracies` has them by device, in rounds with few
-    (coordinator.rounds.round_record_builder). `bytes_down` and `bytes_up` are bytes as they travelled
-    (coordinator.rounds.round_record_builder), `downloads` the devices that came to the round's model. The maps count devices by
-    reason; `late` counts devices that the round left behind. `bounded` counts updates that are in the aggregate, but not as
-    they came: those that were pulled back to the bound of the `norm`, and those that weigh less than the `num_examples` they
-    report (coordinator.aggregation.norm_clipping). `deadline_s` is the time that the round had from its invitation,
-    `report_p90_s` the time by which 90 % of its updates were in; `absent` has the devices that are asked and do not report,
-    with how many rounds in a row (coordinator.rounds.missed_rounds). `needed` updates would have made the quorum, `measured`
-    devices reported a user accuracy. `offenders` are devices with the offence for which they are not asked again in the run
-    (coordinator.cohort.quorum). `bounded_devices` names the first devices whose updates were bounded, and what of their
-    updates it was (coordinator.aggregation.aggregate). `independent` compares with learning alone; it is empty in rounds
-    that did not measure it.
+    User accuracies are values of `metric`, of the global model with each device's patch. They are None if no device measured
+    one.
+
+    Attributes:
+        round: Number of the round.
+        outcome: "aggregated" or "failed".
+        cohort: Number of invited devices.
+        accepted: Number of devices that accepted.
+        declined: Number of devices that declined.
+        reported: Number of committed updates.
+        user_accuracy: Mean over the devices that reported, before LocalUpdate.
+        user_accuracy_min: The worst of them: the least, or the greatest if `metric_goal` is "min".
+        user_accuracy_after: Mean after LocalUpdate.
+        phase_seconds: Seconds by phase.
+        bytes_down: Bytes that devices downloaded (coordinator.rounds.round_record_builder).
+        bytes_up: Bytes of received chunks.
+        num_examples: Examples of all committed updates.
+        decline_reasons: Number of declines by reason.
+        failures: Number of failed devices by reason.
+        refused: Number of refused updates by reason.
+        late: Number of devices that were still at work at the end.
+        failure: "too_few_accepted" or "quorum_missed" in a failed round, else "".
+        metric: Name of the metric.
+        metric_goal: "max" or "min".
+        user_accuracy_p10: The bound of the worst tenth (MetricTerms.worst_tenth).
+        user_accuracies: User accuracy by device, in rounds with few devices.
+        bounded: Number of aggregated updates by the bound that changed them: "norm" for clipped ones, "num_examples" for
+            those with a capped weight (coordinator.aggregation.norm_clipping).
+        downloads: Number of devices that downloaded the model.
+        deadline_s: Seconds from the invitation to the deadline.
+        report_p90_s: Seconds after which 90 % of the updates had arrived.
+        absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
+        needed: Updates that make the quorum.
+        measured: Number of devices that reported a user accuracy.
+        offenders: Devices that the run does not invite again, each with its offence.
+        bounded_devices: The bounds that changed a device's update, of the first devices (coordinator.aggregation.aggregate).
+        independent: The comparison with learning alone (`figures`); empty if it was not measured.
     """
 
     round: Positive
@@ -154,7 +173,7 @@ class RoundRecord:
     independent: Mapping[str, Measure] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; `failure` only where there is one."""
+        """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""
         plain: dict[str, Any] = _finite(asdict(self))
         if not self.failure:
             del plain["failure"]
@@ -162,24 +181,25 @@ class RoundRecord:
 
     @property
     def label(self) -> str:
-        """What its user accuracies are called in a heading or a line."""
+        """The name of its user accuracies, for headings."""
         return MetricTerms(self.metric).label
 
     @property
     def seconds(self) -> float:
-        """How long the round took; its phases add up to that."""
+        """The seconds of the round, the sum of its phases."""
         return float(sum(astuple(self.phase_seconds)))
 
     @property
     def outcome_words(self) -> str:
-        """What came of the round, with the reason where it failed."""
+        """The outcome, with the reason of a failure."""
         return f"failed ({self.failure})" if self.failure else self.outcome
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RoundRecord:
-        """Undo `to_dict`; keys that this version does not know are left out.
+        """Return the record that `to_dict` made plain; unknown keys are left out.
 
-        Raises ValueError where one is missing, or has a value that is not of its field's type.
+        Raises:
+            ValueError: A key is missing, or its value has another type than its field.
         """
         try:
             record = msgspec.convert(plain, cls)
@@ -190,13 +210,13 @@ class RoundRecord:
 
 
 def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
-    """That of the last aggregated round that has one: a round that failed was measured on a part of its devices only."""
+    """Return the user accuracy of the last aggregated round that has one; a failed round measured a part of its devices."""
     measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]
     return next((ua for ua in reversed(measured) if ua is not None), None)
 
 
 def loss_warning(records: Sequence[RoundRecord]) -> str:
-    """What to warn of where the fleet loses by the last measure of learning alone, and what to do; "" where it does not."""
+    """Return a warning, with a remedy, if the fleet loses by the last comparison with learning alone, else ""."""
     measured = [record for record in records if record.independent]
     if not measured or not fleet_loses(measured[-1].independent):
         return ""
@@ -208,16 +228,20 @@ def loss_warning(records: Sequence[RoundRecord]) -> str:
 
 
 def measure_words(records: Sequence[RoundRecord]) -> str:
-    """What `last_user_accuracy` is of: `user accuracy`, or the name of the task's own metric."""
+    """Return the name of `last_user_accuracy`: `user accuracy`, or the name of the task's own metric."""
     return MetricTerms(records[-1].metric if records else ACCURACY).words
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run came to. `stopped_because` is target_ua, max_rounds, deadline, interrupted or failed.
+    """The result of a run.
 
-    `user_accuracy` is that of `last_user_accuracy`; `model` is the path of the exported global model, empty
-    where there is none.
+    Attributes:
+        run: Name of the run.
+        stopped_because: "target_ua", "max_rounds", "deadline", "interrupted" or "failed".
+        user_accuracy: That of the last aggregated round (`last_user_accuracy`).
+        model: Path of the exported global model; "" if there is none.
+        rounds: The records of its rounds.
     """
 
     run: str
@@ -228,11 +252,11 @@ class RunSummary:
 
     @property
     def in_vain(self) -> bool:
-        """Whether no round succeeded: the model is as it was at the beginning."""
+        """Whether no round succeeded, so that the model is unchanged."""
         return all(record.outcome != "aggregated" for record in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "run": self.run,
             "stopped_because": str(self.stopped_because),
@@ -243,15 +267,27 @@ class RunSummary:
         }
 
     def to_json(self) -> str:
-        """One JSON object, on one line."""
+        """Return one JSON object, on one line."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as the registry keeps it. `status` is running, finished, interrupted or failed; times are unix seconds.
+    """A run in the registry.
 
-    `settings` are the public ones (no secrets), by name; `schema` is the digest of the whole model's schema.
+    Attributes:
+        id: Name of the run.
+        created_at: Unix time, in seconds.
+        task: Name of the task.
+        strategy: Name of the strategy.
+        private: The patch policy.
+        settings: Public settings by name, without secrets.
+        schema: Digest of the whole model's schema.
+        epoch: Number of the last process that played the run.
+        status: "running", "finished", "interrupted" or "failed".
+        stopped_because: See RunSummary; None in a run that has not ended.
+        user_accuracy: See RunSummary.
+        model: Path of the exported global model; None if there is none.
     """
 
     id: str
@@ -269,19 +305,19 @@ class RunInfo:
 
 
 def end_words(stopped_because: str) -> str:
-    """Why a run ended, for people: `stopped_because` itself is a word for programs."""
+    """Return the reason for the end of a run in words."""
     words = {"target_ua": "target reached", "max_rounds": "all rounds done", "deadline": "time limit reached"}
     return words.get(stopped_because, stopped_because)
 
 
 def status_words(info: RunInfo) -> str:
-    """Whether a run goes on, or how it ended, for people."""
+    """Return the status of a run in words."""
     because = info.stopped_because or info.status
     return info.status if because == info.status else f"{info.status} ({end_words(because)})"
 
 
 def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
-    """What the run printed at its end; for one that has not ended, what it came to so far."""
+    """Return the summary that the run printed at its end, or the summary so far of a run that has not ended."""
     return RunSummary(
         run=info.id,
         stopped_because=info.stopped_because or info.status,
@@ -293,7 +329,7 @@ def summary_of(info: RunInfo, rounds: Sequence[RoundRecord]) -> RunSummary:
 
 @dataclass(frozen=True)
 class Hold:
-    """Why a device is not asked, and since when, in unix seconds."""
+    """The reason for a hold on a device, and its beginning in Unix seconds."""
 
     reason: str
     since: float
@@ -301,10 +337,13 @@ class Hold:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device as the registry keeps it: when it was seen (unix seconds), what it can train, what came of asking it.
+    """A device in the registry. Times are Unix seconds; counters are over all runs.
 
-    The numbers are over all runs; `last_reason` is why it last declined, failed or was refused. `offences` are those since it
-    was last released (coordinator.cohort.offences).
+    Attributes:
+        last_reason: Reason of its last decline, failure or refusal.
+        offences: Offences since its last release (coordinator.cohort.offences).
+        quarantined: The hold if it is in quarantine.
+        drained: The hold if the operator has drained it.
     """
 
     id: str
@@ -331,7 +370,16 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An update on disk (coordinator.storage.checkpoint): SHA-256 of its blob, size when decompressed, encoding."""
+    """An update on disk (coordinator.storage.checkpoint).
+
+    Attributes:
+        round: Number of the round.
+        device: The device.
+        digest: SHA-256 of the packed update.
+        raw_bytes: Size of the unpacked update.
+        num_examples: Examples that it reports.
+        encoding: Its encoding.
+    """
 
     round: int
     device: str
@@ -342,7 +390,7 @@ class StoredUpdate:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with floats that JSON cannot hold as None, and number types of numpy as Python's."""
+    """Return `value` with None for floats that JSON does not have, and Python's numbers for numpy's."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bool):

@@ -1,7 +1,4 @@
-"""What stays the same for the length of a run, and why a run ends.
-
-Which encoding serves where the run's does not: for the update of a device that lacks it, and for a whole model.
-"""
+"""The terms of a run, which stay the same for its length, the reasons for its end, and the choice of encodings."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from fedpatch.shared.wire.messages import TrainPlan, is_delta
 
 
 class Stopped(StrEnum):
-    """Why a run ended."""
+    """The reasons for the end of a run."""
 
     TARGET_UA = "target_ua"
     MAX_ROUNDS = "max_rounds"
@@ -28,13 +25,38 @@ class Stopped(StrEnum):
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The terms of a run. `epoch` grows with each resume; digests are of the whole model's and of the public schema.
+    """The terms of a run.
 
-    `devices` are waited for before the first round, for `wait_s` at most; `policy` is that of a round with an open target.
-    With `auto_deadline` its deadline is that of the first round, and others follow from the rounds before (auto_deadline.py).
-    After a failed round there is a pause of `longest_pause_s` at most. Rounds begin at least `round_interval_s` apart.
-    Every `independent_every` rounds (0: never) devices measure what learning alone would have given.
-    `metric` is what devices measure, and `target_ua` is a value of it.
+    Attributes:
+        run: Name of the run.
+        epoch: Number of the process that plays the run; it grows with each resume.
+        task: Name of the task.
+        schema: Digest of the whole model's schema.
+        public_schema: Digest of the schema of the tensors that travel.
+        private: The patch policy.
+        plan: The training plan.
+        encoding: The encoding of models and updates.
+        chunk_bytes: Size of a chunk.
+        max_blob_bytes: Greatest size of an update, packed and unpacked.
+        rounds: Number of rounds after which the run ends.
+        target_ua: User accuracy, a value of `metric`, at which the run ends; None for no target.
+        time_limit_s: Time after which the run ends, in seconds; None for no limit.
+        max_failed_rounds: Failed rounds in a row after which the run fails.
+        devices: Devices to wait for before the first round.
+        wait_s: Time to wait for devices, in seconds.
+        participation: Share of the fleet that a round is meant for, above 0 and at most 1 (the paper's C).
+        over_select: Invitations per device that a round is meant for, at least 1.
+        policy: The conditions under which a round ends; its `target` is replaced in each round.
+        upload_slots: Devices that upload at once.
+        upload_window: Chunks that a device may have in flight.
+        seed: Seed of the run.
+        round_interval_s: Least time from the beginning of a round to the next, in seconds.
+        metric: The metric of user accuracies.
+        limits: The bounds of updates.
+        auto_deadline: Whether the deadline follows from earlier rounds (auto_deadline.py). The one in `policy` is then that
+            of the first round.
+        longest_pause_s: Longest pause after a failed round, in seconds.
+        independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
     """
 
     run: str
@@ -68,7 +90,7 @@ class RunSpec:
 
 
 EVERYWHERE = "fp32+zstd"
-"""Every device knows it, and it keeps every bit."""
+"""Each device supports this encoding, and it is lossless."""
 
 ENCODING_HELP = (
     "How models and updates travel: as values (fp32), in half of the bits (fp16), either compressed (+zstd), or as differences "
@@ -79,10 +101,10 @@ _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")
 
 
 def encoding_for(wanted: str, known: Collection[str]) -> str:
-    """`wanted` where it is among those that a device says it knows, else the best of the others that both sides know."""
-    return next((one for one in (wanted, *_FALLBACKS) if one in known), EVERYWHERE)
+    """Return `wanted` if the device supports it, else the best other encoding that both sides support."""
+    return next((encoding for encoding in (wanted, *_FALLBACKS) if encoding in known), EVERYWHERE)
 
 
 def whole_model_encoding(wanted: str) -> str:
-    """That of a whole model in a run that wants `wanted`: with every bit where updates are differences from it."""
+    """Return the encoding of a whole model: a lossless one if the updates of the run are differences from it."""
     return EVERYWHERE if is_delta(wanted) else wanted

@@ -1,9 +1,9 @@
-"""The receiving end of updates: a few devices at a time, each with a window of chunks; everyone else waits in line.
+"""The upload scheduler: a few devices upload at a time, each with a window of chunks; other devices wait in a queue.
 
-What is shared out is chunks in flight: slots x window of them, well under a broker's queue. A device takes as many as it can
-have under way, so that `slots` devices with long updates upload at once, and more of them where updates are shorter
-than a window. Memory is bounded by the same shares, whatever the size of the fleet: `slots` updates that are longer
-than a window, or slots x window chunks.
+The shared resource is chunks in flight: slots x window of them, well below the length of a broker's queue. The share of a
+device is the number of chunks that it may have in flight. So `slots` devices with long updates upload at once, and more
+devices with updates that are shorter than a window. The same shares bound the memory, for any size of the fleet: `slots`
+updates that are longer than a window, or slots x window chunks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from dataclasses import dataclass
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, fits
 from fedpatch.shared.wire.messages import Ack, Grant, Manifest, RetryAfter
 
-# However long the line, a device asks again within a minute or two: a grant may be lost, and with it its turn.
+# The longest queue lets a device offer again within a minute or two, since its grant may be lost.
 MAX_RETRY_S = 60.0
-# On a line so slow that a chunk of the largest size takes longer, there are smaller chunks to choose.
+# A link on which a chunk of the largest size takes longer needs smaller chunks.
 STALL_S = 120.0
-# No device is asked for larger chunks. One that offers its update in fewer is taken to have as many as this makes of it.
+# The largest chunk that is requested. An update that is offered in fewer chunks has the share of so many of this size.
 _LARGEST_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Complete:
-    """All chunks of a device's update are here; `intact` tells whether their SHA-256 is the announced one."""
+    """A complete update.
+
+    Attributes:
+        manifest: The manifest of the offer.
+        blob: The bytes of all chunks.
+        intact: Whether their SHA-256 is the announced one.
+    """
 
     manifest: Manifest
     blob: bytes
@@ -46,11 +52,17 @@ class _Slot:
 
 
 class UploadScheduler:
-    """Who may upload now: slots x window chunks in flight, at most `window` of them of one device.
+    """Grants upload slots.
 
-    A place whose device is silent for `idle_s`, or sends nothing new for STALL_S, is given to the next in line, and that device
-    waits for another turn.
-    `idle_s` must hold several of the pauses after which a granted device speaks again (shared.wire.chunked_transfer).
+    A device that is silent for `idle_s`, or sends no new chunk for STALL_S, loses its slot to the next device in the queue and
+    waits for another grant.
+
+    Args:
+        slots: Devices that upload at once, if their updates are at least a window long.
+        window: Chunks that one device may have in flight.
+        idle_s: Seconds of silence after which a slot is lost. It must be several times the pause after which a device with a
+            grant repeats its offer (shared.wire.chunked_transfer).
+        jitter: Randomness of retry times.
     """
 
     def __init__(self, *, slots: int, window: int, idle_s: float, jitter: random.Random) -> None:
@@ -61,33 +73,52 @@ class UploadScheduler:
         self._active: dict[str, _Slot] = {}
         self._waiting: OrderedDict[str, Manifest] = OrderedDict()
         self._taken = 0
-        # No place is given away before: a device that was heard since makes it too early, which costs one look.
+        # The earliest time at which a slot is lost. If its device has sent a message since, the check then finds nothing.
         self._evict_at = math.inf
 
     @property
     def waiting(self) -> int:
-        """Devices in line."""
+        """The number of devices in the queue."""
         return len(self._waiting)
 
     def offer(self, device: str, manifest: Manifest, now: float) -> Grant | RetryAfter:
-        """Answers an Offer whose manifest was checked. The same offer again gives the chunks that are here already."""
+        """Answer an offer.
+
+        Args:
+            device: The device that offers its update.
+            manifest: The manifest of the update, which was checked.
+            now: The time, in seconds.
+
+        Returns:
+            A grant with the chunks that have arrived, or the time after which to offer again.
+        """
         slot = self._active.get(device)
         if slot is not None and slot.manifest == manifest:
             slot.heard_at = now
             slot.unacked = 0
             return self._grant(slot)
         self._leave(device)
-        # Whoever waits already keeps its place.
+        # A device that waits already keeps its place in the queue.
         self._waiting[device] = manifest
         self._evict_idle(now)
         if self._next_fits() == device:
             return self._admit(device, now)
-        # A guess of a second for each turn, drawn so that those who wait do not come back together.
+        # An estimate of one second for each turn, with jitter so that the devices do not all offer again at once.
         turns = self.waiting * self._share(manifest) / self._in_flight
         return RetryAfter(manifest.digest, 1.0 + min(turns, MAX_RETRY_S) * self._jitter.uniform(0.5, 1.5))
 
     def chunk(self, device: str, chunk: Chunk, now: float) -> Ack | Complete | None:
-        """None for a chunk that is nobody's; Complete frees the slot."""
+        """Take a chunk.
+
+        Args:
+            device: The device that sent it.
+            chunk: The chunk.
+            now: The time, in seconds.
+
+        Returns:
+            None for a chunk without a grant, and for a chunk that needs no answer yet; an acknowledgement; or the complete
+            update, whose slot is free again.
+        """
         slot = self._active.get(device)
         if slot is None or not fits(chunk, slot.manifest):
             return None
@@ -107,7 +138,7 @@ class UploadScheduler:
         return Ack(slot.manifest.digest, slot.have.to_bytes())
 
     def next_grants(self, now: float) -> list[tuple[str, Grant]]:
-        """Hands free places to those who wait; called after anything that may have freed one."""
+        """Grant free slots to the queue; called after every event that may have freed one."""
         self._evict_idle(now)
         grants: list[tuple[str, Grant]] = []
         while (device := self._next_fits()) is not None:
@@ -115,35 +146,41 @@ class UploadScheduler:
         return grants
 
     def suspend(self, device: str) -> None:
-        """The device is gone: whoever waits may have its place; until then, what arrived is kept for its return."""
+        """Let a waiting device take the slot of a lost one; until then its chunks are kept for its return."""
         self._waiting.pop(device, None)
         if device in self._active:
             self._active[device].heard_at = self._evict_at = -math.inf
 
     def release(self, device: str) -> None:
-        """Forgets a device's upload."""
+        """Forget the upload of a device."""
         self._leave(device)
         self._waiting.pop(device, None)
 
     def has_in_line(self, device: str) -> bool:
-        """Whether a device waits for its place."""
+        """Return whether a device waits for a slot."""
         return device in self._waiting
 
     def still_since(self, device: str, heard_at: float, now: float) -> float:
-        """Since when a device's upload stands still; `now` while it waits in line, `heard_at` where nothing is known of it."""
+        """Return the time of the last progress of an upload.
+
+        Args:
+            device: The device.
+            heard_at: The time of its last message, which is returned for a device without an upload.
+            now: The time, which is returned for a device in the queue.
+        """
         if self.has_in_line(device):
             return now
         slot = self._active.get(device)
         return heard_at if slot is None else slot.grew_at
 
     def clear(self) -> None:
-        """The round is over."""
+        """Forget all uploads."""
         self._active.clear()
         self._waiting.clear()
         self._taken = 0
 
     def next_deadline(self) -> float | None:
-        """When a silent place could be given to somebody who waits."""
+        """Return the time at which an idle slot can go to a waiting device; None if no device waits."""
         return self._evict_at if self._waiting and self._active else None
 
     def _evict_idle(self, now: float) -> None:
@@ -151,17 +188,17 @@ class UploadScheduler:
             return
         for device in [d for d, s in self._active.items() if now >= self._ends_at(s)]:
             slot = self._leave(device)
-            # Perhaps only its grant was lost: it gets another one in turn. Who is gone offers when it is back.
+            # Its grant may have been lost, so it gets another one in turn. A disconnected device offers again after its return.
             if slot is not None and slot.heard_at != -math.inf:
                 self._waiting[device] = slot.manifest
         self._evict_at = min(map(self._ends_at, self._active.values()), default=math.inf)
 
     def _ends_at(self, slot: _Slot) -> float:
-        """When its place is given away. To speak is not enough for ever: it must bring something too."""
+        """Return the time at which the slot is lost: messages alone do not keep it, new chunks do."""
         return min(slot.heard_at + self._idle_s, slot.grew_at + STALL_S)
 
     def _next_fits(self) -> str | None:
-        """The first in line, if its share is free: nobody overtakes it, however small."""
+        """Return the first device of the queue if its share is free. No device overtakes it, however small its update is."""
         for device, manifest in self._waiting.items():
             return device if self._taken + self._share(manifest) <= self._in_flight else None
         return None
@@ -179,7 +216,7 @@ class UploadScheduler:
         return slot
 
     def _share(self, manifest: Manifest) -> int:
-        """Chunks that a device may have under way."""
+        """Return the number of chunks that a device may have in flight."""
         return min(self._window, max(manifest.chunk_count, -(-manifest.size_bytes // _LARGEST_CHUNK_BYTES)))
 
     def _grant(self, slot: _Slot) -> Grant:

@@ -69,5 +69,5 @@ def test_a_run_in_which_every_round_failed_ends_with_1_and_says_so(tmp_path):
             rogue.play([MISDEEDS["no examples"][1]])
             done = coordinator.done()
     assert done.code == 1
-    assert "no round succeeded, so the model is as it was" in done.err
+    assert "no round succeeded, so the model is unchanged" in done.err
     assert "all rounds done after 1 round, none of which succeeded" in done.out

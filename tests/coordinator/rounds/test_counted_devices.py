@@ -369,7 +369,7 @@ class TestEnd:
         assert end is not None
         assert end.reason is Stopped.MAX_ROUNDS
         why = "the last one: too_few_accepted, with 0 of the 4 updates needed"
-        assert end.detail == f"no round succeeded, so the model is as it was; {why}"
+        assert end.detail == f"no round succeeded, so the model is unchanged; {why}"
 
     def test_of_a_run_that_never_saw_a_device_says_so(self):
         """The time limit comes before the devices."""

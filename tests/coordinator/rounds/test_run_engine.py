@@ -228,7 +228,7 @@ class TestEnd:
         end = finish(done.handle(RunStarted(), 0.0))
         assert end is not None
         assert end.reason is Stopped.MAX_ROUNDS
-        assert "nothing is left to do" in end.detail
+        assert "the run is complete" in end.detail
 
     @pytest.mark.parametrize("published", [False, True])
     def test_an_interrupt_leaves_no_record_of_the_open_round(self, published):
