@@ -13,6 +13,10 @@ import pytest
 from tests.support.paths import ROOT
 
 ROOMS = (
+    "coordinator/aggregation",
+    "coordinator/cohort",
+    "coordinator/guard",
+    "coordinator/rounds",
     "shared/app",
     "shared/diagnostics",
     "shared/errors.py",

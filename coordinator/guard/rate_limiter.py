@@ -59,7 +59,13 @@ class TokenBucket:
         return True
 
     def fill(self, now: float, per_s: float, most: float) -> None:
-        """Add the tokens since the last call; a bucket that a request filled above `most` keeps its tokens."""
+        """Add the tokens since the last call.
+
+        Args:
+            now: The time, in seconds.
+            per_s: Tokens to add per second.
+            most: Tokens at which the bucket stops filling. One that a work request filled above that keeps its tokens.
+        """
         if self.left < most:
             self.left = min(most, self.left + max(0.0, now - self.at) * per_s)
         self.at = max(self.at, now)
