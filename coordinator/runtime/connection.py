@@ -1,4 +1,4 @@
-"""The coordinator's connection to the broker: its presence there, its inbox, and signals as one more kind of event."""
+"""The coordinator's connection to the broker: its presence, the queue of received events, and signals as events."""
 
 from __future__ import annotations
 
@@ -33,15 +33,12 @@ from fedpatch.shared.wire.messages import Claim, CoordinatorState, Envelope
 
 _log = logging.getLogger("fedpatch.coordinator")
 
-# Publishes that may wait for the broker: a model in chunks, and a message to each device.
+# Messages that may wait for the broker: the chunks of a model, and a message to each device.
 _MAX_QUEUED = 20_000
 
 
 def interrupts_into(inbox: EventQueue) -> AbstractContextManager[None]:
-    """SIGINT and SIGTERM become events.
-
-    In another thread than the first, where Python sets no handlers, they stay what they are.
-    """
+    """Make SIGINT and SIGTERM events of `inbox`; in another thread than the main one, Python cannot, and nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
     return signals_told(lambda _: inbox.put(Interrupt()))
@@ -49,7 +46,7 @@ def interrupts_into(inbox: EventQueue) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Ports:
-    """The world around a coordinator; a simulated world gives others.
+    """The world around a coordinator: clock, queue, link, threads. A simulated world has its own.
 
     Attributes:
         clock: Returns monotonic seconds.
@@ -61,7 +58,7 @@ class Ports:
         link: Makes a connection to the broker; takes the arguments of MqttLink.
         executor: Makes the threads that write updates; takes their number and name.
         interrupts: Makes signals events of a queue.
-        chunk_bytes: Returns the largest chunk that the broker takes.
+        chunk_bytes: Returns the largest chunk that the broker accepts.
         prepare: Builds the model and the terms of a run.
         remember: Notes a state directory for `fedpatch`'s other commands.
     """
@@ -84,11 +81,18 @@ REAL = Ports()
 
 
 class Connection:
-    """Entered when the broker has answered and no other coordinator of the fleet has; left without a last will.
+    """A context manager: the connection is open when the broker has answered and no other coordinator of the fleet has.
 
-    Raises BrokerError when the broker does not answer, and UsageError when another coordinator does. While it is open,
-    SIGINT and SIGTERM come as events too, to the very end: what the run came to is not lost to somebody who presses
-    Ctrl-C while it says goodbye.
+    While it is open, SIGINT and SIGTERM are events of `inbox`, also while the connection is closed, so that a Ctrl-C at the end
+    of a run loses no result.
+
+    Args:
+        settings: Broker, fleet and identity.
+        ports: The world around the coordinator.
+
+    Raises:
+        BrokerError: The broker does not answer.
+        UsageError: Another coordinator of the fleet is at work.
     """
 
     def __init__(self, settings: RunSettings, ports: Ports = REAL) -> None:
@@ -138,28 +142,28 @@ class Connection:
             self.link.stop()
 
     def announce(self, *, online: bool) -> None:
-        """Says that the coordinator is there, or leaves."""
+        """Publish the coordinator's presence."""
         self.link.publish(self._presence, self._state(online=online), retain=self.established.retain_available)
 
     def send(self, device: str, envelope: Envelope) -> int:
-        """A message to a device; returns its size in bytes.
+        """Send a message to a device and return its size in bytes; 0 if the queue is full.
 
-        One that finds the queue full is lost, as it may be on its way: devices are asked again.
+        A message that finds the queue full is lost, like one that the network loses: requests are repeated.
         """
         payload = encode(envelope)
         self.door.sends(device, envelope)
         if self.link.publish(topics.down(self.fleet, device), payload):
             return len(payload)
-        _log.warning("outgoing queue is full; %s will hear later", device)
+        _log.warning("the outgoing queue is full; the message to %s is sent later", device)
         return 0
 
     def _take(self, event: LinkEvent) -> None:
-        """In the link's thread: what coordinators say to each other is answered here, everything else goes to the inbox."""
+        """Answer other coordinators, and put all other events into the queue. Called in the link's thread."""
         if isinstance(event, Received) and event.topic == self._presence:
             self._on_coordinator(event)
             return
         if isinstance(event, Received):
-            # Refused before it takes a place: a flood is not to grow what waits for the coordinator.
+            # The message is dropped before it enters the queue, so that a flood does not fill it.
             topic = topics.parse_topic(self.fleet, event.topic)
             if topic is None or not event.payload or not self.door.admit(topic, len(event.payload)):
                 return
@@ -167,7 +171,9 @@ class Connection:
             self._connects += 1
             self.broker_certificate_ends = event.broker_certificate_ends
         if isinstance(event, Disconnected) and SAME_NAME in event.reason:
-            event = Disconnected(f"another coordinator of fleet {self.fleet!r} took our connection; end one of the two")
+            event = Disconnected(
+                f"another coordinator of fleet {self.fleet!r} replaced this connection; end one of the two"
+            )
         self.inbox.put(event)
 
     def _on_coordinator(self, event: Received) -> None:
@@ -175,12 +181,12 @@ class Connection:
         if not isinstance(body, Claim | CoordinatorState) or body.boot == self._boot:
             return
         if isinstance(body, Claim):
-            # Not retained: the broker has it already, and devices know this boot.
+            # Not retained: the broker retains this presence already, and devices know this boot.
             self.link.publish(self._presence, self._state(online=True))
         elif event.retained and self._connects > 1:
-            # Not every broker says why it closed a connection; but whoever had it in between has left a presence.
+            # Some brokers give no reason for a closed connection, but the other coordinator has left a presence.
             _log.warning(
-                "another coordinator of fleet %r was at work while we were away; end one of the two", self.fleet
+                "another coordinator of fleet %r was at work during the disconnection; end one of the two", self.fleet
             )
 
     def _state(self, *, online: bool) -> bytes:

@@ -1,6 +1,6 @@
-"""The steps of a run from one version of its global model to the next: made, kept, and laid out for devices.
+"""The model deltas of a run: each round's step is made, saved, and offered to devices that hold an older model.
 
-In a run whose encoding carries no differences there are none.
+A run without a delta encoding has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from fedpatch.shared.wire.messages import ModelDelta, is_delta
 
 
 class DeltaHistory:
-    """Of the run whose files are in `directory`. They take no more memory than one model."""
+    """The model deltas of one run, which together are at most as large as one model.
+
+    Args:
+        directory: Directory of the run.
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+    """
 
     def __init__(self, directory: Path, prepared: Prepared, spec: RunSpec) -> None:
         self._directory = directory
@@ -36,7 +42,16 @@ class DeltaHistory:
         self._digest: tuple[ServerState, str] | None = None
 
     def apply(self, before: ServerState, aimed: ServerState, base: str) -> ServerState:
-        """The state after a round that ends at `aimed`, as devices can follow it from the version `base`, which is `before`."""
+        """Quantise the step of a round.
+
+        Args:
+            before: The state before the round.
+            aimed: The state that the strategy made.
+            base: The version of the model before the round.
+
+        Returns:
+            The state after the quantised step; `aimed` itself in a run without a delta encoding.
+        """
         if not self._active:
             return without_residuals(aimed)
         seed = step_seed(self._spec.seed, aimed.round)
@@ -45,7 +60,7 @@ class DeltaHistory:
         return state
 
     def commit(self) -> None:
-        """The state that was taken last lies on the disk: so may the step that led to it."""
+        """Save the step of the last `apply`, once its state is on disk."""
         if self._made is None:
             return
         self._steps = [*(step for step in self._steps if step.round < self._made.round), self._made]
@@ -53,7 +68,7 @@ class DeltaHistory:
         self._made = None
 
     def path_to(self, state: ServerState, most_bytes: int) -> list[tuple[Blob, ModelDelta]]:
-        """The chain that leads to `state`, together no larger than `most_bytes`; the others are not needed any more."""
+        """Return the chain of deltas that leads to `state`, at most `most_bytes` together; drop all others."""
         if not self._active:
             return []
         self._steps = list(chain(self._steps, self._content(state), most_bytes))
@@ -64,7 +79,7 @@ class DeltaHistory:
         return Blob(step.packed.blob, manifest), ModelDelta(step.base, step.content, manifest)
 
     def _content(self, state: ServerState) -> str:
-        """Of the tensors of a state; that of the last one is asked for again."""
+        """Return the digest of a state's tensors; that of the last state is remembered."""
         if self._digest is None or self._digest[0] is not state:
             self._digest = (state, values_digest(state.tensors, self._schema))
         return self._digest[1]

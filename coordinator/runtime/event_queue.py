@@ -1,4 +1,4 @@
-"""What waits for the coordinator's thread, and the time by which it is judged: that at which it came."""
+"""The queue of events for the coordinator's thread. Each event is handled at the time of its arrival."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fedpatch.shared.mqtt.client import LinkEvent
 
 
 class Interrupt:
-    """Somebody pressed Ctrl-C or sent SIGTERM."""
+    """The operator pressed Ctrl-C or sent SIGTERM."""
 
 
 Event = LinkEvent | Interrupt | UpdateWritten
 
 
 class EventQueue:
-    """Events in the order in which they came: any thread may put them; one thread gets them.
+    """Events in the order of their arrival. Any thread may put them; one thread gets them.
 
-    `now` is the run's time, in seconds of the monotonic clock. It is behind while events wait, so that no device is late
-    because the coordinator was busy, or was flooded by another; and it never goes back.
+    `now` is the run's time, in seconds of the monotonic clock. While events wait it is behind the clock, so that no device is
+    late because the coordinator was busy. It never decreases.
 
     Args:
         clock: Returns monotonic seconds.
@@ -36,28 +36,28 @@ class EventQueue:
         self.now = clock()
 
     def put(self, event: Event) -> None:
-        """One more."""
+        """Add an event."""
         self._queue.put((self.clock(), event))
 
     def get(self, timeout: float = 0.0) -> Event:
-        """The next one, whose arrival is `now`. Raises queue.Empty where none comes within `timeout` seconds."""
+        """Return the next event and set `now` to its arrival; raise queue.Empty after `timeout` seconds without one."""
         came_at, event = self._queue.get(timeout=timeout)
         self.advance_to(came_at)
         return event
 
     def waiting(self) -> int:
-        """How many are still to be taken."""
+        """Return the number of waiting events."""
         return self._queue.qsize()
 
     def processed_until(self) -> float:
-        """Up to when all that has come is taken."""
+        """Return the time up to which all events are taken."""
         return self.now if self.waiting() else self.clock()
 
     def advance_to(self, moment: float) -> None:
-        """It is `moment`, unless it is later already."""
+        """Set `now` to `moment`, unless it is later already."""
         self.now = max(self.now, moment)
 
     def now_is_present(self) -> float:
-        """It is the present, which is returned: for what begins only now, so that nothing that waits can be of it."""
+        """Set `now` to the present and return it. Used for work that starts now: events that wait are older than that."""
         self.advance_to(self.clock())
         return self.now

@@ -1,7 +1,8 @@
-"""Makes sure that no other coordinator is at work for a fleet before this one takes their common client id.
+"""The claim of a fleet: a coordinator checks that no other one is at work before it uses the client id of the fleet.
 
-Two that had it would throw each other out for ever. So the question is asked under another id. Where the broker's retained
-presence says that nobody is online it costs nothing; a coordinator that died with its broker costs one wait.
+Two coordinators with one client id would disconnect each other for ever, so the claim is published under another id. If the
+broker's retained presence says that none is online, the check takes no time. A coordinator that died with its broker costs one
+wait.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelope
 
-# As long as a machine may stand still that swaps or waits for its card: two that miss each other never find peace.
+# The time that a machine may pause while it swaps or waits for its SD card.
 ANSWER_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
-# For the broker to give our own claim back, behind what it had retained.
+# The time for the broker to return this claim, after the retained messages.
 _ECHO_S = 5.0
 
 _log = logging.getLogger("fedpatch.coordinator")
@@ -35,7 +36,7 @@ def fleet_lock_file(state_dir: Path, fleet: str) -> Path:
 
 
 def client_id(fleet: str) -> str:
-    """Of the coordinator of `fleet`; no device is called so: names hold no dot."""
+    """Return the client id of the coordinator of `fleet`. No device has it, since device names hold no dot."""
     return f"fedpatch.{fleet}.coordinator"
 
 
@@ -86,7 +87,7 @@ def acquire_fleet(
 
 
 def body_of(event: Received) -> Body | None:
-    """What somebody says on the topic of a presence, if it is anything."""
+    """Return the body of a message on the topic of the presence; None if it is no message."""
     try:
         return decode(event.payload).body
     except WireError:
@@ -94,7 +95,7 @@ def body_of(event: Received) -> Body | None:
 
 
 def _answered(heard: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], float], *, retains: bool) -> bool:
-    """Whether somebody says that it is at work: not what the broker kept of it, but now."""
+    """Return whether another coordinator answers the claim; a retained presence alone is no answer."""
     asked, maybe_there = False, not retains
     until = clock() + _ECHO_S
     while (left_s := until - clock()) > 0 and (maybe_there or not asked):
@@ -113,7 +114,7 @@ def _answered(heard: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], floa
             asked, until = True, clock() + ANSWER_S
     if not asked:
         _log.warning(
-            "whether another coordinator is at work cannot be seen: the broker lets nobody read the coordinator's own "
-            "topic; where it has an acl_file, write it anew with `fedpatch broker acl`"
+            "cannot check whether another coordinator is at work: the broker does not let this one read its own topic; "
+            "if the broker has an acl_file, write it anew with `fedpatch broker acl`"
         )
     return False

@@ -1,11 +1,11 @@
-"""The global model's chunks on the broker: retained while the round lasts, published once for all devices.
+"""Publishes the chunks of the global model: retained during a round, once for all devices.
 
-Steps that lead to it from older versions lie there too, from round to round for as long as they lead somewhere. A broker that
-retains nothing gets only what devices ask for: at the beginning of a round nobody has subscribed yet.
+The deltas that lead to it are retained too, as long as they are part of a chain. A broker without retained messages gets only
+the chunks that devices ask for, since no device has subscribed yet at the beginning of a round.
 
-What is retained outlives this process. So its name stands in a file from before the first chunk is published until the
-broker has taken all of it back; whoever starts next in this directory takes off what is left. The file has a line for each
-blob: its digest and its number of chunks.
+Retained chunks outlive this process. So a note file names each blob from before its first chunk is published until the broker
+has cleared all of them. The next process in this directory clears the rest. The file has a line for each blob: its digest and
+its number of chunks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _log = logging.getLogger("fedpatch.publisher")
 
 @dataclass
 class _Leaving:
-    """A blob of `chunk_count` chunks that is taken back; the link has been told to empty the first `told`."""
+    """A blob whose retained chunks are being cleared.
+
+    Attributes:
+        chunk_count: Its number of chunks.
+        told: Chunks whose clearing was given to the link.
+    """
 
     chunk_count: int
     told: int = 0
@@ -41,7 +46,7 @@ class _Leaving:
 
 @dataclass(frozen=True)
 class Blob:
-    """What is published: the whole model, or a step to it."""
+    """A blob to publish: the whole model, or a delta."""
 
     data: bytes
     manifest: Manifest
@@ -80,18 +85,18 @@ class ModelPublisher:
         self._leaving = self._read_note()
 
     def publish(self, model: Blob, steps: Iterable[Blob] = ()) -> None:
-        """Takes back what was published before and is not among these, and publishes what is new, if the broker keeps it.
+        """Publish the model and the deltas that lead to it, and clear the other blobs of earlier calls.
 
-        What is small comes first: most devices need no more than the last step.
+        The last delta is first and the model last, since most devices need the last delta only.
         """
-        wanted = {one.manifest.digest: one for one in (*reversed(tuple(steps)), model)}
+        wanted = {blob.manifest.digest: blob for blob in (*reversed(tuple(steps)), model)}
         new = [digest for digest, blob in wanted.items() if self._shown.get(digest) != blob]
         self._model = model.manifest.digest
         self._let_go(*(digest for digest, blob in self._shown.items() if wanted.get(digest) != blob))
         self._forget_what_left()
         self._shown = wanted
         for digest, blob in wanted.items():
-            # What was cut into more chunks before, by another coordinator, leaves the others behind.
+            # An earlier coordinator may have cut the same blob into more chunks; the excess ones are cleared.
             left, count = self._leaving.pop(digest, None), blob.manifest.chunk_count
             if left is not None and left.chunk_count > count:
                 self._leaving[digest] = _Leaving(left.chunk_count, told=count)
@@ -100,27 +105,27 @@ class ModelPublisher:
         self._show(new)
 
     def republish(self) -> None:
-        """Publishes again all that the broker should keep; BrokerError when it takes no packets of that size any more."""
+        """Publish all blobs again; raise BrokerError if the broker no longer accepts packets of that size."""
         self._show(self._shown)
 
     def repair(self, digest: str, indices: Iterable[int]) -> None:
-        """Publishes these chunks again, for whoever missed them; none of a blob that is not published. Raises BrokerError."""
+        """Publish chunks again; none of a blob that is not published. Raises BrokerError as `republish` does."""
         if digest in self._shown:
             self._publish_chunks(self._shown[digest], indices)
 
     def retract(self) -> None:
-        """Takes the current model off the broker; the steps stay, for the next one."""
+        """Clear the current model; the deltas stay for the next round."""
         self._let_go(self._model)
         self.drain()
 
     def drain(self) -> None:
-        """Forgets what was taken back, once the broker has acknowledged it; called whenever there is time."""
+        """Continue to clear, and forget the blobs whose clearing is acknowledged; called in idle moments."""
         if self._forget_what_left():
             self._write_note()
         self._take_back()
 
     def close(self) -> None:
-        """The run is over: takes everything back, and waits a little for the broker to say so."""
+        """Clear everything at the end of the run, and wait up to CLOSE_TIMEOUT_S for the broker's acknowledgements."""
         self._let_go(*self._shown)
         self.drain()
         give_up_at = self._clock() + CLOSE_TIMEOUT_S
@@ -135,14 +140,14 @@ class ModelPublisher:
                 return
 
     def _publish_chunks(self, blob: Blob, indices: Iterable[int]) -> bool:
-        """False when there is no room left: devices ask for what they miss; pushing on would only fill the queue further."""
+        """Publish chunks; return False when the link's queue is full. Devices ask for the missing chunks later."""
         manifest, wanted = blob.manifest, list(indices)
         for index, topic in zip(wanted, model_chunks(self._fleet, manifest.digest, wanted), strict=True):
             payload = encode_chunk(cut(blob.data, manifest, index))
             try:
                 taken = self._link.publish(topic, payload, retain=self.retain)
             except BrokerError as error:
-                raise BrokerError(f"{error}; `fedpatch resume` will cut them to fit, or set --chunk-kib") from error
+                raise BrokerError(f"{error}; `fedpatch resume` chooses smaller chunks, or set --chunk-kib") from error
             if not taken:
                 _log.warning("outgoing queue is full at chunk %d of %d", index, manifest.chunk_count)
                 return False
@@ -156,7 +161,7 @@ class ModelPublisher:
                 self._leaving[digest] = _Leaving(max(left.chunk_count, blob.manifest.chunk_count))
 
     def _take_back(self) -> None:
-        """Empties the topics, as far as there is room in the link's queue."""
+        """Clear retained chunks, as far as the link's queue has room."""
         for digest, blob in self._leaving.items():
             while blob.told < blob.chunk_count:
                 topic = model_chunk(self._fleet, digest, blob.told)
@@ -165,7 +170,7 @@ class ModelPublisher:
                 blob.told += 1
 
     def _forget_what_left(self) -> bool:
-        """Whether there was anything to forget: all of it was told to the link, and the broker acknowledged everything."""
+        """Forget the blobs whose clearing the broker has acknowledged; return whether there were any."""
         left = [digest for digest, blob in self._leaving.items() if blob.told == blob.chunk_count]
         if not left or not self._link.idle:
             return False
@@ -188,5 +193,5 @@ class ModelPublisher:
             return {}
         known = [found for found in map(_LINE.fullmatch, lines) if found and 0 < int(found[2]) <= MAX_CHUNKS]
         if len(known) < len(lines):
-            _log.warning("%s: %d lines are damaged and passed over", self._note, len(lines) - len(known))
+            _log.warning("%s: %d damaged lines are ignored", self._note, len(lines) - len(known))
         return {found[1]: _Leaving(int(found[2])) for found in known}

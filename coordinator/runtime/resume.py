@@ -1,8 +1,8 @@
-"""What a coordinator finds when it takes up a run: how far it really came, and the round that was open.
+"""Resuming a run: the last completed round, and the round that was open.
 
-The checkpoint decides: model and record are saved in it together. The registry may be a round behind it, after a crash
-between the two, or ahead of it, when the newest checkpoint is damaged. An open round goes on only where it can: with the
-very model that its updates were trained on.
+The checkpoint decides, since model and record are saved in it together. The registry may be a round behind it, after a crash
+between the two, or ahead of it, if the newest checkpoint is damaged. An open round continues only with the very model that its
+updates were trained on.
 """
 
 from __future__ import annotations
@@ -40,9 +40,17 @@ Say = Callable[[str], None]
 
 
 def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared, say: Say) -> None:
-    """Brings the registry to the newest state that is whole: a round on, or back to where that was made."""
+    """Bring the registry to the round of the newest undamaged checkpoint, forwards or backwards.
+
+    Args:
+        registry: The coordinator's registry.
+        run: Name of the run.
+        directory: Directory of the run.
+        prepared: The parts of the run that follow from its settings.
+        say: Takes a message for the operator.
+    """
     if not has_checkpoint(directory) and not registry.rounds.records(run):
-        # Killed before the first was written.
+        # The process was killed before it wrote the first checkpoint.
         save_checkpoint(directory, prepared.initial, prepared.public, {})
     meta = load_checkpoint(directory)[2]
     reached = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
@@ -52,11 +60,12 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
         registry.rounds.finish(run, reached)
     lost = [number for number in known if number > last]
     if lost:
-        # A round that failed in between changed no model, and was for nothing once more.
+        # Failed rounds between the lost ones are rolled back too: they changed no model.
         registry.rounds.roll_back(run, lost[0] - 1)
-        again = f"going back to that of round {last}, to play again what came after"
-        say(f"the model of round {lost[-1]} is damaged or lost; {again}")
-    # A crash or a full disk may have left the journal behind.
+        say(
+            f"the model of round {lost[-1]} is damaged or lost; going back to that of round {last}, to repeat later rounds"
+        )
+    # A crash or a full disk may have left the journal a step behind.
     registry.journal.bring_up_to_date(run)
 
 
@@ -69,7 +78,20 @@ def take_up_round(
     say: Say,
     now: BootTime,
 ) -> RoundStart | None:
-    """The round to go on with, if one was open; what the disk still holds of other rounds is dropped."""
+    """Return the start of the round that was open, and delete the files of other rounds.
+
+    Args:
+        registry: The coordinator's registry.
+        directory: Directory of the run.
+        spec: The terms of the run.
+        prepared: The parts of the run that follow from its settings.
+        state: The server's state after the last completed round.
+        say: Takes a message for the operator.
+        now: The present time, by which the spent seconds of the deadline are computed.
+
+    Returns:
+        The round with its committed updates; None if no round was open, or it was open with another model.
+    """
     ledger = registry.rounds.unfinished(spec.run, now)
     opening = None
     if ledger is not None:
@@ -77,30 +99,42 @@ def take_up_round(
         if model.digest == ledger.base:
             stored = registry.rounds.updates(spec.run, ledger.round)
             kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
-            # With an update less, its device is to be asked again: so the round collects once more.
+            # If an update is lost, its device is invited again, so the round collects again.
             opening = RoundStart(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
             say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
-            say(f"round {ledger.round} was open with another model; it is played from its beginning")
+            say(f"round {ledger.round} was open with another model; it starts again")
             registry.rounds.roll_back(spec.run, ledger.round - 1)
     for number in kept_rounds(directory):
-        _tell_lost(registry, directory, spec.run, number, say)
+        _report_lost(registry, directory, spec.run, number, say)
         if opening is None or number != opening.ledger.round:
             drop_round(directory, number)
     return opening
 
 
 def seen_devices(registry: Registry, spec: RunSpec, fleet: str) -> list[str]:
-    """Devices of `fleet` that were seen with the run's task since the run began; they count although they may be away."""
+    """Return the devices that were seen with the run's task since the run started; they count although they may be offline.
+
+    Args:
+        registry: The coordinator's registry.
+        spec: The terms of the run.
+        fleet: Name of the fleet.
+    """
     begun_at = registry.run(spec.run).created_at
-    known = (one for one in registry.devices() if one.fleet == fleet and one.last_seen >= begun_at)
-    return [one.id for one in known if spec.task in one.tasks]
+    known = (device for device in registry.devices() if device.fleet == fleet and device.last_seen >= begun_at)
+    return [device.id for device in known if spec.task in device.tasks]
 
 
 def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[bytes, Manifest]:
-    """The whole global model as it travels: the same state gives the same bytes, in whatever round it is trained on.
+    """Pack the whole global model; equal states give equal bytes. With a delta encoding it is packed without loss.
 
-    Where updates carry differences it has every bit of the state, since that is what they differ from.
+    Args:
+        state: The server's state.
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+
+    Returns:
+        The packed model and its manifest.
     """
     travelling = prepared.travelling
     packed = pack(state.tensors, travelling, {"round": state.round + 1}, whole_model_encoding(spec.encoding))
@@ -108,7 +142,14 @@ def pack_model(state: ServerState, prepared: Prepared, spec: RunSpec) -> tuple[b
 
 
 def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None, limits: Limits) -> UpdateRequirements:
-    """What an update must be that was trained on the model `base`, whose tensors are `model`."""
+    """Return the requirements of an update.
+
+    Args:
+        prepared: The parts of the run that follow from its settings.
+        base: Digest of the round's global model.
+        model: Its tensors by name; None if they are not known.
+        limits: The bounds of the run.
+    """
     metric, plan = prepared.task.metric_terms, prepared.plan
     return UpdateRequirements(prepared.travelling, prepared.private_names, base, metric, model, plan, limits)
 
@@ -128,14 +169,14 @@ def _kept_updates(
         try:
             kept[update.device] = _read_back(directory, update, terms)
         except (StateError, UpdateRefused) as error:
-            # Its device is asked again, like any that has not reported.
-            say(f"the update of {update.device} in round {ledger.round} cannot be read back: {error}")
+            # Its device is invited again, like each device that has not reported.
+            say(f"the update of {update.device} in round {ledger.round} cannot be read: {error}")
             registry.rounds.drop_update(spec.run, ledger.round, update.device)
     return kept
 
 
-def _tell_lost(registry: Registry, directory: Path, run: str, number: int, say: Say) -> None:
-    """Files without a row: the last one written before a kill, which nobody was promised, or what a damaged registry forgot."""
+def _report_lost(registry: Registry, directory: Path, run: str, number: int, say: Say) -> None:
+    """Report update files without a row: of a process that was killed before the row, or of a damaged registry."""
     if number in {record.round for record in registry.rounds.records(run)}:
         return
     known = {update.device for update in registry.rounds.updates(run, number)}

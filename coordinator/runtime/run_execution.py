@@ -1,4 +1,4 @@
-"""Begins a run, or takes one up again: puts registry, checkpoint, link, engine and service together."""
+"""Starts or resumes a run: connects registry, checkpoint, link, engine and service, and plays the rounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
-    """Where a run keeps its checkpoints, updates and model."""
+    """Return the directory of a run's checkpoints, updates and model."""
     return state_dir / "runs" / run
 
 
@@ -55,13 +55,27 @@ def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
 def run_or_go_on(
     settings: RunSettings, view: View, *, new: bool = False, unless_done: bool = False, ports: Ports = REAL
 ) -> RunSummary:
-    """Takes up the fleet's last run if it did not come to its end and has these settings; else begins one.
+    """Resume the fleet's last run if it is unfinished and has these settings; else start a new one.
 
-    So a service that is started again goes on where it was. With `new` a run is begun in any case; with `unless_done` none
-    where the last run has these settings and came to its end: what it came to is returned, and no broker is asked.
+    So a service that is restarted continues its run.
+
+    Args:
+        settings: The settings of the run.
+        view: Shows progress and messages.
+        new: Start a new run in any case.
+        unless_done: If the last run has these settings and is finished, return its summary and connect to no broker.
+        ports: The world around the coordinator.
+
+    Returns:
+        The summary of the run at its end.
+
+    Raises:
+        UsageError: Settings do not fit together, or another coordinator is at work.
+        BrokerError: The broker does not answer.
+        StateError: The state directory cannot be used.
     """
     if new and unless_done:
-        raise UsageError("--new begins a run in any case, and --unless-done does not: use one of them")
+        raise UsageError("--new always starts a run, --unless-done does not: use one of them")
     registry_file = settings.state_dir.absolute() / REGISTRY_FILE
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
@@ -83,11 +97,25 @@ def run_or_go_on(
 
 
 def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSummary:
-    """A new run, to its end. Raises UsageError before anything is written, BrokerError when the broker cannot be reached."""
+    """Start a new run and play it to its end.
+
+    Args:
+        settings: The settings of the run.
+        view: Shows progress and messages.
+        ports: The world around the coordinator.
+
+    Returns:
+        The summary of the run.
+
+    Raises:
+        UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
+        BrokerError: The broker does not answer. Nothing is written.
+    """
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     with ExitStack() as locks, ExitStack() as stack:
-        # A broker that does not answer leaves no trace; but a coordinator at work is not to be disturbed even by connecting.
+        # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
+        # is made after it, so that a broker that does not answer leaves nothing behind.
         fresh = not state_dir.exists()
         if not fresh:
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
@@ -131,7 +159,29 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
     insecure: bool = False,
     ports: Ports = REAL,
 ) -> RunSummary:
-    """Takes a run up where it was, with its own settings except those given here."""
+    """Resume a run with its own settings, except those that are given here.
+
+    Args:
+        state_dir: The state directory.
+        name: Name of the run.
+        view: Shows progress and messages.
+        broker: URL of the broker.
+        password: The password for the broker; it replaces a file that the run was started with.
+        password_file: File with the password.
+        rounds: Number of rounds after which the run ends.
+        target_ua: User accuracy at which the run ends.
+        metrics: Address of the metrics endpoint.
+        encoding: Encoding of models and updates.
+        insecure: Accept a broker without TLS.
+        ports: The world around the coordinator.
+
+    Returns:
+        The summary of the run.
+
+    Raises:
+        SchemaMismatch: The task has another schema than when the run was started.
+        UsageError, BrokerError, StateError: As `run_or_go_on` does.
+    """
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
@@ -166,17 +216,17 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, 
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
-    """Whether a run was begun with these settings, but for how things travel, where they are reached, and who is waited for."""
-    anywhere = {one.name for one in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
-    anywhere |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
-    # A protection whose default has changed: a run of an earlier version goes on, protected from now on.
-    anywhere |= {"norm_bound"}
+    """Return whether a run has these settings, apart from the ones that may change during a run."""
+    free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
+    free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
+    # The default of this protection has changed: a run of an earlier version continues with the present one.
+    free |= {"norm_bound"}
     now = public_values(settings)
-    return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - anywhere)
+    return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - free)
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:
-    """What is kept for a resume, which may be called in another directory."""
+    """Return the settings with absolute paths, since a resume may be called in another directory."""
     files = {name: getattr(settings, name) for name in ("ca_file", "cert_file", "key_file", "ca_dir", "password_file")}
     return replace(settings, **{name: path.absolute() for name, path in files.items() if path is not None})
 
@@ -184,7 +234,7 @@ def _from_anywhere(settings: RunSettings) -> RunSettings:
 def _play(
     spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
 ) -> RunSummary:
-    """To the end, which is written down whatever it is; what is told is what lies on the disk, as a resume finds it."""
+    """Play the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
     directory = run_directory(settings.state_dir.absolute(), spec.run)
     stopped = Stopped.FAILED
     try:
@@ -269,7 +319,7 @@ def _engine(
     unfinished: RoundStart | None,
     holds: Mapping[str, str],
 ) -> Engine:
-    """What other runs of the fleet have open is theirs: updates for that wait."""
+    """Return the engine of the run. Updates for open rounds of the fleet's other runs wait for a resume of those."""
     fleet = connection.fleet
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
     jitter = random.Random(connection.ports.entropy.getrandbits(64))
@@ -280,7 +330,7 @@ def _engine(
 
 
 def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
-    """Notes of another broker are for whoever comes back to it."""
+    """Return the publisher. Each broker has a note file of its own, so that none forgets what another one retains."""
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     return ModelPublisher(
         connection.link,
@@ -298,7 +348,7 @@ def _close(publisher: ModelPublisher) -> None:
 
 
 def _export(directory: Path, prepared: Prepared, view: View) -> str:
-    """Path of the global model for other programs; empty where the disk refuses, which costs no more than that."""
+    """Write the global model for other programs and return its path; "" if that fails, which does not fail the run."""
     path = directory / "model.npz"
     try:
         tensors = load_checkpoint(directory)[0].tensors

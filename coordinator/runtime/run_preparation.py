@@ -1,4 +1,4 @@
-"""From settings to the terms of a run: the task's schema, what stays private, the strategy, the initial model."""
+"""Prepares a run from its settings: the task's schema, the private names, the strategy, the initial model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ from fedpatch.shared.wire.messages import TrainPlan
 
 @dataclass(frozen=True)
 class Prepared:
-    """`schema` is that of the whole model, `public` of what is federated of it, `travelling` with the clients' moments."""
+    """The parts of a run that follow from its settings and task.
+
+    Attributes:
+        task: The task.
+        strategy: The strategy.
+        policy: The patch policy.
+        plan: The training plan of the devices.
+        schema: Schema of the whole model.
+        public: Schema of its federated tensors.
+        travelling: `public` with the moments that clients share.
+        private_names: Names of the tensors that stay on the devices.
+        initial: The state before the first round.
+    """
 
     task: Task
     strategy: Strategy
@@ -34,7 +46,11 @@ class Prepared:
 
 
 def prepare(settings: RunSettings) -> Prepared:
-    """Looks everything up and builds the initial model (imports torch). UsageError for names that do not exist."""
+    """Find the task and the strategy, and build the initial model (imports torch).
+
+    Raises:
+        UsageError: A name is unknown, the target is out of the metric's range, or the model exceeds `max_model_mib`.
+    """
     policy = parse_policy(settings.private)
     task = find_task(settings.task)
     server_learning_rate = settings.server_learning_rate or task.server_learning_rates.get(settings.strategy)
@@ -88,7 +104,15 @@ def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
 
 
 def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:
-    """The engine's terms."""
+    """Return the terms of a run for its engine.
+
+    Args:
+        run: Name of the run.
+        epoch: Number of the process that plays it.
+        settings: The settings of the run.
+        prepared: The parts that follow from them.
+        chunk_bytes: Size of a chunk, in bytes.
+    """
     return RunSpec(
         run=run,
         epoch=epoch,

@@ -1,6 +1,6 @@
-"""The coordinator's loop: take one event off the queue, hand it to the engine, have the effects performed.
+"""The coordinator's event loop: take an event from the queue, give it to the engine, run the effects.
 
-One thread owns all state; the link and the signal handlers only put events into the queue.
+One thread owns all state. The link and the signal handlers only put events into the queue.
 """
 
 from __future__ import annotations
@@ -44,16 +44,26 @@ from fedpatch.shared.wire.vitals import Vitals
 
 _log = logging.getLogger("fedpatch.coordinator")
 
-# The view counts seconds even while nothing happens.
+# The view counts seconds also without events.
 _IDLE_S = 0.5
 _SHOW_EVERY_S = 0.1
-# Of the loop's time that pictures of it may take.
+# The share of the loop's time for the view.
 _SHOW_SHARE = 0.02
 _SHOW_AT_LEAST_EVERY_S = 2.0
 
 
 class Service:
-    """Runs one engine to its end."""
+    """Runs one engine to its end.
+
+    Args:
+        engine: The engine of the run.
+        runner: Runs its effects.
+        connection: The connection to the broker, with the event queue.
+        publisher: Publishes the global model.
+        view: Shows progress and messages.
+        revocations: The revoked devices.
+        quarantine: The devices that are held back; None without a registry.
+    """
 
     def __init__(
         self,
@@ -90,7 +100,7 @@ class Service:
     def started(self) -> Iterator[None]:
         """Start the engine; within, `step` handles events."""
         if self._engine.records:
-            # The view is to know the rounds of before, and so tell one that closes with the very start.
+            # The view needs the earlier rounds, so that it notices a round that closes at the start.
             self._view.show(status_message(self._engine, self._inbox.clock(), phase="starting"))
         with _collecting_less():
             self._run_effects(self._engine.handle(RunStarted(), self._inbox.now_is_present()))
@@ -102,7 +112,7 @@ class Service:
         self._take(self._next_event())
 
     def _take(self, event: Event | None) -> None:
-        """One event, or none for as long as nothing had to be done; and what time has brought."""
+        """Handle an event, or an idle moment, and then the deadlines that are reached."""
         if event is not None:
             self._finish_updates(wait=isinstance(event, Interrupt))
             self._run_effects(self._handle(event, self._inbox.now))
@@ -147,7 +157,7 @@ class Service:
             self._show_at = now + min(pause_s, _SHOW_AT_LEAST_EVERY_S)
 
     def _watch_devices(self, now: float) -> None:
-        """Who is held back, and what was dropped at the door."""
+        """Handle changes of the devices that are held back, and count dropped messages."""
         held = self._quarantine.poll(now) if self._quarantine is not None else None
         if held is not None:
             self._run_effects(self._engine.handle(HoldsChanged(held), now))
@@ -165,13 +175,13 @@ class Service:
     def _handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Interrupt():
-                self._view.say("interrupted: telling the devices, saving")
+                self._view.say("interrupted: cancelling the devices' work, saving")
                 return self._engine.handle(Interrupted(), now)
             case Connected():
                 _log.info("connected, MQTT %s", event.protocol)
                 self._publisher.retain = event.retain_available
                 if self._connection.link.idle:
-                    # The broker may have forgotten what it retained; what still waits to be sent comes anyway.
+                    # The broker may have lost its retained messages. Messages that still wait in the link are sent anyway.
                     self._publisher.republish()
                 self._connection.announce(online=True)
                 self._watchers.connected()
@@ -193,7 +203,7 @@ class Service:
             return []
         self._observer.received(topic.kind, len(event.payload))
         if self._runner.updates.holds(topic.device):
-            # Its word is heard after what it gave, as if that had been written at once.
+            # A message is handled after the update that its device sent before, as if that had been written at once.
             self._finish_updates(wait=True)
         if self._revocations.is_revoked(topic.device):
             return [CountEvent(topic.device, "ignored", REVOKED)]
@@ -217,7 +227,7 @@ class Service:
         return []
 
     def _known(self, device: str) -> str:
-        """Under which name something is counted: names that nobody knows can be invented without end, so under none."""
+        """Return the name under which an event is counted: "" for unknown devices, since names can be invented."""
         return device if device in self._engine.fleet.members else ""
 
     def _on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
@@ -238,7 +248,7 @@ class Service:
 
 @contextmanager
 def _collecting_less() -> Iterator[None]:
-    """What is there when a run begins, torch above all, is not looked through for garbage again and again."""
+    """Exclude the objects that exist at the start of a run, mostly torch's, from garbage collection."""
     gc.freeze()
     try:
         yield

@@ -173,13 +173,13 @@ def test_one_that_is_thrown_out_says_by_whom(
     """By a program that does not ask first; a broker that does not say so shows it by what it retains afterwards."""
     monkeypatch.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda *_, **__: None)
     with at_work(mosquitto.url) as first, at_work(mosquitto.url):
-        told = "another coordinator of fleet 'home' was at work while we were away; end one of the two"
+        told = "another coordinator of fleet 'home' was at work during the disconnection; end one of the two"
         assert eventually(lambda: told in caplog.messages)
     first._take(
         Disconnected("broker.lan closed the connection: another client has our name; give every device its own")
     )
     assert events_of(first)[-1] == Disconnected(
-        "another coordinator of fleet 'home' took our connection; end one of the two"
+        "another coordinator of fleet 'home' replaced this connection; end one of the two"
     )
 
 

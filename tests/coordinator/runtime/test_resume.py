@@ -118,7 +118,7 @@ class TestOpenRound:
         store_update(bench.directory, 1, "a", b"not what it was")
         later = bench.again()
         assert states(later)["a"] is State.LOST
-        assert any("update of a in round 1 cannot be read back" in line for line in later.said)
+        assert any("update of a in round 1 cannot be read" in line for line in later.said)
         later.begin()
         later.upload("a", 1.0)
         assert states(later)["a"] is State.REPORTED
@@ -131,7 +131,7 @@ class TestOpenRound:
         bench.registry.rounds.open(run, ledger, BootTime.now())
         later = bench.again()
         assert later.engine.open is None
-        assert "round 1 was open with another model; it is played from its beginning" in later.said
+        assert "round 1 was open with another model; it starts again" in later.said
         assert (later.registry.rounds.updates(run, 1), kept_rounds(bench.directory)) == ([], [])
 
     def test_leaves_no_updates_of_other_rounds_behind(self, bench):
@@ -194,7 +194,7 @@ class TestCheckpoint:
         later = bench.again()
         assert [record.round for record in later.registry.rounds.records(run)] == [1]
         assert (
-            "the model of round 2 is damaged or lost; going back to that of round 1, to play again what came after"
+            "the model of round 2 is damaged or lost; going back to that of round 1, to repeat later rounds"
             in later.said
         )
         later.begin()
