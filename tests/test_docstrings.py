@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import doctest
+import itertools
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,8 @@ ROOMS = (
     "coordinator/cohort",
     "coordinator/guard",
     "coordinator/rounds",
+    "coordinator/runtime",
+    "coordinator/storage",
     "shared/app",
     "shared/diagnostics",
     "shared/errors.py",
@@ -61,3 +65,21 @@ def test_examples_of_a_module_run(path: Path):
     """Each docstring's example gives the output that it shows."""
     name = ".".join(("fedpatch", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
     assert doctest.testmod(import_module(name), optionflags=doctest.IGNORE_EXCEPTION_DETAIL).failed == 0
+
+
+def _described_attributes(docstring: str) -> list[str]:
+    _, _, section = docstring.partition("Attributes:\n")
+    lines = itertools.takewhile(lambda line: line.startswith("    ") or not line, section.splitlines())
+    return [found[1] for found in map(re.compile(r"    (\w+): ").match, lines) if found]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_described_attributes_exist(path: Path):
+    """A section `Attributes:` names fields, properties or `self.NAME` of its class."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            known = {found.attr for found in ast.walk(node) if isinstance(found, ast.Attribute)}
+            fields = (found.target for found in node.body if isinstance(found, ast.AnnAssign))
+            known |= {field.id for field in fields if isinstance(field, ast.Name)}
+            known |= {found.name for found in node.body if isinstance(found, ast.FunctionDef)}
+            assert set(_described_attributes(ast.get_docstring(node) or "")) <= known, node.name

@@ -1,7 +1,7 @@
-"""Moments that can be compared across a restart of the process, or of the machine.
+"""Times that can be compared across a restart of the process or the machine.
 
-While the machine runs, its own count of seconds tells how long something took, whatever becomes of the wall clock. That
-count begins anew at each boot; then only the wall clock is left, and a clock that was set back counts as no time at all.
+While the machine runs, its uptime gives the time that has passed, also if the wall clock is set. The uptime begins anew at each
+boot. Across a boot only the wall clock is left, and a clock that was set back counts as no time at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class BootTime:
-    """`uptime_s` counts from the boot named `boot` ("": the system does not name its boots); `unix_s` is the wall clock's."""
+    """A time by both clocks.
+
+    Attributes:
+        boot: Name of the boot; "" on a system that does not name its boots.
+        uptime_s: Seconds since that boot.
+        unix_s: Unix time, in seconds.
+    """
 
     boot: str
     uptime_s: float
@@ -23,7 +29,7 @@ class BootTime:
 
     @classmethod
     def now(cls) -> BootTime:
-        """This moment."""
+        """Return the present time."""
         try:
             boot = _BOOT_ID.read_text(encoding="ascii").strip()
             uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -32,7 +38,7 @@ class BootTime:
         return cls(boot, uptime_s, time.time())
 
     def since(self, earlier: BootTime) -> float:
-        """Seconds from `earlier` to this moment, 0 or more."""
+        """Return the seconds since `earlier`, at least 0."""
         same_boot = self.boot != "" and self.boot == earlier.boot
         passed_s = self.uptime_s - earlier.uptime_s if same_boot else self.unix_s - earlier.unix_s
         return max(0.0, passed_s)

@@ -1,11 +1,11 @@
-"""The global model on disk: a checkpoint per round, the spool of updates not yet aggregated, and the export for users.
+"""The global model on disk: a checkpoint per round, the updates that are not aggregated yet, and the exported model.
 
     <run directory>/
         checkpoint-000012.fp        the state after 12 rounds; the last two are kept
-        updates/000013/pi-07.fp     the blob of a device's update, as it came
+        updates/000013/pi-07.fp     the packed update of a device
 
-Each file is a line that tells the format, the SHA-256 of what follows, and that; so damage is found, and nothing
-damaged is ever trained on. Everything is on the disk when a function returns.
+Each file has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged file is
+used for training. The content is on disk when a function returns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_nam
 from fedpatch.shared.tensors.packing import pack, unpack
 
 ENCODING = "fp32"
-"""Keeps every bit of every dtype. Compressed, values take a tenth less room and seven times as long."""
+"""Lossless for every dtype. Compressed values would take a tenth less space and seven times the time."""
 
 _ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
 KEPT = 2
@@ -48,10 +48,19 @@ log = logging.getLogger("fedpatch.checkpoint")
 
 
 def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: Mapping[str, Any]) -> Path:
-    """Keep a state bit for bit, the server optimizer's moments included, and only one version before it.
+    """Save the state of the server bit for bit, and keep one older checkpoint.
 
-    `schema` is the public model's; it and `meta` (plain data) come back from `load_checkpoint`. Raises StateError where
-    the disk refuses; the checkpoints before are then untouched.
+    Args:
+        directory: Directory of the run.
+        state: The state, with the moments of the server optimizer.
+        schema: Schema of the public model.
+        meta: Plain data that `load_checkpoint` returns.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        StateError: The disk refused the write; earlier checkpoints are unchanged.
     """
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
     content["references"] = {part: list(values) for part, values in state.references.items()}
@@ -78,9 +87,12 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
 
 
 def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
-    """The newest state that is whole, its public schema and its meta; what is damaged is told in the log.
+    """Return the newest undamaged state, its public schema and its meta; log the damaged ones.
 
-    The run may go on meanwhile. Raises StateError where there is none.
+    The run may continue meanwhile.
+
+    Raises:
+        StateError: There is no undamaged checkpoint.
     """
     problems = []
     for path in _checkpoints(directory):
@@ -101,10 +113,14 @@ def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's file, read back.
+    """A checkpoint's file that was read to its end.
 
-    `record` is that of its round (None: the initial model), `model_sha256` of the .npz file that its model is exported to, and
-    `problem` says what is wrong with it.
+    Attributes:
+        path: Path of the file.
+        round: Number of completed rounds.
+        record: Record of the last round; None for the initial model.
+        model_sha256: SHA-256 of the .npz file of its model.
+        problem: Description of the damage; None without damage.
     """
 
     path: Path
@@ -115,7 +131,7 @@ class Checkpoint:
 
 
 def checkpoints(directory: Path) -> list[Checkpoint]:
-    """All that are kept, the newest first, each of them read to its end; what the run replaces meanwhile is left out."""
+    """Read all checkpoints, the newest first; one that the run replaces meanwhile is left out."""
     found = []
     for path in _checkpoints(directory):
         number = int(path.stem.partition("-")[2])
@@ -132,7 +148,7 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def newest_round(directory: Path) -> int:
-    """The round of the newest checkpoint, whole or not; StateError where there is none."""
+    """Return the round of the newest checkpoint, damaged or not; raise StateError if there is none."""
     found = _checkpoints(directory)
     if not found:
         raise StateError(f"{directory}: holds no checkpoint")
@@ -140,7 +156,12 @@ def newest_round(directory: Path) -> int:
 
 
 def load_checkpoint_after(directory: Path, round: int) -> ServerState:
-    """The state after `round` rounds. UsageError, with the rounds that are kept, where that is none of them; StateError."""
+    """Return the state after `round` rounds.
+
+    Raises:
+        UsageError: There is no checkpoint of that round; the error names the rounds that exist.
+        StateError: The checkpoint is damaged.
+    """
     for path in _checkpoints(directory):
         if int(path.stem.partition("-")[2]) == round:
             return _load(path)[0]
@@ -149,14 +170,14 @@ def load_checkpoint_after(directory: Path, round: int) -> ServerState:
 
 
 def has_checkpoint(directory: Path) -> bool:
-    """Whether there is one, whole or not."""
+    """Return whether there is a checkpoint, damaged or not."""
     return bool(_checkpoints(directory))
 
 
 def export_model(path: Path, tensors: Tensors) -> None:
-    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors, equal bytes.
+    """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors give equal bytes.
 
-    Only its owner may read the file (mode 0600): a model tells about the data that it was trained on.
+    Only the owner may read the file (mode 0600), since a model reveals something about its training data.
     """
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +185,7 @@ def export_model(path: Path, tensors: Tensors) -> None:
 
 
 def model_bytes(tensors: Tensors) -> bytes:
-    """The bytes of such a file."""
+    """Return the bytes of such a file."""
     buffer = io.BytesIO()
     # Not numpy.savez: it takes names as keywords, of which it has some of its own, and stamps the time into the file.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -178,9 +199,20 @@ def model_bytes(tensors: Tensors) -> bytes:
 
 
 def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:
-    """Keep a device's update for `round`, in place of one that is there; whoever calls knows if it may be replaced.
+    """Save the packed update of a device; an existing one is replaced.
 
-    `digest` is its SHA-256 in hex, where that is known.
+    Args:
+        directory: Directory of the run.
+        round: Number of the round.
+        device: The device.
+        blob: The packed update.
+        digest: Its SHA-256 in hex, if it is known; this saves a second computation.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        StateError: The disk refused the write.
     """
     path = _update_path(directory, round, device)
     _write(path, _UPDATE, blob, bytes.fromhex(digest))
@@ -188,12 +220,21 @@ def store_update(directory: Path, round: int, device: str, blob: bytes, digest: 
 
 
 def load_update(directory: Path, round: int, device: str) -> bytes:
-    """Return the blob that `store_update` kept; StateError where it is absent or damaged."""
+    """Return the packed update of a device.
+
+    Args:
+        directory: Directory of the run.
+        round: Number of the round.
+        device: The device.
+
+    Raises:
+        StateError: The update is missing or damaged.
+    """
     return bytes(_read(_update_path(directory, round, device), _UPDATE))
 
 
 def drop_round(directory: Path, round: int) -> None:
-    """Delete the updates of a round, if there are any."""
+    """Delete the updates of a round."""
     spool = _update_path(directory, round, "any").parent
     with _disk_errors(spool):
         if spool.is_dir():
@@ -203,14 +244,14 @@ def drop_round(directory: Path, round: int) -> None:
 
 
 def kept_rounds(directory: Path) -> list[int]:
-    """Numbers of the rounds of which there are updates."""
+    """Return the numbers of the rounds that have updates on disk."""
     with _disk_errors(directory):
         spools = (directory / "updates").glob("[0-9]*")
         return sorted(int(path.name) for path in spools if path.name.isdecimal())
 
 
 def kept_devices(directory: Path, round: int) -> list[str]:
-    """Devices of which there is an update of a round."""
+    """Return the devices that have an update of a round on disk."""
     with _disk_errors(directory):
         return sorted(path.stem for path in _update_path(directory, round, "any").parent.glob("*.fp"))
 
@@ -222,7 +263,7 @@ def _update_path(directory: Path, round: int, device: str) -> Path:
 
 
 def _schema_of(tensors: Tensors, public: Schema) -> Schema:
-    """Schema of exactly these tensors: a strategy may keep more than the public model, and other dtypes."""
+    """Return the schema of these tensors: a strategy may keep more tensors than the public model, with other dtypes."""
     specs = []
     for name, array in tensors.items():
         role = public.spec(name).role if name in public else "moment" if ":" in name else "buffer"
@@ -231,7 +272,7 @@ def _schema_of(tensors: Tensors, public: Schema) -> Schema:
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """All there are, the newest first."""
+    """Return the paths of all checkpoints, the newest first."""
     with _disk_errors(directory):
         found = [path for path in directory.glob("checkpoint-*.fp") if _FILE_NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
@@ -284,7 +325,7 @@ def _read(path: Path, magic: bytes) -> memoryview:
 
 @contextmanager
 def _disk_errors(path: Path, remedy: str = "make sure there is space and that it may be written") -> Iterator[None]:
-    """Errors of the disk, with the path, the system's words and what to do."""
+    """Raise StateError for errors of the disk, with the path, the system's message and a remedy."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Reads back what a coordinator has stored, for the doctor: registry, journals, checkpoints, steps, updates, exported models.
+"""Checks of the stored data for the doctor: registry, journals, checkpoints, deltas, updates, exported models.
 
-What is stored twice is compared, and what has a checksum is checked against it. Nothing is changed.
+Data that are stored twice are compared, and data with a checksum are checked against it. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MODEL_NPZ = "model.npz"
 
 
 def check_stored(state_dir: Path, checkup: Checkup) -> None:
-    """The checks `registry` and `runs`; neither is made where nothing was stored yet."""
+    """Make the checks `registry` and `runs`; neither is made where nothing is stored yet."""
     path = state_dir / REGISTRY_FILE
     if not exists(path):
         return
@@ -41,7 +41,7 @@ _Runs = list[tuple[Known, list[StoredUpdate]]]
 
 
 def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
-    """The runs that it holds; None where it cannot be read."""
+    """Return the runs of the registry; None if it cannot be read."""
     try:
         with Registry(path, readonly=True) as registry:
             runs = [(registry.known(run.id), registry.rounds.open_updates(run.id)) for run in registry.runs()]
@@ -130,7 +130,7 @@ def _journal_problems(known: Known, path: Path, remedy: str) -> Iterator[_Proble
 
 
 def differing_rounds(records: Sequence[RoundRecord], history: RunHistory) -> list[int]:
-    """Rounds before the registry's last of which it lacks a record that the journal has, or holds another."""
+    """Return the rounds before the registry's last whose record in the journal differs or is missing in the registry."""
     known = {one.round: one for one in records}
     last = max(known, default=0)
     return [number for number, one in sorted(history.records.items()) if number <= last and known.get(number) != one]
@@ -180,7 +180,7 @@ def _file_problems(run: RunInfo, directory: Path, kept: Sequence[Checkpoint]) ->
 
 
 def _npz_problem(path: Path, run: RunInfo, kept: Sequence[Checkpoint]) -> str | None:
-    """A run that goes on may have written it after a round of which there is no checkpoint any more."""
+    """Return the problem of an exported model. A run at work may have written it after a round without a checkpoint."""
     try:
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() in {one.model_sha256 for one in kept}:

@@ -1,17 +1,15 @@
-"""The registry's SQLite file: how it is opened, checked and mended, and its errors in words.
+"""The registry's SQLite file: opening, checking, restoring from a copy, and errors in words.
 
-Beside `registry.sqlite3` (and its -wal and -shm while it is open) lie
+Beside `registry.sqlite3` (and its -wal and -shm while it is open) are
 
-    registry.sqlite3.before     its copy, made and checked whenever a round or a run is over
-    registry.sqlite3.damaged    what had to make way for the copy, with its -wal and -shm
-    registry.sqlite3.lock       shared by those that write; whoever puts the copy in place has it alone
+    registry.sqlite3.before     its copy, made and checked at the end of rounds and runs
+    registry.sqlite3.damaged    a damaged registry that the copy has replaced, with its -wal and -shm
+    registry.sqlite3.lock       held shared by processes that write, exclusively while the copy replaces the registry
 
-At each opening SQLite checks its pages and constraints (`quick_check`) and its foreign keys, and the values of the rows are
-checked (coordinator.storage.value_checks). Any program may change rows: a change that leaves a registry valid is accepted.
-What the copy lacks, and the last transactions after damage to SQLite's log, come back from the journals
+At each opening SQLite checks pages and constraints (`quick_check`) and foreign keys, and the values of the rows are checked
+(coordinator.storage.value_checks). Any program may change rows: a change that leaves a registry valid is accepted. Changes
+that the copy lacks, and the last transactions after damage to SQLite's log, come from the journals
 (coordinator.storage.run_journal).
-
-A copy of the registry beside it, and how it takes the place of a registry that is damaged.
 """
 
 from __future__ import annotations
@@ -46,21 +44,24 @@ _PARTS = ("", "-wal", "-shm")
 
 
 def copy_of(path: Path) -> Path:
-    """Where the copy of the registry at `path` is."""
+    """Return the path of the copy of the registry at `path`."""
     return path.with_name(f"{path.name}.before")
 
 
 def damaged_of(path: Path) -> Path:
-    """Where a registry is set aside to, with its log beside it; one that lay there before makes way."""
+    """Return the path to which a damaged registry is moved with its log; an older one there is replaced."""
     return path.with_name(f"{path.name}.damaged")
 
 
 def make_copy(db: sqlite3.Connection, path: Path) -> None:
-    """Make the copy of the registry `db`, whose file is `path`, what the registry is now; durably, in place of the last.
+    """Replace the copy of a registry by its present content, durably.
 
-    The copy is checked before it replaces the one before: a registry that is damaged by now does not cost a copy that is whole.
-    Raises sqlite3.DatabaseError for such a registry, OSError or sqlite3.Error where the disk refuses; the copy before is then
-    untouched. The log is emptied into the file on the way: the less it holds, the less its loss can cost.
+    The new copy is checked before it replaces the old one: a damaged registry never replaces an undamaged copy. The log is
+    emptied into the file first: the less it holds, the less its loss costs.
+
+    Raises:
+        sqlite3.DatabaseError: The registry is damaged; the old copy is unchanged.
+        OSError, sqlite3.Error: The disk refused the write; the old copy is unchanged.
     """
     db.execute("PRAGMA wal_checkpoint(PASSIVE)")
     copy = copy_of(path)
@@ -84,7 +85,7 @@ def make_copy(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _verify(copy: Path) -> None:
-    """Raise sqlite3.DatabaseError for a copy that would not do in the registry's place."""
+    """Raise sqlite3.DatabaseError for a copy that cannot replace the registry."""
     with closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as db:
         problem = content_problem(db)
     if problem is not None:
@@ -92,7 +93,7 @@ def _verify(copy: Path) -> None:
 
 
 def content_problem(db: sqlite3.Connection) -> str | None:
-    """What is wrong with the pages, the constraints, the references or the values of a registry, or None."""
+    """Return the problem of a registry's pages, constraints, references or values; None for none."""
     found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
         return str(found).splitlines()[-1]
@@ -103,13 +104,13 @@ def content_problem(db: sqlite3.Connection) -> str | None:
 
 
 def put_copy_in_place(path: Path) -> None:
-    """Sets what is at `path` aside and puts the copy there, which stays; may be cut short at any point and done again."""
+    """Move the file at `path` aside and put the copy there. The copy stays; an interrupted call can be repeated."""
     set_aside(path)
     write_atomic(path, copy_of(path).read_bytes())
 
 
 def set_aside(path: Path) -> None:
-    """Rename a registry, with its log, to `damaged_of(path)`; nothing happens where it is not there."""
+    """Rename a registry, with its log, to `damaged_of(path)`, if it exists."""
     aside = damaged_of(path)
     # The log last: without it, a registry that was damaged in the log would look whole.
     for part in _PARTS:
@@ -131,10 +132,14 @@ _log = logging.getLogger("fedpatch.registry")
 
 
 class Database(sqlite3.Connection):
-    """Holds the lock of those that write until it is closed. `is_copy`: a damaged registry was just replaced by its copy."""
+    """A connection that holds the writers' lock until it is closed.
+
+    Attributes:
+        is_copy: Whether the copy has just replaced a damaged registry.
+    """
 
     lock: SharedLock | None = None
-    is_copy = False
+    is_copy: bool = False
 
     def close(self) -> None:
         """Release the file and the lock."""
@@ -144,30 +149,37 @@ class Database(sqlite3.Connection):
 
 
 def open_database(path: Path, readonly: bool) -> Database:
-    """The database at `path`, made where absent unless `readonly`; raises UsageError if it then is absent.
+    """Open the database at `path`.
 
-    It is checked, and brought to the present version; with `readonly`, in memory. A damaged one that nobody else has open is
-    replaced by its copy when it is opened to write, which is logged. Raises StateError for a file that is damaged and has no
-    whole copy, that is foreign or of a newer version, and where the disk refuses. A commit is
-    on the disk when it returns (WAL with synchronous=FULL); one thread at a time may use the connection.
+    It is checked and migrated to the present version; with `readonly`, in memory. A damaged database that no other process has
+    open is replaced by its copy when it is opened to write, which is logged. A commit is on disk when it returns (WAL with
+    synchronous=FULL). One thread at a time may use the connection.
+
+    Args:
+        path: Path of the database. It is created where it is missing, unless `readonly`.
+        readonly: Change nothing on disk.
+
+    Raises:
+        UsageError: The database is missing, with `readonly`.
+        StateError: The file is damaged without an undamaged copy, foreign or of a newer version, or the disk refused.
     """
     with sqlite_errors(path):
         return _open_to_read(path) if readonly else _open_to_write(path)
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a database at `path`, a copy to take its place, or runs that it can be rebuilt from."""
+    """Return whether there is a database at `path`, a copy to replace it, or runs to rebuild it from."""
     return path.is_file() or copy_of(path).is_file() or bool(journals(path.parent))
 
 
 def must_exist(path: Path) -> None:
-    """Raises UsageError where there is none of them."""
+    """Raise UsageError if none of them exists."""
     if not exists(path):
         raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
 
 
 def keep_copy(db: sqlite3.Connection, path: Path) -> None:
-    """Makes the registry as it is now its own copy. Where the disk refuses, the log tells it and the copy before stays."""
+    """Make the copy of the registry; log an error of the disk, after which the old copy stays."""
     try:
         make_copy(db, path)
     except (OSError, sqlite3.Error) as error:
@@ -175,7 +187,7 @@ def keep_copy(db: sqlite3.Connection, path: Path) -> None:
 
 
 def make_empty(path: Path) -> None:
-    """Make a registry with nothing in it at `path`, where no file is."""
+    """Create an empty registry at `path`, where no file is."""
     with sqlite_errors(path):
         path.touch(0o600)
         with closing(_connect(path, "mode=rwc")) as db:
@@ -184,7 +196,7 @@ def make_empty(path: Path) -> None:
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[None]:
-    """Keep everybody else from opening the registry at `path` to write; UsageError where somebody has it open."""
+    """Keep other processes from opening the registry at `path` to write; raise UsageError if one has it open."""
     make_directory(path.parent)
     lock = SharedLock(path.with_name(f"{path.name}.lock"))
     try:
@@ -197,7 +209,7 @@ def alone_with(path: Path) -> Iterator[None]:
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Turns errors of SQLite and of the disk into StateError, with the file and the mend."""
+    """Raise StateError for errors of SQLite and of the disk, with the file and the remedy."""
     try:
         yield
     except sqlite3.IntegrityError as error:
@@ -217,19 +229,19 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, why: object) -> StateError:
-    """Error for a file that cannot be read back."""
+    """Return the error for a damaged file."""
     return _unusable(path, _damage(why))
 
 
 def rebuild_hint(path: Path) -> str:
-    """What to do about a registry that is damaged or gone, and has no copy to take its place."""
+    """Return the remedy for a registry that is damaged or missing and has no copy."""
     if not journals(path.parent):
         return _MEND
     return f"`fedpatch runs --rebuild --state-dir {shlex.quote(str(path.parent))}` makes it again from its runs"
 
 
 def problem_of(path: Path) -> str | None:
-    """What is wrong with a registry or a copy of one, as `_problem` says it; StateError as `open_database`."""
+    """Return the problem of a registry or of a copy; None for none. Raises StateError as `open_database` does."""
     with sqlite_errors(path):
         return _problem(path)
 
@@ -260,7 +272,7 @@ def _open_to_read(path: Path) -> Database:
 
 
 def _read_elsewhere(db: sqlite3.Connection, path: Path) -> Database:
-    """What is at `path`, where the disk has no room for SQLite's own files beside it, or is read-only."""
+    """Open a registry whose disk is read-only or has no room for SQLite's own files beside it."""
     db.close()
     with tempfile.TemporaryDirectory(prefix="fedpatch-registry-") as folder:
         for part in ("", "-wal"):
@@ -303,7 +315,7 @@ def _open_to_write(path: Path) -> Database:
 
 
 def _make_private(path: Path) -> None:
-    """Let only its owner read the registry: it names the devices of a fleet. SQLite gives its log the same permissions."""
+    """Let only the owner read the registry, which names the devices of a fleet. SQLite gives its log the same mode."""
     if path.exists():
         # By name: to open and close the file would drop the locks that this process has on it through SQLite.
         path.chmod(0o600)
@@ -336,7 +348,7 @@ def _version(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False) 
 
 
 def _restore_copy(path: Path) -> bool:
-    """Puts the copy in the place of a registry that is damaged or gone, and tells if so; for whoever has it alone."""
+    """Replace a damaged or missing registry by its copy; return whether that was done. The caller has the lock alone."""
     copy = copy_of(path)
     problem = _problem(path)
     if problem is None:
@@ -365,9 +377,9 @@ def _damage(why: object) -> str:
 
 
 def _problem(path: Path) -> str | None:
-    """That a registry is not there, is empty or is damaged, or None if it is whole.
+    """Return the problem of a registry that is missing, empty or damaged; None for none.
 
-    Where there is neither a copy nor a journal, one that is not there or empty may be made: None, too.
+    A missing or empty registry without copy and journals is no problem, since it may be created.
     """
     absence = _absence(path)
     if absence or not path.is_file() or not path.stat().st_size:
@@ -387,7 +399,7 @@ def _problem(path: Path) -> str | None:
 
 
 def _header_problem(path: Path) -> str | None:
-    """A file whose version is another than SQLite's would be opened as one that cannot be written."""
+    """Return the problem of a header with another version than SQLite's, which SQLite would open as read-only."""
     with path.open("rb") as file:
         header = file.read(100)
     if not header or (header[:16] == _MAGIC and set(header[_VERSION_BYTES]) <= {1, 2}):

@@ -1,10 +1,10 @@
-"""The last steps of the global model, as files beside the checkpoints: a cache that the run can do without.
+"""The last model deltas as files beside the checkpoints: a cache that the run can do without.
 
     <run directory>/
-        delta-000012.fp     what round 12 did to the global model, as it travels
+        delta-000012.fp     the packed delta of round 12
 
-Each file is a line that tells the format, the SHA-256 of what follows, and that. One that is damaged or gone is left out:
-devices then take the whole model. So nothing here waits for the disk, and nothing that it refuses ends a run.
+Each file has a line with the format, the SHA-256 of the content, and the content. A damaged or missing file is left out, and
+devices then download the whole model. So no function waits for the disk, and no error of the disk ends a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ _log = logging.getLogger("fedpatch.checkpoint")
 
 
 def save_step(directory: Path, step: ServerDelta, beside: Collection[int]) -> None:
-    """Keep a step in place of one of the same round, and of the others those of the rounds `beside`."""
+    """Save a delta in place of one of the same round, and delete the deltas of other rounds.
+
+    Args:
+        directory: Directory of the run.
+        step: The delta.
+        beside: Rounds whose deltas stay.
+    """
     packed = step.packed
     fields = (step.round, step.base, step.before, step.content, packed.encoding, packed.raw_bytes, packed.blob)
     content = msgpack.packb(fields)
@@ -44,7 +50,7 @@ def save_step(directory: Path, step: ServerDelta, beside: Collection[int]) -> No
 
 
 def load_steps(directory: Path) -> list[ServerDelta]:
-    """Those that are whole, by round."""
+    """Return the undamaged deltas, by round."""
     found = (_load(path) for path in sorted(directory.glob("delta-*.fp")))
     return [step for step in found if step is not None]
 
@@ -54,7 +60,7 @@ def _name(round_number: int) -> str:
 
 
 def step_problem(path: Path) -> str | None:
-    """What is wrong with a step's file, or None, also where the run has just deleted it."""
+    """Return the problem of a delta's file; None for none, also if the run has just deleted it."""
     try:
         _read(path)
     except FileNotFoundError:

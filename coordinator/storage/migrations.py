@@ -1,4 +1,4 @@
-"""The tables of the registry, version by version, and how one version becomes the next."""
+"""The tables of the registry by version, and the migrations from one version to the next."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ VALUES_SINCE = 4
 
 
 def script(before: int, version: int = SCHEMA_VERSION) -> str:
-    """What brings the tables of version `before` (0: none) to `version`."""
+    """Return the SQL that migrates tables from version `before` (0: none) to `version`."""
     return " ".join((_VERSION_1, *_MIGRATIONS)[before:version])
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:
-    """Brings `db` from `version` (0: it is empty) to the present one, or leaves it as it is and raises sqlite3.Error."""
+    """Migrate `db` from `version` (0: it is empty) to the present one; raise sqlite3.Error and change nothing if that fails."""
     try:
         db.executescript(f"BEGIN IMMEDIATE; {script(version)}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -1,8 +1,8 @@
-"""Rebuilds a registry from the journals of its runs, for a state directory whose registry and its copy are damaged or gone.
+"""Rebuilds a registry from the journals of its runs, if the registry and its copy are damaged or missing.
 
-Runs and their rounds come from the journals. Everything else has no second place: devices with their counters, quarantine and
-maintenance, the ledger of an open round. Such rows are taken over from the registry, or else from its copy, as far as they can
-be read and hold values that fedpatch could have written.
+Runs and rounds come from the journals. Other rows are stored in the registry only: devices with their counters, quarantine and
+maintenance, the journal of an open round. They are copied from the damaged registry, or else from its copy, as far as they can
+be read and are valid.
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ _TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acc
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a registry was made of: the ids of its runs, directories that say of no run what it was, files that were set aside.
+    """The result of a rebuild.
 
-    `devices` and `holds` were taken over from `source`, the registry or its copy; None where neither could be read.
+    Attributes:
+        runs: Ids of the runs.
+        without_journal: Directories of runs whose journal does not describe the run.
+        set_aside: Files that were moved aside.
+        source: The registry or its copy, of which rows were copied; None if neither could be read.
+        devices: Number of devices that were copied.
+        holds: Number of holds that were copied.
     """
 
     runs: tuple[str, ...]
@@ -40,10 +46,11 @@ class Rebuilt:
 
 
 def rebuild_registry(path: Path) -> Rebuilt:
-    """Make the registry at `path` anew; what lies there is kept as `.damaged`, and nothing changes where that fails.
+    """Rebuild the registry at `path`; the old file is kept as `.damaged`. If it fails, nothing changes.
 
-    Raises UsageError where there is nothing to rebuild it from or another command has it open, and
-    StateError where the disk refuses.
+    Raises:
+        UsageError: There is nothing to rebuild from, or another command has the registry open.
+        StateError: The disk refused.
     """
     state_dir = path.parent
     if not journals(state_dir) and not path.is_file() and not copy_of(path).is_file():
@@ -75,7 +82,7 @@ def rebuild_registry(path: Path) -> Rebuilt:
 
 
 def _take_over(made: sqlite3.Connection, path: Path) -> Path | None:
-    """Copy rows of the registry or, where that is damaged, of its copy; returns the file that they came from."""
+    """Copy rows of the registry or, if it is damaged, of its copy; return the file that they came from."""
     sources = [one for one in (path, copy_of(path)) if one.is_file() and one.stat().st_size]
     whole = [one for one in sources if _is_whole(one)]
     for source in whole[:1] or sources:
@@ -92,7 +99,7 @@ def _is_whole(source: Path) -> bool:
 
 
 def _copy_rows(made: sqlite3.Connection, source: Path, runs: Path) -> int:
-    """How many rows could be taken over."""
+    """Copy rows and return their number."""
     taken = 0
     with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as db:
         for table in _TABLES:
@@ -111,7 +118,7 @@ def _copy_rows(made: sqlite3.Connection, source: Path, runs: Path) -> int:
 
 
 def _rows(db: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
-    """As many rows as can be read."""
+    """Yield the rows that can be read."""
     try:
         cursor = db.execute(f"SELECT * FROM {table}")  # our tables  # nosec B608
         names = [column[0] for column in cursor.description]
@@ -122,7 +129,7 @@ def _rows(db: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
 
 
 def _make_way(path: Path) -> Iterator[Path]:
-    """Set both aside, with a log that lies where its file is gone: SQLite would replay it into the new registry."""
+    """Move both aside, and a log without its file too: SQLite would replay it into the new registry."""
     for one in (path, copy_of(path)):
         there = one.exists()
         set_aside(one)

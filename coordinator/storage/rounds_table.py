@@ -1,7 +1,6 @@
-"""The rounds of runs in the registry: records of those that are over, the ledger and the updates of the one that is open.
+"""The tables of rounds in the registry: records of completed rounds, the journal and the updates of the open one.
 
-A round changes hands between these tables in single transactions: there is no moment at which it is both open and over, or
-neither.
+A round moves between these tables in single transactions, so that it is never both open and completed, or neither.
 """
 
 from __future__ import annotations
@@ -23,14 +22,23 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 
 
 class RoundLedger(Tables):
-    """Every method is one transaction, on the disk when it returns. Records go into the `journal` of their run, too."""
+    """The rounds of runs. Each method is one transaction, on disk when it returns.
+
+    Records are also written to the run's journal file.
+    """
 
     def __init__(self, db: sqlite3.Connection, path: Path, journal: RunJournal) -> None:
         super().__init__(db, path)
         self._journal = journal
 
     def open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
-        """The round begins, or goes on in another epoch. Updates of other rounds that somebody left behind are forgotten."""
+        """Write the journal of a round that begins, or continues in another epoch; forget updates of other rounds.
+
+        Args:
+            run: Name of the run.
+            ledger: The journal of the round.
+            now: The present time.
+        """
         row = (
             run,
             ledger.round,
@@ -54,21 +62,36 @@ class RoundLedger(Tables):
             _accept(db, run, ledger.accepted)
 
     def accept(self, run: str, devices: Collection[str]) -> None:
-        """These devices take part in the open round."""
+        """Note that devices take part in the open round."""
         with self._change() as db:
             _accept(db, run, devices)
 
     def bench(self, run: str, device: str, offence: str) -> None:
-        """The device is an offender of the open round, if one is open."""
+        """Note an offender of the open round, if one is open.
+
+        Args:
+            run: Name of the run.
+            device: The device.
+            offence: Its offence.
+        """
         with self._change() as db:
             for (text,) in db.execute("SELECT offenders FROM open_rounds WHERE run = ?", (run,)).fetchall():
                 offenders = json.dumps({**self._json(text, dict), device: offence})
                 db.execute("UPDATE open_rounds SET offenders = ? WHERE run = ?", (offenders, run))
 
     def add_update(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> bool:
-        """Keep an update whose blob is on the disk, and who accepted; False where the very same is there already.
+        """Add an update whose file is on disk, and the devices that accepted.
 
-        Raises UpdateRefused for other bytes from a device whose update of that round is committed.
+        Args:
+            run: Name of the run.
+            update: The update.
+            accepted: Devices that have accepted since the last call.
+
+        Returns:
+            False if the same update is there already.
+
+        Raises:
+            UpdateRefused: Another update of the device in that round is committed.
         """
         key = (run, update.round, update.device)
         with self._change() as db:
@@ -83,13 +106,13 @@ class RoundLedger(Tables):
         return found is None
 
     def updates(self, run: str, round: int) -> list[StoredUpdate]:
-        """The updates of a round, by device."""
+        """Return the updates of a round, by device."""
         columns = "round, device, digest, raw_bytes, num_examples, encoding"
         query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"  # our columns  # nosec B608
         return [StoredUpdate(**row) for row in self._read(query, (run, round))]
 
     def open_updates(self, run: str) -> list[StoredUpdate]:
-        """The updates of the round that is open, if one is."""
+        """Return the updates of the open round."""
         return [
             one
             for row in self._read("SELECT round FROM open_rounds WHERE run = ?", (run,))
@@ -97,22 +120,31 @@ class RoundLedger(Tables):
         ]
 
     def drop_update(self, run: str, round: int, device: str) -> None:
-        """Forget one update."""
+        """Delete one update.
+
+        Args:
+            run: Name of the run.
+            round: Number of the round.
+            device: The device.
+        """
         with self._change() as db:
             db.execute("DELETE FROM updates WHERE (run, round, device) = (?, ?, ?)", (run, round, device))
 
     def close(self, run: str) -> None:
-        """The aggregation begins: what comes later does not count."""
+        """Note that the aggregation begins, after which no update counts."""
         with self._change() as db:
             db.execute("UPDATE open_rounds SET closing = 1 WHERE run = ?", (run,))
 
     def pause(self, run: str, spent_s: float) -> None:
-        """The operator stops the coordinator: until it is back, the deadline does not come nearer."""
+        """Note the seconds of the deadline that are spent when the operator stops the coordinator.
+
+        The time until a resume does not count.
+        """
         with self._change() as db:
             db.execute("UPDATE open_rounds SET paused = 1, spent_s = ? WHERE run = ?", (spent_s, run))
 
     def unfinished(self, run: str, now: BootTime) -> RoundJournal | None:
-        """The round that was open when the coordinator ended, and what has passed of its deadline by now."""
+        """Return the journal of the round that was open when the coordinator ended, with the seconds spent by now."""
         rows = self._read("SELECT * FROM open_rounds WHERE run = ?", (run,))
         if not rows:
             return None
@@ -134,7 +166,7 @@ class RoundLedger(Tables):
         )
 
     def finish(self, run: str, record: RoundRecord) -> None:
-        """The round is over: its record is kept, its ledger and its updates are not. A record of that number is replaced."""
+        """Write the record of a completed round, in place of one of its number, and delete its journal and updates."""
         with self._change() as db:
             _forget(db, run)
             db.execute(
@@ -149,7 +181,7 @@ class RoundLedger(Tables):
             keep_copy(self._db, self.path)
 
     def roll_back(self, run: str, round: int) -> None:
-        """Forget all that came after a round, to play it again."""
+        """Delete all rounds after `round`, to repeat them."""
         with self._change() as db:
             _forget(db, run)
             db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run, round))
@@ -158,7 +190,7 @@ class RoundLedger(Tables):
         keep_copy(self._db, self.path)
 
     def records(self, run: str) -> list[RoundRecord]:
-        """Of the rounds that are over, by round."""
+        """Return the records of completed rounds, by round."""
         rows = self._read("SELECT record FROM rounds WHERE run = ? ORDER BY round", (run,))
         try:
             return [RoundRecord.from_dict(self._json(row["record"], dict)) for row in rows]

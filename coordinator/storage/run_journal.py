@@ -1,20 +1,19 @@
-"""The journal of a run: what the registry knows of it, once more, in a text file beside its checkpoints.
+"""The journal of a run: the registry's data of the run once more, in a text file beside its checkpoints.
 
     <state directory>/runs/RUN/journal.jsonl
 
-Each line is the first 16 hex digits of a SHA-256, a space, and the JSON that the digest is of:
+Each line has the first 16 hex digits of a SHA-256, a space, and the JSON that the digest is of:
 
     {"run": {...}}      the run's row in the registry (coordinator.rounds.run_records.RunInfo); the last such line counts
-    {"round": {...}}    the record of a round that is over (RoundRecord); it replaces one of its number
-    {"back_to": 12}     the rounds after that one are played again
+    {"round": {...}}    the record of a completed round (RoundRecord); it replaces one of its number
+    {"back_to": 12}     the rounds after that one are repeated
 
 Lines are only added. So a registry can be rebuilt from journals, and the doctor can compare the two. A line that is damaged, or
-was cut off by a power cut, is left out and named.
+was cut off by a power cut, is left out and reported.
 
-Every change of a run has a number (`changes` of its row in the registry), and its line carries that number as "change". A
-journal whose last number is below the registry's lags: a line could not be written, and the registry is right. The next line
-is then written with all that is missing before it. Where the numbers are equal and values differ, the journal is right: its
-lines have checksums.
+Each change of a run has a number (`changes` of its row in the registry), which its line carries as "change". A journal whose
+last number is below the registry's lags: a line could not be written, and the registry is right. The next line is then written
+after all missing ones. Where the numbers are equal and values differ, the journal is right, since its lines have checksums.
 """
 
 from __future__ import annotations
@@ -44,18 +43,24 @@ _log = logging.getLogger("fedpatch.registry")
 
 @dataclass
 class RunHistory:
-    """What a journal holds: the run as it was last written (None: no line of it is whole), its records by round, bad lines."""
+    """The content of a journal.
+
+    Attributes:
+        run: The run as it was last written; None without an undamaged line of it.
+        records: Records by round.
+        damaged_lines: Numbers of the damaged lines.
+        changes: Number of its last change; 0 in journals of earlier versions, whose lines have no number.
+        forgotten_after: The round after which rounds were rolled back and not repeated since; None without any.
+    """
 
     run: RunInfo | None = None
     records: dict[int, RoundRecord] = field(default_factory=dict)
     damaged_lines: list[int] = field(default_factory=list)
     changes: int = 0
-    """The number of the last change that it has; 0 where no line carries one, as in journals of earlier versions."""
     forgotten_after: int | None = None
-    """The rounds after that one were rolled back and not played again since; None where no round was rolled back."""
 
     def take(self, entry: Mapping[str, Any]) -> None:
-        """Follow one line. ValueError, TypeError or KeyError where it is none that `RunJournal` writes."""
+        """Apply one line; raise ValueError, TypeError or KeyError for a line that `RunJournal` does not write."""
         changes = _count(entry.get("change", self.changes))
         if "run" in entry:
             run = RunInfo(**entry["run"])
@@ -76,7 +81,7 @@ class RunHistory:
 
 @dataclass(frozen=True)
 class Known:
-    """What the registry has of a run: its row, its records, and the number of its last change."""
+    """The registry's data of a run: its row, its records, and the number of its last change."""
 
     run: RunInfo
     records: Sequence[RoundRecord]
@@ -84,9 +89,11 @@ class Known:
 
 
 class RunJournal:
-    """The journals of all runs of a state directory. What the disk refuses is logged: it ends no run.
+    """The journals of all runs of a state directory. Errors of the disk are logged and end no run.
 
-    `known` returns what the registry has of a run. `change` is the number of the change that a line is of.
+    Args:
+        state_dir: The state directory.
+        known: Returns the registry's data of a run.
     """
 
     def __init__(self, state_dir: Path, known: Callable[[str], Known]) -> None:
@@ -95,25 +102,37 @@ class RunJournal:
         self._reached: dict[str, int] = {}
 
     def path(self, run: str) -> Path:
-        """Where the journal of a run is."""
+        """Return the path of a run's journal."""
         return self.directory / run / FILE
 
     def write_run(self, run: RunInfo, change: int) -> None:
-        """The run's row has changed."""
+        """Add a line with the run's row; `change` is the number of the change."""
         self._write(run.id, {"run": _run_to_dict(run)}, change)
 
     def write_round(self, run: str, record: RoundRecord, change: int) -> None:
-        """A round is over."""
+        """Add a line with the record of a round.
+
+        Args:
+            run: Name of the run.
+            record: The record.
+            change: Number of the change.
+        """
         self._write(run, {"round": record.to_dict()}, change)
 
     def write_back_to(self, run: str, last: int, change: int) -> None:
-        """The rounds after `last` are forgotten."""
+        """Add a line that drops the rounds after `last`.
+
+        Args:
+            run: Name of the run.
+            last: Number of the last round that stays.
+            change: Number of the change.
+        """
         self._write(run, {"back_to": last}, change)
 
     def bring_up_to_date(self, run: str) -> None:
-        """Add what the registry knows and the journal lacks: all of it for a run that has none yet.
+        """Add the registry's data that the journal lacks: all of it for a run without a journal.
 
-        A record that the journal holds is replaced only where the journal lags.
+        A record in the journal is replaced only if the journal lags.
         """
         history = self._read(run)
         if history is None:
@@ -167,7 +186,7 @@ class RunJournal:
 
 
 def read_journal(path: Path) -> RunHistory:
-    """What a journal holds; OSError where it cannot be read."""
+    """Read a journal; raise OSError if it cannot be read."""
     history = RunHistory()
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line:
@@ -183,7 +202,7 @@ def read_journal(path: Path) -> RunHistory:
 
 
 def journals(state_dir: Path) -> list[Path]:
-    """Of all runs of a state directory, by run."""
+    """Return the journals of all runs of a state directory, by run."""
     return sorted((state_dir / RUNS).glob(f"*/{FILE}"))
 
 

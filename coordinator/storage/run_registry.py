@@ -1,7 +1,7 @@
-"""Runs, their rounds and devices, in one SQLite file that survives a power cut.
+"""The registry: runs, their rounds and devices in one SQLite file that survives a power cut.
 
-Every method is one transaction, on the disk when it returns (WAL, synchronous=FULL). One thread at a time may use a
-Registry; other processes may read the file meanwhile. Times are unix seconds, passed in.
+Each method is one transaction, on disk when it returns (WAL, synchronous=FULL). One thread at a time may use a Registry; other
+processes may read the file meanwhile. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger("fedpatch.registry")
 
 @dataclass(frozen=True)
 class Sighting:
-    """A presence that was heard."""
+    """A presence of a device, with the time of its arrival."""
 
     device: str
     now: float
@@ -55,11 +55,23 @@ class Sighting:
 
 
 class Registry(Tables):
-    """The registry in the file `path`, made where absent.
+    """The registry in a file.
 
-    With `readonly` nothing is made or changed, and an absent file is a UsageError. Raises StateError for a file that is
-    damaged, foreign or of a newer version, and wherever the disk refuses. `rounds` is what it knows of rounds,
-    `holds` which devices are held back.
+    Args:
+        path: Path of the file. It is created where it is missing, unless `readonly`.
+        readonly: Change nothing.
+
+    Attributes:
+        rounds: The tables of rounds.
+        holds: The tables of held devices.
+
+    Raises:
+        UsageError: The file is missing, with `readonly`.
+        StateError: The file is damaged, foreign or of a newer version, or the disk refused.
+
+    Example:
+        >>> with Registry(Path("fedpatch-state/registry.sqlite3"), readonly=True) as registry:  # doctest: +SKIP
+        ...     [run.id for run in registry.runs()]
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
@@ -94,9 +106,16 @@ class Registry(Tables):
         schema: str,
         suffix: str | None = None,
     ) -> RunInfo:
-        """Add a running run of epoch 1 under a new id, the time and a random `suffix`.
+        """Add a run of epoch 1 with the status "running"; its id has the time and a random suffix.
 
-        `settings` must hold no secret; `schema` is a digest.
+        Args:
+            created_at: Unix time, in seconds.
+            task: Name of the task.
+            strategy: Name of the strategy.
+            private: The patch policy.
+            settings: Public settings, without secrets.
+            schema: Digest of the whole model's schema.
+            suffix: Random hex digits.
         """
         # The random end tells runs apart on a machine whose clock stands still or starts in 1970.
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
@@ -112,14 +131,21 @@ class Registry(Tables):
         return self.run(run)
 
     def next_epoch(self, run: str) -> int:
-        """Take the next epoch of a run, for whoever carries it on: what answers an older one is refused."""
+        """Return the next epoch of a run; messages of earlier epochs are refused from now on."""
         epoch = self._change_run(run, "epoch = epoch + 1")
         keep_copy(self._db, self.path)  # an older copy would give out this epoch a second time
         self._note_run(run)
         return epoch
 
     def finish_run(self, run: str, *, stopped_because: str, user_accuracy: float | None, model: str | None) -> None:
-        """Write down how a run ended; its status follows from `stopped_because` (as in records.RunSummary)."""
+        """Write the end of a run; its status follows from `stopped_because`.
+
+        Args:
+            run: Name of the run.
+            stopped_because: See run_records.RunSummary.
+            user_accuracy: Its user accuracy; None without one.
+            model: Path of the exported model; None without one.
+        """
         status = stopped_because if stopped_because in ("interrupted", "failed") else "finished"
         columns = "status = ?, stopped_because = ?, user_accuracy = ?, model = ?"
         self._change_run(run, columns, status, str(stopped_because), user_accuracy, model)
@@ -127,14 +153,14 @@ class Registry(Tables):
         self._note_run(run)
 
     def reopen(self, run: str) -> None:
-        """Mark a run that ended as running again."""
+        """Set the status of a run to "running" again."""
         self._change_run(run, "status = 'running', stopped_because = NULL")
         self._note_run(run)
 
     def restore(self) -> list[str]:
-        """Take over what the journals know and this registry does not: runs, records, epochs, ends; returns the runs' ids.
+        """Copy data that this registry lacks from the journals (runs, records, epochs, ends); return the ids of the runs.
 
-        For a registry that was rebuilt, or replaced by its copy. What it has of a run whose journal lags is newer, and stays.
+        Used after a rebuild or a restored copy. The registry's data of a run whose journal lags is newer, and stays.
         """
         found = []
         for path in journals(self.path.parent):
@@ -155,11 +181,14 @@ class Registry(Tables):
         return [run.id for run, _ in found]
 
     def newest(self, fleet: str) -> RunInfo | None:
-        """The newest run of a fleet. Unless it is `finished`, its coordinator is at work, was killed or stopped, or failed."""
+        """Return the newest run of a fleet.
+
+        Unless it is `finished`, its coordinator is at work, was stopped or killed, or failed.
+        """
         return next((run for run in self.runs() if run.settings.get("fleet") == fleet), None)
 
     def abandon_running(self, fleet: str) -> None:
-        """Runs of a fleet that were cut short are over; called by whoever holds the fleet, so none is at work."""
+        """Set the runs of a fleet that are "running" to "interrupted". The caller has locked the fleet, so none is at work."""
         left = [(run.id,) for run in self.runs() if run.status == "running" and run.settings.get("fleet") == fleet]
         with self._change() as db:
             sql = "UPDATE runs SET status = 'interrupted', stopped_because = 'interrupted', changes = changes + 1"
@@ -168,7 +197,11 @@ class Registry(Tables):
             self._note_run(run)
 
     def run(self, name: str) -> RunInfo:
-        """The run with that id, or whose id alone begins so, or the newest for "last"; UsageError if there is none."""
+        """Return the run with that id, or the only one whose id begins so, or the newest for "last".
+
+        Raises:
+            UsageError: There is no such run, or there are several.
+        """
         runs = self.runs()
         if not runs:
             raise UsageError(f"there are no runs in {self.path.parent} yet")
@@ -184,9 +217,10 @@ class Registry(Tables):
         return found[0]
 
     def records_as_written(self, run: str) -> list[RoundRecord]:
-        """The records of a run, by round; where the registry's differ from those of the journal, which have checksums, those.
+        """Return the records of a run, by round.
 
-        Each difference is logged as a warning. A journal that lags is not asked.
+        If registry and journal differ, the journal's record is returned, since it has a checksum, and a warning is logged. A
+        journal that lags is not used.
         """
         known = self.known(run)
         records = {one.round: one for one in known.records}
@@ -207,16 +241,20 @@ class Registry(Tables):
         return [record for _, record in sorted(records.items())]
 
     def runs(self) -> list[RunInfo]:
-        """All runs, the newest first."""
+        """Return all runs, the newest first."""
         rows = self._read(f"SELECT {_RUN} FROM runs ORDER BY number DESC")  # our columns  # nosec B608
         return [RunInfo(**{**row, "settings": self._json(row["settings"], dict)}) for row in rows]
 
     def seen_devices(self, fleet: str, sightings: Iterable[Sighting], most: int | None = None) -> None:
-        """Note devices' presences, in one transaction; one that goes keeps what it had said of itself.
+        """Note presences in one transaction; a last will leaves the device's data as they were.
 
-        Devices are names within `fleet`: another fleet's device of that name is another device.
-        Of devices that were never asked for anything, those that were not heard for longest are forgotten where there are more
-        than `most` in all: whoever invents names does not fill the disk.
+        A device name belongs to its fleet: the same name in another fleet is another device. So that invented names do not fill
+        the disk, devices that were never invited are deleted beyond `most`, those with the oldest presence first.
+
+        Args:
+            fleet: Name of the fleet.
+            sightings: The presences.
+            most: Greatest number of devices; None for no limit.
         """
         with self._change() as db:
             for one in sightings:
@@ -231,9 +269,13 @@ class Registry(Tables):
                 db.execute(_FORGET, {"fleet": fleet, "most": most})
 
     def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
-        """Add one, or a fourth value, to a counter (registry_tables.COUNTERS) of a device, for each (device, counter, reason).
+        """Add to counters of devices (registry_tables.COUNTERS), all in one transaction.
 
-        `fleet` must have seen it. A reason is kept as the device's last. Many at once are one wait for the disk.
+        `fleet` must have seen the devices. The reason is kept as the device's last one.
+
+        Args:
+            fleet: Name of the fleet.
+            counts: Tuples of device, counter, reason and optionally the number to add (1).
         """
         for _, what, *_ in counts:
             if what not in COUNTERS:
@@ -248,7 +290,7 @@ class Registry(Tables):
                 )
 
     def devices(self) -> list[DeviceInfo]:
-        """All devices ever seen, by id, and by fleet where several have one of that id."""
+        """Return all devices ever seen, by id and fleet."""
         holds = self.holds.all()
         found = []
         for row in self._read(_DEVICES):
@@ -258,24 +300,24 @@ class Registry(Tables):
         return found
 
     def open_rounds(self, fleet: str) -> dict[str, int]:
-        """Runs of a fleet that did not come to their end and can be resumed, each with the round that was open."""
+        """Return the runs of a fleet that can be resumed, each with the number of its open round."""
         rows = self._read("SELECT run, round FROM open_rounds")
         left = {run.id for run in self.runs() if run.status != "finished" and run.settings.get("fleet") == fleet}
         return {row["run"]: row["round"] for row in rows if row["run"] in left}
 
     def changes(self, run: str) -> int:
-        """The number of a run's last change; 0 for a run that is not here."""
+        """Return the number of a run's last change; 0 for an unknown run."""
         return next((int(row["changes"]) for row in self._read("SELECT changes FROM runs WHERE id = ?", (run,))), 0)
 
     def known(self, run: str) -> Known:
-        """All of a run; `run` is its id."""
+        """Return the data of a run for its journal."""
         return Known(self.run(run), self.rounds.records(run), self.changes(run))
 
     def _restore_run(self, run: RunInfo, history: RunHistory) -> None:
-        """All of a run, as its journal has it; an open round that is over by now, and rounds rolled back, are forgotten.
+        """Copy the data of a run from its journal; a completed open round and rolled-back rounds are deleted.
 
-        A journal with damaged lines makes no round forgotten. Of a journal that lags only records are taken that the registry
-        lacks before its last one.
+        A journal with damaged lines deletes no round. From a journal that lags, only records are copied that the registry lacks
+        before its last one.
         """
         lags = history.changes < self.changes(run.id)
         values = {
@@ -308,18 +350,18 @@ class Registry(Tables):
                 db.execute(f"DELETE FROM {table} WHERE run = ?1 AND EXISTS {over}", (run.id,))  # nosec B608
 
     def _begin_journals(self) -> None:
-        """Give a run that has none its journal: one of an earlier version, or whose journal was deleted."""
+        """Write a journal for each run without one: a run of an earlier version, or with a deleted journal."""
         for run in self.runs():
             journal = self.journal.path(run.id)
             if journal.parent.is_dir() and not journal.exists():
                 self.journal.bring_up_to_date(run.id)
 
     def _note_run(self, run: str) -> None:
-        """Write the run's row into its journal."""
+        """Write the run's row to its journal."""
         self.journal.write_run(self.run(run), self.changes(run))
 
     def _change_run(self, run: str, columns: str, *values: object) -> int:
-        """Sets `columns` of the run, and returns its epoch; UsageError for one that is not here."""
+        """Set columns of a run and return its epoch; UsageError for an unknown run."""
         with self._change() as db:
             count_change(db, run)
             sql = f"UPDATE runs SET {columns} WHERE id = ? RETURNING epoch"  # our columns  # nosec B608

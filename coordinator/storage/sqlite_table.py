@@ -1,4 +1,4 @@
-"""What those who keep tables in the registry's file have in common: transactions, rows as dictionaries, errors in words."""
+"""The base of the registry's tables: transactions, rows as dictionaries, errors in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Tables:
-    """Some tables of the database `db`, whose file is `path`; StateError where the disk refuses or the file is damaged."""
+    """Some tables of a database; errors of the disk and damage raise StateError."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class Tables:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing."""
+        """One transaction: all of it or nothing."""
         with sqlite_errors(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -42,7 +42,7 @@ class Tables:
             return [dict(zip(names, row, strict=True)) for row in answer]
 
     def _json(self, text: str, kind: type[T]) -> T:
-        """What a column keeps as JSON, an object or a list; SQLite itself keeps anything anywhere."""
+        """Return the object or list in a column with JSON; raise StateError for other content, which SQLite permits."""
         try:
             value = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
@@ -53,9 +53,10 @@ class Tables:
 
 
 def count_change(db: sqlite3.Connection, run: str) -> int:
-    """Count a change of a run, in the transaction that makes it; returns its number, for the run's journal.
+    """Count a change of a run in the transaction that makes it; return its number, for the run's journal.
 
-    Raises UsageError for a run that is not in the registry.
+    Raises:
+        UsageError: The run is not in the registry.
     """
     rows = db.execute("UPDATE runs SET changes = changes + 1 WHERE id = ? RETURNING changes", (run,)).fetchall()
     if not rows:

@@ -1,7 +1,7 @@
-"""Finds the state directory that a run is in: the one that is named, or one that runs were begun in before.
+"""Finds the state directory of a run: the one that is named, or one in which runs were started before.
 
-So `fedpatch show RUN` works after `fedpatch demo --out DIR`, without saying again where that was. The directories are
-noted, the latest first, in `$XDG_STATE_HOME/fedpatch/state-dirs` (~/.local/state by default): paths and nothing else.
+So `fedpatch show RUN` works after `fedpatch demo --out DIR` without a path. The paths of state directories are noted, the
+latest first, in `$XDG_STATE_HOME/fedpatch/state-dirs` (~/.local/state by default).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _log = logging.getLogger("fedpatch.coordinator")
 
 
 def remember(state_dir: Path) -> None:
-    """Note that there are runs in `state_dir`. Where the home directory cannot be written, nothing is noted.
+    """Note a state directory; if the home directory cannot be written, nothing is noted.
 
-    Where there are too many, those that are gone make room first: temporary ones must not push out what is still there.
+    If there are too many notes, missing directories are dropped first, so that temporary ones do not displace others.
     """
     latest = [str(state_dir.absolute())]
     lines = latest + [line for line in _noted() if line not in latest]
@@ -44,17 +44,20 @@ def remember(state_dir: Path) -> None:
 
 
 def default() -> Path:
-    """Where runs are begun unless --state-dir says otherwise: a directory in the current one."""
+    """Return the state directory for runs without --state-dir: a directory in the current one."""
     return RunSettings.state_dir.absolute()
 
 
 def find(named: Path | None, run: str | None = None) -> Path:
-    """The state directory to look into, for `run` if one is given; it need not exist.
+    """Return the state directory to read; it may not exist.
 
-    A directory that is named stands for itself, or for the coordinator's part of a demo's. Otherwise an id, or the
-    beginning of one, is looked for in every directory that runs were begun in; UsageError where it is in none of them or
-    could mean several runs. Without an id (None, "last") it is the default directory, or where that has no runs the latest
-    that has.
+    Args:
+        named: The directory of --state-dir, or the directory of a demo. It is used as it is.
+        run: Id of a run, or its beginning, that is searched in all noted directories. Without an id (None, "last") the result
+            is the default directory or, if that has no runs, the latest one with runs.
+
+    Raises:
+        UsageError: No directory has the run, or several runs match.
     """
     if named is not None:
         named = named.expanduser().absolute()
@@ -67,18 +70,19 @@ def find(named: Path | None, run: str | None = None) -> Path:
 
 
 def with_runs() -> list[Path]:
-    """Every directory that has runs, as far as this user's notes know: the default one, then the latest first.
+    """Return the directories with runs: the default one, then the noted ones, the latest first.
 
-    A noted directory that belongs to another user by now is left out: its runs are not this user's.
+    A noted directory that belongs to another user by now is left out.
     """
     noted = [place for place in map(Path, _noted()) if _is_own(place)]
     return [place for place in dict.fromkeys((default(), *noted)) if _has_runs(place)]
 
 
 def find_to_resume(named: Path | None, run: str) -> Path:
-    """Like `find`, but the last run is never that of another directory: going on with a run changes it.
+    """Return the directory as `find` does, but "last" never means a run of another directory: a resume changes the run.
 
-    UsageError, with the directory to name, where the default one has no runs.
+    Raises:
+        UsageError: The default directory has no runs; the error names the directory to use.
     """
     found = find(named, run)
     if named is None and run == LAST and found != default():
@@ -90,7 +94,7 @@ def find_to_resume(named: Path | None, run: str) -> Path:
 
 
 def _place_of(run: str, places: Sequence[Path]) -> Path:
-    """Which of `places` has the run of that id or, as in Registry.run, the only one that begins so."""
+    """Return the directory that has the run of that id, or the only run whose id begins so."""
     matches: dict[str, Path] = {}
     damaged = []
     for place in places:

@@ -1,6 +1,6 @@
-"""Checks of the values in a registry's rows: SQLite keeps any type in any column, and JSON in a text like any other.
+"""Checks of the values in a registry's rows, since SQLite stores any type in any column and any text as JSON.
 
-A value that passes may still be another than the one that was written: that shows only in comparison with a run's journal.
+A valid value may still differ from the one that was written; only the comparison with a run's journal shows that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def first_problem(db: sqlite3.Connection) -> str | None:
-    """The first row whose values cannot be what fedpatch wrote, in words, or None; reads every row of the registry `db`."""
+    """Return the problem of the first invalid row; None for none. Reads every row of the registry."""
     if db.execute("PRAGMA user_version").fetchone()[0] < VALUES_SINCE:
         return None
     for table, check in _CHECKS.items():
@@ -40,7 +40,13 @@ def first_problem(db: sqlite3.Connection) -> str | None:
 
 
 def row_problem(table: str, row: Row, check: Callable[[Row], None] | None = None) -> str | None:
-    """What is wrong with one row of a table, or None."""
+    """Return the problem of one row; None for none.
+
+    Args:
+        table: Name of the table.
+        row: The row by column.
+        check: Checks the values; the table's own check if left out.
+    """
     check = check or _CHECKS.get(table)
     try:
         if check is not None:
@@ -69,7 +75,7 @@ def check_run(run: RunInfo) -> None:
 
 
 def check_record(record: RoundRecord, number: int) -> None:
-    """Raise ValueError for a record that is not of round `number`, or of no round at all."""
+    """Raise ValueError for an invalid record, or one that is not of round `number`."""
     _require(record.round == number, "round", record.round)
     _require(record.outcome in OUTCOMES, "outcome", record.outcome)
 
