@@ -47,6 +47,7 @@ from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
 from fedpatch.shared.wire.messages import (
+    COORDINATOR_FEATURES,
     Accept,
     Ack,
     Cancel,
@@ -192,7 +193,7 @@ class TestUpload:
     @pytest.mark.parametrize(
         ("end", "outcome"),
         [
-            (Committed(DIGEST), "committed"),
+            (Committed(DIGEST, 40.0), "committed"),
             (Refused(DIGEST, RefuseReason.LATE, "too bad"), "refused: late too bad"),
             (Refused(DIGEST, RefuseReason.LATE), "refused: late"),
             (Cancel("late"), "cancelled: late"),
@@ -201,9 +202,8 @@ class TestUpload:
     def test_final_message_ends_the_job(self, end, outcome):
         """Only then is the update forgotten."""
         job = uploading()
-        assert job.handle(MessageReceived(said(end)), 21.0) == [
-            EndJob(outcome, committed=KEY if outcome == "committed" else None)
-        ]
+        rest_s, committed = (40.0, KEY) if outcome == "committed" else (0.0, None)
+        assert job.handle(MessageReceived(said(end)), 21.0) == [EndJob(outcome, rest_s=rest_s, committed=committed)]
         assert (job.state, job.status(), job.next_deadline()) == (JobState.IDLE, None, None)
         assert job.tick(1e6) == []
 
@@ -386,6 +386,22 @@ class TestDecline:
         none = (replace(TASKS[0], num_examples=0),)
         [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
         assert getattr(body, "reason", "") == "too_little_data"
+
+    def test_single_example_is_enough_to_accept(self):
+        one = (replace(TASKS[0], num_examples=1),)
+        accept, *_ = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), one), 0.0))
+        assert accept == Accept(1)
+
+    @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT, DeclineReason.STORAGE])
+    def test_decline_reason_unknown_to_the_coordinator_is_replaced(self, reason):
+        """A coordinator names the newer reasons that it understands in the request's features."""
+        decision = AdmissionDecision(False, "no", reason=reason)
+        declines = [
+            said_back(Job(max_blob_bytes=10_000).handle(requested(said(request_), decision=decision), 0.0))
+            for request_ in (replace(REQUEST, features=COORDINATOR_FEATURES), REQUEST)
+        ]
+        replaced = DeclineReason.UNWILLING if reason is DeclineReason.STORAGE else DeclineReason.UNSUPPORTED
+        assert [answer.reason for [answer] in declines] == [reason, replaced]
 
     def test_preference_decline_names_condition_and_retry_time(self):
         """So that the coordinator does not ask in vain."""
@@ -691,6 +707,26 @@ class TestTakeOver:
         spool, offer = job.handle(UpdateTrained(KEY, update()), 40.0)
         assert (spool, said_back([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
         assert spoken_in([offer]) == {(RUN, 2, 1)}
+
+    def test_training_continues_in_new_epoch_with_other_features_and_measurement(self):
+        """They do not change the work."""
+        job = training()
+        ask_in_epoch(job, replace(REQUEST, features=COORDINATOR_FEATURES, measure_independent=True))
+        assert (job.state, job.key) == (JobState.TRAINING, NEW_KEY)
+
+    @pytest.mark.parametrize(
+        ("key", "expected"),
+        [
+            (KEY, True),
+            (NEW_KEY, True),
+            (replace(KEY, epoch=0), False),
+            (replace(NEW_KEY, round=2), False),
+            (replace(NEW_KEY, run="run-2"), False),
+        ],
+    )
+    def test_job_is_on_its_key_and_on_newer_epochs_of_it(self, key, expected):
+        assert training().is_on(key) is expected
+        assert not Job(max_blob_bytes=1).is_on(key)
 
     def test_training_failure_is_sent_in_new_epoch(self):
         """And news under the new key, which the training process was never given, are none of its."""

@@ -79,6 +79,10 @@ class TestChunks:
         with pytest.raises(WireError, match="is impossible"):
             decode_chunk(head + b"x")
 
+    def test_last_of_the_most_chunks_is_accepted(self):
+        chunk = Chunk("00" * 32, MAX_CHUNKS - 1, MAX_CHUNKS, b"x")
+        assert decode_chunk(encode_chunk(chunk)) == chunk
+
     @pytest.mark.parametrize("place", [0, 1, 2, 3])
     def test_other_versions_are_refused(self, place):
         """Another magic, version or flag is not guessed at."""
@@ -123,6 +127,11 @@ class TestSizes:
         assert chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 512) == MIN_CHUNK_BYTES
         with pytest.raises(BrokerError, match="max_packet_size"):
             chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 511)
+
+    @pytest.mark.parametrize("encoding", ["fp32", "delta-int8"])
+    def test_describe_names_encoding_and_sizes(self, encoding):
+        manifest = describe(BLOB, chunk_bytes=100, encoding=encoding, raw_bytes=7, schema=SCHEMA)
+        assert manifest == Manifest(hashlib.sha256(BLOB).hexdigest(), 250, 100, 3, encoding, 7, SCHEMA)
 
     def test_have_a_largest_number_of_chunks(self):
         """What no manifest could announce is not described; the error gives both figures."""
