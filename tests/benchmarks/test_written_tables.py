@@ -1,17 +1,31 @@
-"""Tables in docs/explanation/performance.md are made from the documents beside them, and say what these say."""
+"""The tables in results/benchmarks say what the documents beside them say."""
 
 from __future__ import annotations
 
-from benchmarks.support.write_tables import PAGE, TABLES, written
+import re
+
+import pytest
+
+from benchmarks.support.documents import read_document
+from benchmarks.support.programs import ROOT
+from benchmarks.support.write_tables import RESULTS, TABLES, tables_text
+
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
 
 
-def test_the_page_says_what_was_measured():
+@pytest.mark.parametrize("name", TABLES)
+def test_committed_tables_are_those_of_the_document(name):
     """`python -m benchmarks.support.write_tables` would change nothing."""
-    page = PAGE.read_text("utf-8")
-    assert written(page) == page
+    assert (RESULTS / f"{name}.md").read_text("utf-8") == tables_text(name)
 
 
-def test_every_table_has_its_place():
-    """Each of those that are made stands on the page, once."""
-    page = PAGE.read_text("utf-8")
-    assert [page.count(f"<!-- tables of {name} -->") for name in TABLES] == [1] * len(TABLES)
+@pytest.mark.parametrize(("task", "model"), [("mnist", "2NN, 800 kB"), ("cifar10", "CNN, 4.8 MB")])
+def test_page_gives_the_ratios_of_the_coordination_document(task, model):
+    """The medians, rounded."""
+    for measured in read_document(RESULTS / "coordination.json", "coordination")["measured"]:
+        if measured["task"] == task:
+            row = re.search(rf"^\| {model} \| {measured['devices']} \| (.*) \|$", PAGE.read_text("utf-8"), re.M)
+            assert row is not None
+            shown = [float(cell.split()[0]) for cell in row[1].split(" | ") if cell != "-"]
+            ratios = [one["wall_ratio_to_bare"]["median"] for one in measured["contests"] if one["name"] != "bare"]
+            assert shown == pytest.approx(ratios, rel=0.02)
