@@ -26,6 +26,7 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.app.checksummed_file import file_head, unseal
 from fedpatch.shared.app.files import make_directory, open_atomic, remedy_for, remove_unfinished, write_atomic
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
@@ -40,7 +41,6 @@ KEPT = 2
 
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
 _UPDATE = b"fedpatch update 1\n"
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _FILE_NAME = re.compile(r"checkpoint-(\d{6,})\.fp")
 _NEW_RUN = "start a new run"
 
@@ -230,7 +230,7 @@ def load_update(directory: Path, round: int, device: str) -> bytes:
     Raises:
         StateError: The update is missing or damaged.
     """
-    return bytes(_read(_update_path(directory, round, device), _UPDATE))
+    return bytes(_read(_update_path(directory, round, device), _UPDATE, "an update"))
 
 
 def drop_round(directory: Path, round: int) -> None:
@@ -280,7 +280,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
     try:
-        content = msgpack.unpackb(_read(path, _CHECKPOINT))
+        content = msgpack.unpackb(_read(path, _CHECKPOINT, "a checkpoint"))
         parts = []
         for part in (content["tensors"], content["server"]):
             own = Schema.from_lists(part["schema"])
@@ -301,26 +301,18 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
         raise StateError(f"{path}: cannot be read back ({error})") from error
 
 
-def _write(path: Path, magic: bytes, content: bytes, digest: bytes = b"") -> None:
+def _write(path: Path, line: bytes, content: bytes, digest: bytes = b"") -> None:
     with _disk_errors(path):
         make_directory(path.parent)
         with open_atomic(path) as file:
-            file.write(magic + (digest or hashlib.sha256(content).digest()))
-            file.write(content)  # apart, for it may be large
+            file.write(file_head(line, content, digest))
+            file.write(content)
 
 
-def _read(path: Path, magic: bytes) -> memoryview:
+def _read(path: Path, line: bytes, kind: str) -> memoryview:
     with _disk_errors(path, "make sure that it may be read"):
-        data = memoryview(path.read_bytes())
-    kind = magic.rstrip(b"\n0123456789")
-    if data[: len(magic)] != magic:
-        if bytes(data[: len(kind)]) == kind:
-            raise StateError(f"{path}: is of another version of fedpatch; use that one, or {_NEW_RUN}")
-        raise StateError(f"{path}: is no {kind.decode().strip()}, or damaged")
-    content = data[len(magic) + _DIGEST_BYTES :]
-    if hashlib.sha256(content).digest() != data[len(magic) : len(magic) + _DIGEST_BYTES]:
-        raise StateError(f"{path}: is damaged (its SHA-256 is not what was written)")
-    return content
+        data = path.read_bytes()
+    return unseal(path, line, data, kind)
 
 
 @contextmanager

@@ -16,7 +16,18 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 def seal(line: bytes, content: bytes) -> bytes:
     """Return the bytes of a file with this format `line`, which ends with a newline, and `content`."""
-    return line + hashlib.sha256(content).digest() + content
+    return file_head(line, content) + content
+
+
+def file_head(line: bytes, content: bytes, digest: bytes = b"") -> bytes:
+    """Return the bytes before the content, for a caller that writes a large content without a copy.
+
+    Args:
+        line: The format line.
+        content: The content.
+        digest: Its SHA-256, if it is known.
+    """
+    return line + (digest or hashlib.sha256(content).digest())
 
 
 def content_start(line: bytes) -> int:
@@ -41,7 +52,9 @@ def unseal(path: Path, line: bytes, data: bytes, kind: str) -> memoryview:
     """
     start = content_start(line)
     if not data.startswith(line):
-        raise StateError(f"{path}: is not {kind}, or one of another version of fedpatch")
+        if data.startswith(line.rstrip(b"\n0123456789")):
+            raise StateError(f"{path}: is {kind} of another version of fedpatch; use that version, or remove the file")
+        raise StateError(f"{path}: is not {kind}, or is damaged")
     content = memoryview(data)[start:]
     if hashlib.sha256(content).digest() != data[len(line) : start]:
         raise StateError(f"{path}: is damaged (its SHA-256 does not fit)")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, c
         load_checkpoint(tmp_path)
     (line,) = caplog.messages
     assert line == (
-        f"{damaged}: is damaged (its SHA-256 is not what was written); carrying on from round 1 (checkpoint-000001.fp)"
+        f"{damaged}: is damaged (its SHA-256 does not fit); carrying on from round 1 (checkpoint-000001.fp)"
     )
     save_checkpoint(tmp_path, state_of(2, fill=7.0), PUBLIC, {})
     assert equal(load_checkpoint(tmp_path)[0], state_of(2, fill=7.0))
@@ -152,11 +153,11 @@ def test_a_run_that_goes_on_may_delete_what_is_about_to_be_read(tmp_path, caplog
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     read = checkpoint._read
 
-    def late(path: Path, kind: bytes) -> memoryview:
+    def late(*arguments: Any) -> memoryview:
         monkeypatch.undo()
         for number in (2, 3):
             save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
-        return read(path, kind)
+        return read(*arguments)
 
     monkeypatch.setattr(checkpoint, "_read", late)
     assert equal(load_checkpoint(tmp_path)[0], state_of(3))
@@ -214,7 +215,7 @@ def test_where_there_is_none_that_is_told(tmp_path):
 def test_foreign_files_and_other_versions_are_told_apart(tmp_path):
     """A text file under that name, and a format that this version does not know."""
     path = tmp_path / "checkpoint-000001.fp"
-    for content, said in ((b"hello", "is no fedpatch checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
+    for content, said in ((b"hello", "is not a checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
         path.write_bytes(content)
         with pytest.raises(StateError, match=said):
             load_checkpoint(tmp_path)

@@ -28,9 +28,14 @@ def test_unseal_of_changed_bytes_raises_state_error(content, data):
     sealed = bytearray(seal(LINE, content))
     place = data.draw(st.integers(0, len(sealed) - 1))
     sealed[place] ^= data.draw(st.integers(1, 255))
-    what = "is not a thing, or one of another version" if place < len(LINE) else "is damaged"
+    what = "is (not a thing, or is damaged|a thing of another version)" if place < len(LINE) else "is damaged"
     with pytest.raises(StateError, match=f"^thing.fp: {what}"):
         unseal(PATH, LINE, bytes(sealed), "a thing")
+
+
+def test_unseal_of_another_version_raises_state_error_with_remedy():
+    with pytest.raises(StateError, match="a thing of another version of fedpatch; use that version"):
+        unseal(PATH, LINE, seal(b"fedpatch thing 2\n", b"content"), "a thing")
 
 
 @given(st.text(), st.integers(0, 2**63), st.binary())
