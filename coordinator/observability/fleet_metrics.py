@@ -217,8 +217,8 @@ class History:
     user_accuracy_after: float | None = None
 
 
-def standing(member: Member, task: str, *, benched: bool = False) -> str:
-    """Return the state of a device, one of FLEET_STATES; `benched` marks an offender. Offline comes before all else."""
+def standing(member: Member, task: str, *, offender: bool = False) -> str:
+    """Return the state of a device, one of FLEET_STATES; `offender` marks an offender. Offline comes before all else."""
     if not member.state.online:
         return "offline"
     if not member.state.tasks:
@@ -227,7 +227,7 @@ def standing(member: Member, task: str, *, benched: bool = False) -> str:
         return "other_task"
     if member.held not in ("", REVOKED):
         return member.held
-    if member.held or member.barred or benched:
+    if member.held or member.barred or offender:
         return "barred"
     return "unwilling" if member.unwilling else "eligible"
 
@@ -277,7 +277,7 @@ class FleetMetrics:
         metrics, engine = self._metrics, self._engine
         members, current = engine.fleet.members, engine.open
         standings = Counter(
-            standing(member, engine.spec.task, benched=device in engine.fleet.benched)
+            standing(member, engine.spec.task, offender=device in engine.fleet.offenders)
             for device, member in members.items()
         )
         for state in FLEET_STATES:
@@ -356,7 +356,7 @@ class FleetMetrics:
             state: str = participant.state
             reason = participant.reason if participant.state in _TOLD_WHY else ""
         else:
-            state = standing(member, self._engine.spec.task, benched=device in self._engine.fleet.benched)
+            state = standing(member, self._engine.spec.task, offender=device in self._engine.fleet.offenders)
             reason = member.unwilling if state == "unwilling" else ""
         vitals = self._vitals.of(device, now)
         training = participant is not None and participant.state is State.TRAINING

@@ -146,7 +146,7 @@ class Invitations:
     def mark_downloaded(self, device: str) -> None:
         """Note that the device holds the round's model, from which the next round's delta starts."""
         if is_delta(self._encodings[device]):
-            self._fleet.has_version(device, self.model.digest)
+            self._fleet.note_version(device, self.model.digest)
 
     def size_bytes(self, device: str) -> int:
         """Return the bytes that a participant downloads; those of the whole model if its version is unknown."""

@@ -102,7 +102,7 @@ class Fleet:
     Attributes:
         members: The devices by name.
         evicted: Devices that were replaced since the owner last cleared the list.
-        benched: Offenders, which this run does not invite again, each with its offence.
+        offenders: Offenders, which this run does not invite again, each with its offence.
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
     """
 
@@ -118,7 +118,7 @@ class Fleet:
         self._task = task
         self._encoding = encoding
         self._versions: dict[str, str] = {}
-        self.benched: dict[str, str] = {}
+        self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
         # The devices that were seen with the task, and those of them that do not count (coordinator.cohort.quorum).
         self._able: set[str] = set()
@@ -188,7 +188,7 @@ class Fleet:
         """Note that the device has worked, so that it is never replaced by a new one."""
         self._worked.add(device)
 
-    def has_version(self, device: str, version: str) -> None:
+    def note_version(self, device: str, version: str) -> None:
         """Note the version of the global model that the device holds."""
         if device in self.members:
             self._versions[device] = version
@@ -218,9 +218,9 @@ class Fleet:
             self._able.add(device)
             self._count(device)
 
-    def bench(self, device: str, offence: str) -> None:
+    def exclude_offender(self, device: str, offence: str) -> None:
         """Never invite an offender again in this run."""
-        self.benched[device] = offence
+        self.offenders[device] = offence
         if device in self.members:
             self._sort(device)
         else:
@@ -274,8 +274,8 @@ class Fleet:
         if barred := {device: member.barred for device, member in there.items() if member.barred}:
             hints = _decline_hints(there[device].barred_for for device in barred)
             words.append(f"{len(barred)} of those that are there cannot take part, as {_first(barred)}{hints}")
-        if self.benched:
-            words.append(f"{len(self.benched)} are not asked again in this run, as {_first(self.benched)}")
+        if self.offenders:
+            words.append(f"{len(self.offenders)} are not asked again in this run, as {_first(self.offenders)}")
         if unwilling := self.unwilling():
             words.append(f"{unwilling.total()} of those that are there are unwilling: {counted(unwilling)}")
         if missing := self.missing_words():
@@ -335,7 +335,7 @@ class Fleet:
                 self._sort(device)
         self._wake_at = min((self.members[device].rest_until for device in self._resting), default=math.inf)
 
-    def next_wake(self) -> float | None:
+    def next_pause_end(self) -> float | None:
         """Return the time of the next end of a pause; None without a pause."""
         return self._wake_at if self._resting else None
 
@@ -409,7 +409,7 @@ class Fleet:
             state.online
             and not member.held
             and not member.barred
-            and device not in self.benched
+            and device not in self.offenders
             and any(one.task == self._task for one in state.tasks)
         )
 
@@ -438,7 +438,7 @@ class Fleet:
         barred = self.members[device].barred if device in self.members else ""
         able = device in self._able
         released = able and self.held(device) != ""
-        left = able and not released and (barred != "" or device in self.benched)
+        left = able and not released and (barred != "" or device in self.offenders)
         for devices, belongs in ((self._released, released), (self._left, left)):
             (devices.add if belongs else devices.discard)(device)
         if left or released:

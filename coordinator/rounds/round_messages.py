@@ -143,7 +143,7 @@ class ActiveRound:
         spec: The terms of the run, with the policy of this round.
         opening: A new round, or the journal and the committed updates of one that continues.
         fleet: The known devices.
-        post: Makes the envelopes.
+        envelopes: Makes the envelopes.
         jitter: Randomness of retry times.
         limit_s: The rest of the run's time limit, in seconds; None without a limit.
         now: The time, in seconds.
@@ -160,7 +160,7 @@ class ActiveRound:
         spec: RunSpec,
         opening: RoundStart,
         fleet: Fleet,
-        post: EnvelopeFactory,
+        envelopes: EnvelopeFactory,
         jitter: random.Random,
         limit_s: float | None,
         now: float,
@@ -177,16 +177,16 @@ class ActiveRound:
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
-        self._post = post
+        self._envelopes = envelopes
         self._uploads = UploadScheduler(
             slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter
         )
-        self._asking: Invitations | None = None
+        self._invitations: Invitations | None = None
         self._invite_at = now
         self._refused: dict[str, int] = {}
         self._bytes_up = 0
         self._listen_at = now + PROBE_S
-        self._silence = UnresponsiveDevices(now)
+        self._unresponsive = UnresponsiveDevices(now)
         self._probed_at_quorum = False
 
     def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
@@ -201,25 +201,25 @@ class ActiveRound:
             The effects: the journal first, then the invitations.
         """
         known, updates = self._opening.ledger, self._opening.updates
-        self._asking = Invitations(self._spec, self._fleet, known, model, deltas, now)
+        self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now)
         if known.base:
-            self.round.take_up(known, updates, now)
+            self.round.resume(known, updates, now)
         else:
             self.round.begin(known.invited, now, known.absent)
         for device, update in updates.items():
             self.reports[device] = update.report
-            self._post.committed[device] = update.digest
+            self._envelopes.committed[device] = update.digest
             self._bytes_up += update.size_bytes
-        self._silence = UnresponsiveDevices(now)
+        self._unresponsive = UnresponsiveDevices(now)
         counts: list[Effect] = [] if known.base else [CountEvent(device, "invited") for device in known.invited]
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
-        ledger = replace(self._asking.with_encodings(known), spent_s=self.round.spent_s(now))
+        ledger = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
         return [SaveJournal(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 
     def spent_s(self, now: float) -> float:
         """Return the seconds of the deadline that have passed, also before the model is published."""
-        return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._asking is None else 0.0)
+        return self.round.spent_s(now) + (self._opening.ledger.spent_s if self._invitations is None else 0.0)
 
     def on_message(self, device: str, body: Body, now: float) -> list[Effect]:
         """Handle a message of this round.
@@ -229,7 +229,7 @@ class ActiveRound:
             body: The message.
             now: The time, in seconds.
         """
-        self._silence.note_message(device, now)
+        self._unresponsive.note_message(device, now)
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
             # The round no longer waits for this device, and it does not know that yet.
@@ -244,7 +244,7 @@ class ActiveRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                return self._known.resend_due(body, now, self.round.count(State.INVITED, State.ACCEPTED))
+                return self._issued_invitations.resend_due(body, now, self.round.count(State.INVITED, State.ACCEPTED))
             case Failed():
                 self._uploads.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
@@ -271,7 +271,7 @@ class ActiveRound:
             now: The time, in seconds.
         """
         self._bytes_up += len(chunk.data)
-        self._silence.note_message(device, now)
+        self._unresponsive.note_message(device, now)
         if not self.round.awaits(device):
             # The device was lost for too long, or has failed: the round no longer waits for it.
             self._uploads.release(device)
@@ -299,7 +299,7 @@ class ActiveRound:
         if not state.online:
             self._uploads.suspend(device)
             return [CountEvent(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
-        self._silence.note_message(device, now)
+        self._unresponsive.note_message(device, now)
         job, participant = state.job, self.round.participants[device]
         effects: list[Effect] = []
         ours = (self._spec.run, self._spec.epoch, self.round.number)
@@ -311,7 +311,7 @@ class ActiveRound:
             if state.boot != known_boot:
                 self._uploads.release(device)
                 if known_boot:
-                    self._known.restarted(device)
+                    self._issued_invitations.restarted(device)
         # A device at work ignores a repeated request; a device that has lost the request needs it.
         return [*effects, self._request_to(device, now)] if participant.state in AT_WORK else effects
 
@@ -341,11 +341,11 @@ class ActiveRound:
             now: The time, in seconds.
         """
         if not self.round.handle(device, Event.REPORT, now):
-            if self._post.committed.get(device) == digest:
+            if self._envelopes.committed.get(device) == digest:
                 return [self._send(device, Committed(digest))]
             return self.refuse(device, digest, RefuseReason.LATE, "the round went on without this device", now)
         self._uploads.release(device)
-        self._post.committed[device] = digest
+        self._envelopes.committed[device] = digest
         self.reports[device] = report
         self._fleet.works(device)
         rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
@@ -366,7 +366,7 @@ class ActiveRound:
         refused = CountEvent(device, "refused", reason, detail)
         if offends := is_offence("refused", reason):
             self.offenders[device] = reason
-            self._fleet.bench(device, reason)
+            self._fleet.exclude_offender(device, reason)
         self.round.handle(device, Event.FAIL, now, reason, leaves=offends)
         return [self._send(device, Refused(digest, reason, detail[:500])), refused]
 
@@ -382,24 +382,24 @@ class ActiveRound:
         """Check the deadlines, invite again the devices without an answer, and probe the silent ones."""
         self.listen(connected=connected, now=now)
         self.round.tick(now)
-        if self._asking is None:
+        if self._invitations is None:
             return []
         effects = self.ask(self.round.devices(State.INVITED) if connected and now >= self._invite_at else [], now)
         if now < self._listen_at:
             return effects
         self._listen_at = now + PROBE_S / 2
         at_work = self.round.devices(State.ACCEPTED, State.TRAINING) if connected else []
-        effects += self._probe(self._silence.to_probe(at_work, now), now)
+        effects += self._probe(self._unresponsive.to_probe(at_work, now), now)
         return [*effects, *(self._give_up_silent(now) if connected else [])]
 
     def listen(self, *, connected: bool, now: float) -> None:
         """Note the state of the link to the broker."""
-        self._silence.note_link(now, connected=connected)
+        self._unresponsive.note_link(now, connected=connected)
 
     def next_deadline(self) -> float | None:
         """Return the next time at which `tick` or `grant` may change something."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
-        listen_at = self._listen_at if self.round.count(*AT_WORK) and self._asking is not None else None
+        listen_at = self._listen_at if self.round.count(*AT_WORK) and self._invitations is not None else None
         candidates = (self.round.next_deadline(), self._uploads.next_deadline(), invite_at, listen_at)
         return min((c for c in candidates if c is not None), default=None)
 
@@ -417,9 +417,9 @@ class ActiveRound:
 
     def traffic(self) -> RoundTraffic:
         """Return the bytes that have travelled so far."""
-        if self._asking is None:
+        if self._invitations is None:
             return RoundTraffic(0, self._bytes_up)
-        downloads = [self._asking.size_bytes(device) for device in self.round.had_model()]
+        downloads = [self._invitations.size_bytes(device) for device in self.round.had_model()]
         return RoundTraffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
@@ -448,11 +448,11 @@ class ActiveRound:
             return True
         if self.round.quorum_s is None or self._uploads.has_in_line(device):
             return False
-        return self._silence.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in participant.since)
+        return self._unresponsive.is_mute(device, self.round.closing_at, uploads=State.UPLOADING in participant.since)
 
     def _probe(self, devices: Sequence[str], now: float) -> list[Effect]:
         """Send the request again, which a device at work answers at once."""
-        self._silence.note_request(devices, now)
+        self._unresponsive.note_request(devices, now)
         return [self._request_to(device, now) for device in devices]
 
     def _give_up_silent(self, now: float) -> list[Effect]:
@@ -464,25 +464,28 @@ class ActiveRound:
 
     def _is_silent(self, device: str, now: float) -> bool:
         """Return whether a device is silent by the table of coordinator.cohort.unresponsive_devices."""
-        since, limit_s = self._silence.since(device), SILENT_S
+        since, limit_s = self._unresponsive.since(device), SILENT_S
         match self.round.participants[device].state:
             case State.LOST:
                 return False
             case State.INVITED if self._fleet.is_starting(device):
                 limit_s = STARTING_S
             case State.ACCEPTED:
-                limit_s += self._known.size_bytes(device) / SLOW_BYTES_S
+                limit_s += self._issued_invitations.size_bytes(device) / SLOW_BYTES_S
             case State.UPLOADING:
-                since, limit_s = max(self._uploads.still_since(device, since, now), self._silence.began_at), STALL_S
+                since, limit_s = (
+                    max(self._uploads.still_since(device, since, now), self._unresponsive.began_at),
+                    STALL_S,
+                )
         return now - since >= limit_s
 
     @property
-    def _known(self) -> Invitations:
-        assert self._asking is not None, "the round has no model before `begin`"
-        return self._asking
+    def _issued_invitations(self) -> Invitations:
+        assert self._invitations is not None, "the round has no model before `begin`"
+        return self._invitations
 
     def _request_to(self, device: str, now: float) -> Effect:
-        return self._send(device, self._known.request(device, self.round.remaining_s(now)))
+        return self._send(device, self._issued_invitations.request(device, self.round.remaining_s(now)))
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
         """Handle a sign of work, which implies that the device has accepted, also if that message was lost."""
@@ -490,7 +493,7 @@ class ActiveRound:
         before = participant.accepted
         self.round.handle(device, event, now)
         if event is not Event.ACCEPT:
-            self._known.mark_downloaded(device)
+            self._issued_invitations.mark_downloaded(device)
         return [CountEvent(device, "accepted")] if participant.accepted and not before else []
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
@@ -506,7 +509,7 @@ class ActiveRound:
 
     def _offered(self, device: str, manifest: Manifest, now: float) -> list[Effect]:
         if device in self.reports:
-            if self._post.committed.get(device) == manifest.digest:
+            if self._envelopes.committed.get(device) == manifest.digest:
                 return [self._send(device, Committed(manifest.digest))]
             detail = "another update of this round is committed already"
             return [self._send(device, Refused(manifest.digest, RefuseReason.ALREADY_COMMITTED, detail))]
@@ -515,7 +518,7 @@ class ActiveRound:
             return [self._send(device, refused), CountEvent(device, "late", RefuseReason.LATE)]
         spec = self._spec
         try:
-            asked = self._known.encoding(device)
+            asked = self._issued_invitations.encoding(device)
             check_offer(manifest, schema=spec.public_schema, encoding=asked, max_bytes=spec.max_blob_bytes)
         except UpdateRefused as error:
             return self.refuse(device, manifest.digest, RefuseReason(error.reason), str(error), now)
@@ -523,4 +526,4 @@ class ActiveRound:
         return [*accepted, self._send(device, self._uploads.offer(device, manifest, now))]
 
     def _send(self, device: str, body: Body) -> Effect:
-        return self._post.send(device, self.round.number, body)
+        return self._envelopes.send(device, self.round.number, body)

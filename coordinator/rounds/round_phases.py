@@ -79,7 +79,7 @@ class Participant:
 class Round:
     """One round from its selection to its end.
 
-    The owner calls `begin` (or `take_up` after a restart), `handle` for each event of a device, `tick` when time has passed,
+    The owner calls `begin` (or `resume` after a restart), `handle` for each event of a device, `tick` when time has passed,
     and `finish` after the aggregation. All times are seconds of the run's clock.
 
     Args:
@@ -128,7 +128,7 @@ class Round:
         self._invited_at = self._asked_at = now
         self._advance(now)
 
-    def take_up(self, ledger: RoundJournal, reported: Collection[str], now: float) -> None:
+    def resume(self, ledger: RoundJournal, reported: Collection[str], now: float) -> None:
         """Continue a round of an earlier process. Devices that have not reported are invited again.
 
         The deadline stays. Devices that lost the broker too need RETURN_S to connect again: they have at least that time to
@@ -139,7 +139,7 @@ class Round:
             reported: Devices whose updates are committed.
             now: The time, in seconds.
         """
-        self._invite(ledger.invited, ledger.absent, now, "take up")
+        self._invite(ledger.invited, ledger.absent, now, "resume")
         self._started_at = self._invited_at = now - ledger.spent_s
         self._asked_at = now + max(0.0, RETURN_S - self.policy.recruit_deadline_s)
         for device in self.participants.keys() & (ledger.accepted | set(reported)):

@@ -107,9 +107,9 @@ class Engine:
         self.records = list(records)
         self.stopped: Stopped | None = None
         self._unfinished = unfinished
-        self._taken_up = bool(self.records) or unfinished is not None
+        self._resumed = bool(self.records) or unfinished is not None
         self._selected = False
-        self._post = EnvelopeFactory(spec, resumable)
+        self._envelopes = EnvelopeFactory(spec, resumable)
         self._jitter = jitter
         self._started_at = 0.0
         self._waits_since: float | None = None
@@ -128,7 +128,7 @@ class Engine:
         offenders = [record.offenders for record in self.records]
         offenders += [unfinished.ledger.offenders] if unfinished is not None else []
         for device, offence in (one for known in offenders for one in known.items()):
-            self.fleet.bench(device, offence)
+            self.fleet.exclude_offender(device, offence)
         self.fleet.remember(seen)
         self.fleet.hold(holds or {})
 
@@ -207,7 +207,7 @@ class Engine:
 
     def _on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         if self.fleet.held(device) == QUARANTINED:
-            return self._post.answer_quarantined(device, envelope)
+            return self._envelopes.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
             self.fleet.declined(device, envelope.body, now)
         stale = self._stale(device, envelope)
@@ -215,7 +215,7 @@ class Engine:
             # The device works for an earlier epoch of this coordinator. The same request moves its job to this epoch.
             return self.open.ask([device], now)
         if stale is not None or self.open is None:
-            return self._post.answer_stale(device, envelope, stale or RefuseReason.LATE)
+            return self._envelopes.answer_stale(device, envelope, stale or RefuseReason.LATE)
         return self.open.on_message(device, envelope.body, now) + self._advance(now)
 
     def _on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
@@ -301,7 +301,7 @@ class Engine:
             return None
         if self.open is not None:
             return self.open.next_deadline()
-        candidates = (self._wait_until, self._ends_at, self._pause_until, self.fleet.next_wake())
+        candidates = (self._wait_until, self._ends_at, self._pause_until, self.fleet.next_pause_end())
         return min((d for d in candidates if d is not None), default=None)
 
     def eta_s(self, now: float) -> float | None:
@@ -417,7 +417,7 @@ class Engine:
             return True
         self._waits_since = now if self._waits_since is None else self._waits_since
         self._wait_until = self._waits_since + self._patience_s
-        if not self._selected and not self._taken_up:
+        if not self._selected and not self._resumed:
             return False
         give_up_at = self._waits_since + min(RETURN_S, self.spec.wait_s)
         if now < give_up_at:
@@ -445,7 +445,7 @@ class Engine:
         left_s = None if self._ends_at is None else self._ends_at - now
         self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
         spec = replace(self.spec, policy=policy_of(self.spec, self.records))
-        self.open = ActiveRound(spec, opening, self.fleet, self._post, self._jitter, left_s, now)
+        self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now)
         return [PublishModel(opening.ledger.round)]
 
     def _stop_reason(self, now: float) -> tuple[Stopped, str] | None:

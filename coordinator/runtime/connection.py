@@ -37,11 +37,11 @@ _log = logging.getLogger("fedpatch.coordinator")
 _MAX_QUEUED = 20_000
 
 
-def interrupts_into(inbox: EventQueue) -> AbstractContextManager[None]:
-    """Make SIGINT and SIGTERM events of `inbox`; in another thread than the main one, Python cannot, and nothing changes."""
+def interrupts_into(queue: EventQueue) -> AbstractContextManager[None]:
+    """Make SIGINT and SIGTERM events of `queue`, if called in the main thread; Python allows that nowhere else."""
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
-    return signals_told(lambda _: inbox.put(Interrupt()))
+    return signals_told(lambda _: queue.put(Interrupt()))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ REAL = Ports()
 class Connection:
     """A context manager: the connection is open when the broker has answered and no other coordinator of the fleet has.
 
-    While it is open, SIGINT and SIGTERM are events of `inbox`, also while the connection is closed, so that a Ctrl-C at the end
-    of a run loses no result.
+    While it is open, SIGINT and SIGTERM are events of `event_queue`, until it is closed, so that a Ctrl-C at the end of
+    a run loses no result.
 
     Args:
         settings: Broker, fleet and identity.
@@ -98,9 +98,9 @@ class Connection:
     def __init__(self, settings: RunSettings, ports: Ports = REAL) -> None:
         check_holder(settings.tls_files, settings.fleet, "coordinator")
         self.ports = ports
-        self.inbox = EventQueue(ports.clock, ports.queue())
+        self.event_queue = EventQueue(ports.clock, ports.queue())
         self.fleet = settings.fleet
-        self.door = IngressFilter(settings.max_devices)
+        self.ingress_filter = IngressFilter(settings.max_devices)
         self._settings = settings
         self._boot = f"{ports.entropy.getrandbits(64):016x}"
         self._presence = topics.coordinator_state(settings.fleet)
@@ -130,7 +130,7 @@ class Connection:
             self.chunk_bytes = ports.chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
-            self._open.enter_context(self.ports.interrupts(self.inbox))
+            self._open.enter_context(self.ports.interrupts(self.event_queue))
         except BaseException:
             self.link.stop()
             raise
@@ -151,7 +151,7 @@ class Connection:
         A message that finds the queue full is lost, like one that the network loses: requests are repeated.
         """
         payload = encode(envelope)
-        self.door.sends(device, envelope)
+        self.ingress_filter.sends(device, envelope)
         if self.link.publish(topics.down(self.fleet, device), payload):
             return len(payload)
         _log.warning("the outgoing queue is full; the message to %s is sent later", device)
@@ -165,7 +165,7 @@ class Connection:
         if isinstance(event, Received):
             # The message is dropped before it enters the queue, so that a flood does not fill it.
             topic = topics.parse_topic(self.fleet, event.topic)
-            if topic is None or not event.payload or not self.door.admit(topic, len(event.payload)):
+            if topic is None or not event.payload or not self.ingress_filter.admit(topic, len(event.payload)):
                 return
         if isinstance(event, Connected):
             self._connects += 1
@@ -174,7 +174,7 @@ class Connection:
             event = Disconnected(
                 f"another coordinator of fleet {self.fleet!r} replaced this connection; end one of the two"
             )
-        self.inbox.put(event)
+        self.event_queue.put(event)
 
     def _on_coordinator(self, event: Received) -> None:
         body = body_of(event)

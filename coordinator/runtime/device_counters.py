@@ -57,15 +57,15 @@ class DeviceCounters:
             self._quarantine.note(event)
         if event.what == "accepted":
             self.accepted.add(event.device)
-        benched = ""
+        excluded = ""
         if event.what == "refused" and is_offence(event.what, event.reason):
             # Saved before it is shown: a coordinator that resumes the round then excludes the device too.
             if self._quarantine is not None:
                 self._quarantine.save()
-            self._registry.rounds.bench(self._spec.run, event.device, event.reason)
-            benched = "; it is not asked again in this run"
+            self._registry.rounds.exclude_offender(self._spec.run, event.device, event.reason)
+            excluded = "; it is not asked again in this run"
         if event.what in _SHOWN:
-            self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + benched)
+            self._say(f"{event.device} {event.what}: {event.reason} {event.detail}".rstrip() + excluded)
 
     def note_presence(self, device: str, state: DeviceState) -> None:
         """Note the presence of `device`; many devices cost one wait for the disk."""

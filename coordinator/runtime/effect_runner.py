@@ -69,7 +69,7 @@ class EffectRunner:
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:
         """Run one effect; yield the completion events that are there by now, each made when it is asked for."""
-        clock = self._connection.inbox.clock
+        clock = self._connection.event_queue.clock
         began_at = clock()
         yield from self._run(effect)
         self.observer.performed(effect, began_at, clock())
@@ -100,7 +100,7 @@ class EffectRunner:
         match effect:
             case PublishModel():
                 event = self._aggregator.publish(self._publisher)
-                self._connection.inbox.now_is_present()
+                self._connection.event_queue.now_is_present()
                 return [event]
             case StoreUpdate():
                 return self.updates.store(effect)
@@ -114,7 +114,7 @@ class EffectRunner:
             {device: stored[device].num_examples for device in effect.devices},
             lambda device: self.updates.read(stored[device]),
         )
-        self._connection.inbox.now_is_present()
+        self._connection.event_queue.now_is_present()
         return event
 
     def _save(self, effect: SaveJournal | SavePause | SaveRecord) -> None:

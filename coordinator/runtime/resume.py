@@ -69,7 +69,7 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
     registry.journal.bring_up_to_date(run)
 
 
-def take_up_round(
+def resume_round(
     registry: Registry,
     directory: Path,
     spec: RunSpec,

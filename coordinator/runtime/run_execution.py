@@ -25,7 +25,7 @@ from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import reconcile, seen_devices, take_up_round
+from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
@@ -257,12 +257,12 @@ def _play_rounds(
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
     state = load_checkpoint(directory)[0]
-    unfinished = take_up_round(registry, directory, spec, prepared, state, view.say, connection.ports.boot_time())
+    unfinished = resume_round(registry, directory, spec, prepared, state, view.say, connection.ports.boot_time())
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held)
     publisher = _publisher(settings.fleet, state_dir, connection)
-    connection.door.expect(spec.max_blob_bytes, spec.chunk_bytes)
+    connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
 
@@ -281,7 +281,7 @@ def _play_rounds(
             requirements=aggregator.requirements,
             counters=counters,
             executor=stack.enter_context(connection.ports.executor(THREADS, "fedpatch-store")),
-            wake=lambda: connection.inbox.put(UpdateWritten()),
+            wake=lambda: connection.event_queue.put(UpdateWritten()),
         )
         runner = EffectRunner(
             engine,

@@ -81,7 +81,7 @@ class Service:
         self._runner = runner
         self._quarantine = quarantine
         self._connection = connection
-        self._inbox = connection.inbox
+        self._event_queue = connection.event_queue
         self._publisher = publisher
         self._view = view
         self._watchers = StatusPublisher(connection.link, connection.fleet, engine.spec)
@@ -101,9 +101,9 @@ class Service:
         """Start the engine; within, `step` handles events."""
         if self._engine.records:
             # The view needs the earlier rounds, so that it notices a round that closes at the start.
-            self._view.show(status_message(self._engine, self._inbox.clock(), phase="starting"))
+            self._view.show(status_message(self._engine, self._event_queue.clock(), phase="starting"))
         with _collecting_less():
-            self._run_effects(self._engine.handle(RunStarted(), self._inbox.now_is_present()))
+            self._run_effects(self._engine.handle(RunStarted(), self._event_queue.now_is_present()))
             self._deadline = self._engine.next_deadline()
             yield
 
@@ -115,36 +115,36 @@ class Service:
         """Handle an event, or an idle moment, and then the deadlines that are reached."""
         if event is not None:
             self._finish_updates(wait=isinstance(event, Interrupt))
-            self._run_effects(self._handle(event, self._inbox.now))
+            self._run_effects(self._handle(event, self._event_queue.now))
         else:
             self._runner.counters.flush()
             self._publisher.drain()
-        revoked = self._revocations.poll(self._engine.fleet.members, self._inbox.now)
+        revoked = self._revocations.poll(self._engine.fleet.members, self._event_queue.now)
         if revoked is not None:
-            self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._inbox.now))
-        self._watch_devices(self._inbox.now)
+            self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._event_queue.now))
+        self._watch_devices(self._event_queue.now)
         self._tick()
-        self._observer.look(self._inbox.clock(), waiting=self._inbox.waiting())
-        self._show(self._inbox.clock())
+        self._observer.look(self._event_queue.clock(), waiting=self._event_queue.waiting())
+        self._show(self._event_queue.clock())
 
     def _run_effects(self, effects: Iterable[Effect]) -> None:
         """Run effects, and those that follow from their completion events."""
-        run_effects(self._engine, effects, self._runner, lambda: self._inbox.now)
+        run_effects(self._engine, effects, self._runner, lambda: self._event_queue.now)
 
     def _finish_updates(self, *, wait: bool) -> None:
         """Handle the completion events of updates that are written; with `wait`, of all that are on their way."""
         for event in self._runner.updates.completed(0 if wait else MAX_IN_PROGRESS):
-            self._run_effects(self._engine.handle(event, self._inbox.now))
+            self._run_effects(self._engine.handle(event, self._event_queue.now))
 
     def _tick(self) -> None:
         """Handle a deadline that is reached. An update that arrived by then counts, though it may not be written yet."""
-        self._deadline, reached = self._engine.next_deadline(), self._inbox.processed_until()
+        self._deadline, reached = self._engine.next_deadline(), self._event_queue.processed_until()
         if self._deadline is None or self._deadline > reached:
-            self._inbox.advance_to(reached)
+            self._event_queue.advance_to(reached)
             return
         self._finish_updates(wait=True)
-        self._inbox.advance_to(reached)
-        self._run_effects(self._engine.handle(TimePassed(), self._inbox.now))
+        self._event_queue.advance_to(reached)
+        self._run_effects(self._engine.handle(TimePassed(), self._event_queue.now))
         self._deadline = self._engine.next_deadline()
 
     def _show(self, now: float) -> None:
@@ -153,7 +153,7 @@ class Service:
             message = status_message(self._engine, now)
             self._view.show(message)
             self._watchers.publish(message, now)
-            pause_s = max(_SHOW_EVERY_S, (self._inbox.clock() - now) / _SHOW_SHARE)
+            pause_s = max(_SHOW_EVERY_S, (self._event_queue.clock() - now) / _SHOW_SHARE)
             self._show_at = now + min(pause_s, _SHOW_AT_LEAST_EVERY_S)
 
     def _watch_devices(self, now: float) -> None:
@@ -161,14 +161,14 @@ class Service:
         held = self._quarantine.poll(now) if self._quarantine is not None else None
         if held is not None:
             self._run_effects(self._engine.handle(HoldsChanged(held), now))
-        for (device, reason), times in self._connection.door.take_dropped().items():
+        for (device, reason), times in self._connection.ingress_filter.take_dropped().items():
             self._run_effects([CountEvent(device, "ignored", reason, times=times)])
 
     def _next_event(self) -> Event | None:
         deadline = self._deadline
-        wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - self._inbox.clock()))
+        wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - self._event_queue.clock()))
         try:
-            return self._inbox.get(timeout=wait_s)
+            return self._event_queue.get(timeout=wait_s)
         except Empty:
             return None
 
@@ -197,7 +197,7 @@ class Service:
         return []
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
-        self._connection.door.took(len(event.payload))
+        self._connection.ingress_filter.took(len(event.payload))
         topic = topics.parse_topic(self._connection.fleet, event.topic)
         if topic is None:
             return []
@@ -232,15 +232,15 @@ class Service:
 
     def _on_state(self, device: str, state: DeviceState, now: float) -> list[Effect]:
         effects = self._engine.handle(DevicePresence(device, state), now)
-        fleet, door = self._engine.fleet, self._connection.door
+        fleet, ingress = self._engine.fleet, self._connection.ingress_filter
         while fleet.evicted:
             evicted = fleet.evicted.pop()
-            door.forgets(evicted)
+            ingress.forgets(evicted)
             if self._quarantine is not None:
                 self._quarantine.forget(evicted)
         if device not in fleet.members:
             return [*effects, CountEvent("", "ignored", "fleet_full")]
-        door.knows(device)
+        ingress.knows(device)
         self._runner.counters.note_presence(device, state)
         self._observer.presence(device)
         return effects

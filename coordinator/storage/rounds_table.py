@@ -66,7 +66,7 @@ class RoundLedger(Tables):
         with self._change() as db:
             _accept(db, run, devices)
 
-    def bench(self, run: str, device: str, offence: str) -> None:
+    def exclude_offender(self, run: str, device: str, offence: str) -> None:
         """Note an offender of the open round, if one is open.
 
         Args:

@@ -25,7 +25,7 @@ from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import reconcile, take_up_round
+from fedpatch.coordinator.runtime.resume import reconcile, resume_round
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, UpdateStore
 from fedpatch.coordinator.settings import RunSettings
@@ -64,7 +64,7 @@ class Bench:
         reconcile(registry, run, directory, prepared, self.said.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
         state = load_checkpoint(directory)[0]
-        unfinished = take_up_round(registry, directory, spec, prepared, state, self.said.append, BootTime.now())
+        unfinished = resume_round(registry, directory, spec, prepared, state, self.said.append, BootTime.now())
         records = registry.rounds.records(run)
         self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
         self.engine = Engine(
@@ -72,8 +72,10 @@ class Bench:
         )
         self.link = link = RecordedLink()
         self.sent: list[tuple[str, Any]] = []
-        self.inbox = EventQueue(lambda: time.monotonic())  # a test may patch it
-        connection: Any = SimpleNamespace(send=self._send, fleet="demo", link=link, inbox=self.inbox, ports=REAL)
+        self.event_queue = EventQueue(lambda: time.monotonic())  # a test may patch it
+        connection: Any = SimpleNamespace(
+            send=self._send, fleet="demo", link=link, event_queue=self.event_queue, ports=REAL
+        )
         self.publisher = ModelPublisher(link, "demo", directory / "note")
 
         def say(line: str) -> None:
@@ -126,13 +128,13 @@ class Bench:
 
     def perform(self, effects: list[Any]) -> None:
         """As the service does."""
-        self.inbox.now_is_present()
-        run_effects(self.engine, effects, self.performer, lambda: self.inbox.now)
+        self.event_queue.now_is_present()
+        run_effects(self.engine, effects, self.performer, lambda: self.event_queue.now)
 
     def finish_updates(self, *, wait: bool) -> None:
         """Handle the completion events of updates, as the service does."""
         for event in self.updates.completed(0 if wait else MAX_IN_PROGRESS):
-            self.perform(self.engine.handle(event, self.inbox.now))
+            self.perform(self.engine.handle(event, self.event_queue.now))
 
     def hear(self, device: str, body: Any) -> None:
         """A message of the open round."""

@@ -91,7 +91,7 @@ class TestMuteDevice:
     def test_that_downloads_has_the_time_of_its_download(self, monkeypatch):
         """The request whether it is there may wait behind the chunks of a large model on a slow line."""
         made = bench("a")
-        monkeypatch.setattr(made.open._known, "size_bytes", lambda device: int(600 * SLOW_BYTES_S))
+        monkeypatch.setattr(made.open._issued_invitations, "size_bytes", lambda device: int(600 * SLOW_BYTES_S))
         wait(made, 600.0 + SILENT_S)
         assert made.state("a") is State.ACCEPTED
         wait(made, 10_000.0, since=600.0 + SILENT_S)

@@ -300,7 +300,7 @@ class TestOffenders:
         made = fleet_of("abcd")
         offend(made, "d", 0.2, RefuseReason.NORM_BOUND)
         assert made.open is not None
-        assert (made.open.round.needed, made.fleet.benched) == (4, {})
+        assert (made.open.round.needed, made.fleet.offenders) == (4, {})
 
     def test_rounds_that_end_by_offences_do_not_use_up_the_failed_rounds(self):
         """Rounds for one device of ten, and four offenders come first: each of those rounds failed, and was not in vain."""

@@ -77,9 +77,9 @@ def test_nothing_is_noted_of_a_stranger():
     known = fleet()
     known.bar("stranger", "schema_mismatch")
     known.rest("stranger", "not_charging", 60.0)
-    known.has_version("stranger", "0" * 64)
+    known.note_version("stranger", "0" * 64)
     assert set(known.members) == {"a"}
-    assert (known.version("stranger"), known.next_wake()) == ("", None)
+    assert (known.version("stranger"), known.next_pause_end()) == ("", None)
 
 
 def test_a_device_that_says_it_would_decline_is_not_asked():
@@ -102,10 +102,10 @@ def test_a_device_is_not_asked_before_the_time_it_named():
     known.update("a", there())
     known.wake(99.0)
     assert known.eligible() == []
-    assert known.next_wake() == 100.0
+    assert known.next_pause_end() == 100.0
     known.wake(100.0)
     assert known.eligible() == ["a"]
-    assert known.next_wake() is None
+    assert known.next_pause_end() is None
 
 
 def test_a_device_that_names_a_later_time_rests_until_then():

@@ -76,7 +76,7 @@ def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
     made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
     assert sorted(device for device, _ in told(effects)) == ["c"]
     assert made.open is not None
-    assert (states(made)["d"], made.open.round.needed, made.fleet.benched) == (State.FAILED, 3, {"d": "not_finite"})
+    assert (states(made)["d"], made.open.round.needed, made.fleet.offenders) == (State.FAILED, 3, {"d": "not_finite"})
     made.handle(DevicePresence("d", there()), 1.0)
     assert made.fleet.eligible() == []
     assert made.open.record("failed").offenders == {"d": "not_finite"}

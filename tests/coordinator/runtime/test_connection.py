@@ -55,7 +55,7 @@ def events_of(connection: Connection) -> list[object]:
     found: list[object] = []
     with contextlib.suppress(queue.Empty):
         while True:
-            event = connection.inbox.get()
+            event = connection.event_queue.get()
             if not isinstance(event, Connected):
                 found.append(event)
     return found

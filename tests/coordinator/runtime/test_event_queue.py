@@ -84,7 +84,9 @@ def test_the_time_never_goes_back(steps):
 
 
 def _at_work(bench: Bench) -> Service:
-    connection: Any = SimpleNamespace(inbox=bench.inbox, door=IngressFilter(10), fleet="demo", link=RecordedLink())
+    connection: Any = SimpleNamespace(
+        event_queue=bench.event_queue, ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink()
+    )
     nobody: Any = SimpleNamespace(
         is_revoked=lambda _device: False, poll=lambda *_: None, show=lambda _: None, say=lambda _: None
     )
@@ -104,9 +106,9 @@ def test_an_answer_that_came_in_time_counts_though_the_coordinator_was_busy(
         bench.perform(bench.engine.handle(DevicePresence(device, there()), time.monotonic()))
     bench.hear("a", Accept(10))
     later(came_after_s)
-    bench.inbox.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines
+    bench.event_queue.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines
     answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)
-    bench.inbox.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
+    bench.event_queue.put(Received(topics.up("demo", "b"), encode(answer), retained=False))
     later(30)
     for _ in range(2):
         service._take(service._next_event())

@@ -18,7 +18,9 @@ from tests.coordinator.fake_link import RecordedLink
 
 def test_what_strangers_say_is_counted_under_no_name():
     """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
-    connection: Any = SimpleNamespace(door=IngressFilter(10), fleet="demo", link=RecordedLink(), inbox=EventQueue())
+    connection: Any = SimpleNamespace(
+        ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
+    )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(is_revoked=lambda _device: False)
     service = Service(

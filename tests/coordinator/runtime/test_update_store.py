@@ -173,7 +173,7 @@ def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(ben
     bench.upload("b", 3.0)
     slow.may["a"].set()
     for event in bench.updates.completed(1):
-        bench.perform(bench.engine.handle(event, bench.inbox.now))
+        bench.perform(bench.engine.handle(event, bench.event_queue.now))
     assert committed(bench) == ["a"]
     slow.may["b"].set()
     run = bench.engine.spec.run

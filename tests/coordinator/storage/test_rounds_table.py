@@ -37,14 +37,14 @@ def test_the_open_round_is_known_until_it_is_over(registry):
 def test_the_open_round_keeps_its_offenders_and_those_that_it_was_not_meant_for(registry):
     """From the moment of the offence on, and when the round goes on in another epoch."""
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
-    registry.rounds.bench(run, "a", "not_finite")
+    registry.rounds.exclude_offender(run, "a", "not_finite")
     assert registry.rounds.unfinished(run, now) is None
     ledger = ledger_of(absent=frozenset("c"), offenders={"a": "not_finite"})
     registry.rounds.open(run, replace(ledger, offenders={}), now)
-    registry.rounds.bench(run, "a", "not_finite")
+    registry.rounds.exclude_offender(run, "a", "not_finite")
     assert registry.rounds.unfinished(run, now) == ledger
     registry.rounds.open(run, ledger, now)
-    registry.rounds.bench(run, "b", "damaged")
+    registry.rounds.exclude_offender(run, "b", "damaged")
     assert registry.rounds.unfinished(run, now) == replace(ledger, offenders={"a": "not_finite", "b": "damaged"})
 
 

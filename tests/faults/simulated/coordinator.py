@@ -77,7 +77,7 @@ class SimulatedCoordinator:
         self.start_at = 0.0
         self.pause_s = 1.0
         self.next_fuse: int | None = None
-        self.inbox: Any = None
+        self.event_queue: Any = None
         self.engine: Any = None
         self.summary: RunSummary | None = None
         self.said: list[str] = []
@@ -106,9 +106,9 @@ class SimulatedCoordinator:
     def interrupt(self, pause_s: float) -> None:
         """Ctrl-C; somebody resumes it after a pause."""
         self.pause_s = pause_s
-        if self.inbox is not None and self.process is not None:
+        if self.event_queue is not None and self.process is not None:
             self._world.say("Ctrl-C")
-            self.inbox.put(Interrupt())
+            self.event_queue.put(Interrupt())
 
     def reboot(self, jump_s: float, pause_s: float) -> None:
         """The machine too: its count of seconds begins anew, and its wall clock is another."""
@@ -138,7 +138,7 @@ class SimulatedCoordinator:
             for link in self._links:
                 link.die()
             self._links.clear()
-            self.process = self.inbox = self.engine = None
+            self.process = self.event_queue = self.engine = None
         self._what_next()
 
     def _begin(self) -> RunSummary:
@@ -206,5 +206,5 @@ class SimulatedCoordinator:
         return link
 
     def _at_work(self, inbox: Any) -> Any:
-        self.inbox = inbox
+        self.event_queue = inbox
         return nullcontext()
