@@ -61,13 +61,14 @@ Private = Annotated[
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]
-TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="Mean user accuracy at which it ends earlier.")]
+TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="Mean user accuracy that ends the study earlier.")]
 Seed = Annotated[int, typer.Option(help="Seed of the split, the initial model, the selection and the minibatches.")]
 LearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Of the clients (Per-FedAvg: beta, pFedMe: eta), not the task's.")
+    float | None,
+    typer.Option(metavar="RATE", help="Rate of the clients (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
 ]
 ServerLearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Of FedAdam's server optimizer, instead of the task's.")
+    float | None, typer.Option(metavar="RATE", help="Rate of FedAdam's server optimizer instead of the task's.")
 ]
 AdaptationRate = Annotated[
     float | None, typer.Option(metavar="RATE", help="Per-FedAvg's alpha, instead of the published one.")
@@ -76,9 +77,12 @@ Proximity = Annotated[
     float | None, typer.Option(metavar="NUMBER", help="pFedMe's lambda, instead of the published one.")
 ]
 BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Size of a minibatch, instead of the task's.")]
-Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches a client takes per round; 0: as epochs says.")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches per client and round; 0: by epochs.")]
 NoisyFraction = Annotated[
-    float, typer.Option(metavar="SHARE", help="Share of the clients that train on noisy data and do not count in UA.")
+    float,
+    typer.Option(
+        metavar="SHARE", help="Share of the clients with noisy training data; they do not count in user accuracy."
+    ),
 ]
 Encoding = Annotated[
     str,
@@ -102,7 +106,7 @@ MaxNumExamples = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder for outcome and curve; there an interrupted study can go on."),
+    typer.Option(metavar="DIR", help="Folder for outcome.json, curve.csv, curve.png and curve.svg."),
 ]
 
 
@@ -134,9 +138,12 @@ def simulate(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a whole fleet in this machine's memory, and count the rounds to a target user accuracy.
+    """Simulate a fleet in memory and count the rounds to a target user accuracy.
 
-    The clients train as devices do, on the same minibatches. The same options give the same result.
+    The clients train as devices do, on the same minibatches; strategies, patches and selection are those of a run. The same
+    options give the same result with any number of workers. With --out an interrupted study continues when the command is
+    given again; a finished one is printed again. A missed target is a result: rounds_to_target is null, exit code 0.
+    per-fedavg, pfedme and independent keep no patch.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)
