@@ -101,7 +101,7 @@ def add_ca(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Manage the CA of a fleet: certificates of broker, coordinator and watchers.",
     )
-    app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
+    app.add_typer(group, name="ca", epilog="Example: fedpatch ca show")
     group.callback()(no_options)
     _add_init(group)
     _add_broker(group)

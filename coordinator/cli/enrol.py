@@ -28,7 +28,7 @@ def add_identities(app: typer.Typer) -> None:
     group = typer.Typer(
         cls=Group, no_args_is_help=True, help="Manage the identities of devices: add, rotate, revoke, list."
     )
-    app.add_typer(group, name="device", epilog="Example: fedpatch device add pi-1 --broker mqtts://broker.local")
+    app.add_typer(group, name="device", epilog="Example: fedpatch device list")
     group.callback()(no_options)
     _add_bundles(group)
     _add_revoke(group)
