@@ -56,8 +56,8 @@ Private = Annotated[
     str | None,
     typer.Option(
         metavar="POLICY",
-        help="Patch that stays on each client: none, stats, affine, all (of batch norm) or names:GLOB,...; unless "
-        "given, affine with fedavg, fedadam and fedavg-adam, and none with the others.",
+        help="Patch that stays on each client: none, stats, affine, all (of batch norm) or names:GLOB,...; default: "
+        "affine with fedavg, fedadam and fedavg-adam, none with the others.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]
@@ -88,21 +88,19 @@ Encoding = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How models and updates travel: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8 or delta-int4.",
+        help="Encoding of models and updates: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8, delta-int4.",
     ),
 ]
 NormBound = Annotated[
     str,
     typer.Option(
         metavar="BOUND",
-        help="How far an update may be from the global model, as of fedpatch run: off, clip:X, reject:X or auto:F.",
+        help="Bound of an update's distance, as of fedpatch run: off, clip:X, reject:X or auto:F.",
     ),
 ]
 MaxNumExamples = Annotated[
     str,
-    typer.Option(
-        metavar="CAP", help="Examples that an update weighs at most, as of fedpatch run: off, a number or auto:F."
-    ),
+    typer.Option(metavar="CAP", help="Largest weight of an update, as of fedpatch run: off, a number or auto:F."),
 ]
 Out = Annotated[
     Path | None,

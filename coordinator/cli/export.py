@@ -21,7 +21,7 @@ def add_export(app: typer.Typer) -> None:
 
     @command(app, "export", example="fedpatch export last --out model.onnx")
     def export(
-        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")],
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of an id, or: last.")],
         out: Annotated[
             Path | None,
             typer.Option(

@@ -13,7 +13,7 @@ from fedpatch.shared.app.command import AsJson, command
 
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Ids of runs, their beginnings, or: last."),
+    typer.Argument(metavar="RUN...", help="Ids of runs, beginnings of ids, or: last."),
 ]
 Out = Annotated[
     Path | None,

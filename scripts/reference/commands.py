@@ -44,6 +44,7 @@ GUIDES: Mapping[str, str] = {
     "fedpatch-agent predict": "[the personal model](../how-to/personal-model.md)",
     "fedpatch-agent models": "[the figures](../how-to/personal-model.md#how-it-is-chosen-and-what-is-reported)",
 }
+SAME_AS: Mapping[str, str] = {"fedpatch-agent check-task": "fedpatch check-task"}
 COMMON = {
     "json",
     "debug",
@@ -62,7 +63,7 @@ _OFTEN = 2  # commands, from which on an option is described once
 def page() -> str:
     """Return the page."""
     found = [one for name, app in PROGRAMS.items() for one in commands(get_command(app), (name,))]
-    shared = _shared_options(command for _, command in found)
+    shared = _shared_options({path[1:]: command for path, command in found}.values())
     sections = (_section(path, command, shared) for path, command in found)
     return render("cli.md", options="".join(f"- {text}\n" for text in sorted(shared)), commands="\n".join(sections))
 
@@ -94,6 +95,9 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
     name = " ".join(path)
+    if name in SAME_AS:
+        same = SAME_AS[name]
+        return f"## `{name}`\n\nThe same as [`{same}`](#{same.replace(' ', '-')}), on the device.\n\n    {_example(command)}\n"
     parts = [f"## `{name}`", " ".join((command.help or "").split())]
     settings = _settings_of(command)
     if settings is not None:
@@ -102,7 +106,7 @@ def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
         parts.append(f"[Settings of `{COMMANDS_OF_SETTINGS[settings]}`](configuration.md#{anchor}).")
     if name in GUIDES:
         parts.append(f"See {GUIDES[name]}.")
-    parts.append("    " + command.epilog.removeprefix("Example: "))
+    parts.append(f"    {_example(command)}")
     options = _options(command)
     common = [f"`{name}`" for name, text in options.items() if text in shared]
     if common:
@@ -111,6 +115,11 @@ def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
     if own:
         parts.append("\n".join(own))
     return "\n\n".join(parts) + "\n"
+
+
+def _example(command: Any) -> str:
+    text: str = command.epilog
+    return text.removeprefix("Example: ")
 
 
 def _settings_of(command: Any) -> type[Settings] | None:
@@ -135,6 +144,10 @@ def _options(command: Any) -> dict[str, str]:
         if name in left_out or name.removeprefix("--") in COMMON or getattr(parameter, "hidden", False):
             continue
         value = f" {parameter.metavar}" if option and parameter.metavar else ""
-        default = f" (`{parameter.default}`)" if option and parameter.default not in (None, False, "", 0) else ""
+        default = (
+            f" (`{parameter.default}`)"
+            if option and parameter.default not in (None, "") and parameter.default is not False
+            else ""
+        )
         found[name] = f"`{name}{value}`{default}: {parameter.help or ''}"
     return found
