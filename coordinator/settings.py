@@ -27,7 +27,7 @@ _learning_rate = partial(setting, None, group=_TRAINING, gt=0.0, le=1e3, default
 _metrics = partial(
     setting,
     group=_METRICS,
-    help="HOST:PORT at which to serve metrics for Prometheus, port 0 takes a free one; none: not at all.",
+    help="HOST:PORT of the Prometheus endpoint; port 0 takes a free one, none disables it.",
 )
 _deadline = partial(setting, group=_DEADLINES, le=_YEAR_S, unit="seconds")
 
@@ -46,7 +46,7 @@ class RoundSettings(Settings):
     learning_rate: float | None = _learning_rate(help="Learning rate on the devices.")
     server_learning_rate: float | None = _learning_rate(help="Learning rate of the server's optimizer.")
     epochs: int = setting(
-        1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes over its data a device makes per round."
+        1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes of a device over its data per round."
     )
     steps: int = setting(
         0,
@@ -54,7 +54,7 @@ class RoundSettings(Settings):
         ge=0,
         le=100_000_000,
         unit="steps",
-        help="Minibatches a device takes per round; 0: as epochs says.",
+        help="Minibatches of a device per round; 0: by epochs.",
     )
     batch_size: int | None = setting(
         None,
@@ -69,14 +69,18 @@ class RoundSettings(Settings):
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
     )
 
-    rounds: int = setting(30, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Rounds after which the run ends.")
+    rounds: int = setting(30, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Number of rounds of the run.")
     target_ua: float | None = setting(
-        None, group=ROUNDS, help="Mean user accuracy, in the task's metric, at which the run ends earlier."
+        None, group=ROUNDS, help="Mean user accuracy, in the task's metric, that ends the run earlier."
     )
     devices: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["devices"])
     participation: float = setting(1.0, group=ROUNDS, gt=0.0, le=1.0, help=HELP["participation"])
     over_select: float = setting(
-        1.0, group=ROUNDS, ge=1.0, le=10.0, help="Times as many devices are asked, because some decline or drop out."
+        1.0,
+        group=ROUNDS,
+        ge=1.0,
+        le=10.0,
+        help="Factor of additional invitations, because some devices decline or drop out.",
     )
     min_cohort: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
     quorum: float = setting(0.8, group=ROUNDS, gt=0.0, le=1.0, help=HELP["quorum"])
@@ -86,7 +90,7 @@ class RoundSettings(Settings):
         ge=0.0,
         le=_YEAR_S,
         unit="seconds",
-        help="Least time from the beginning of a round to that of the next; devices that are done hear how long they may rest.",
+        help="Least time between the starts of two rounds.",
     )
     independent_every: int = setting(
         10,
@@ -94,8 +98,7 @@ class RoundSettings(Settings):
         ge=0,
         le=1_000_000,
         unit="rounds",
-        help="Every how many rounds devices measure what learning alone gives; a measure takes each as long as a round's "
-        "training. 0: never.",
+        help="Rounds between two measurements of learning alone, each as long as a round's training; 0: never.",
     )
     max_failed_rounds: int = setting(3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
@@ -105,17 +108,16 @@ class RoundSettings(Settings):
         ge=0.0,
         help=HELP["wait_s"],
     )
-    recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time a device has to accept or decline a round.")
+    recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time for a device to accept or decline a round.")
     deadline_s: float | None = _deadline(
         None,
         gt=0.0,
         default_means="auto",
         none_word="auto",
-        help="Time after which a round ends with what it has. auto: 600 s for the first round, then three times what the "
-        "devices took in earlier rounds, at least 60 s; twice as long after a round that missed its quorum because its time "
-        "was up.",
+        help="Time after which a round ends with the updates it has. auto: 600 s for the first round, then three times the "
+        "time of earlier rounds, at least 60 s, doubled after a round that missed its quorum for lack of time.",
     )
-    grace_s: float = _deadline(10.0, ge=0.0, help="Time the others still have once the quorum is met.")
+    grace_s: float = _deadline(10.0, ge=0.0, help="Time for the other devices after the quorum is met.")
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
     encoding: str = setting("delta-int8", group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
@@ -125,7 +127,7 @@ class RoundSettings(Settings):
         ge=8,
         le=1024,
         unit="KiB",
-        help="Size of a chunk; less where the broker takes no such packets.",
+        help="Size of a chunk; less if the broker limits packets.",
     )
     upload_slots: int = setting(
         4,
@@ -133,14 +135,13 @@ class RoundSettings(Settings):
         ge=1,
         le=MAX_CHUNKS_IN_FLIGHT,
         unit="devices",
-        help="Devices that may upload long updates at the same time; shorter ones share the chunks, "
-        "upload_slots x upload_window in all.",
+        help="Devices that upload long updates at a time; in all, upload_slots x upload_window chunks are in flight.",
     )
     upload_window: int = setting(
-        8, group=_TRANSFER, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks a device may have under way."
+        8, group=_TRANSFER, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks in flight per device."
     )
     max_model_mib: int = setting(
-        512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Size above which a model or an update is refused."
+        512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Largest accepted model or update."
     )
 
     metrics: str | None = _metrics(None, default_means="not served")
@@ -150,22 +151,22 @@ class RoundSettings(Settings):
         ge=0,
         le=100_000,
         unit="devices",
-        help="Devices that may have series of their own; of a larger fleet, that many of the slowest.",
+        help="Devices with series of their own; in a larger fleet the slowest.",
     )
 
     norm_bound: str = setting(
         "auto:2",
         group=_LIMITS,
-        help="How far an update may be from the global model (L2 norm): off, clip:X, reject:X, or auto:F, which clips weights, "
-        "moments and each running statistic at F times what is usual among the updates of the round (of one or two "
-        "updates, of the rounds before too). With each but off, counters are held to the steps of the plan; with clip and "
-        "reject, running statistics to ten times the usual.",
+        help="Bound of an update's distance from the global model (L2 norm): off, clip:X, reject:X, or auto:F, which clips "
+        "weights, moments and each running statistic at F times the median of the round (with one or two updates, of earlier "
+        "rounds too). All but off limit counters to the steps of the plan; clip and reject limit running statistics to ten "
+        "times the median.",
     )
     max_num_examples: str = setting(
         "auto:10",
         group=_LIMITS,
-        help="Examples that an update weighs at most: off (as in the FedAvg paper), a number, or auto:F, F times the median of "
-        "the round's updates.",
+        help="Largest weight of an update, in examples: off (as in the FedAvg paper), a number, or auto:F, F times the median "
+        "of the round.",
     )
     quarantine_after: int = setting(
         5,
@@ -173,7 +174,7 @@ class RoundSettings(Settings):
         ge=0,
         le=1_000_000,
         unit="offences",
-        help="Offences after which a device is not asked any more until it is released; 0: never.",
+        help="Offences that put a device into quarantine until its release; 0: never.",
     )
     max_devices: int = setting(
         10_000,
@@ -181,7 +182,7 @@ class RoundSettings(Settings):
         ge=1,
         le=1_000_000,
         unit="devices",
-        help="Devices that are known at a time; beyond that, newcomers take the place of those that are gone.",
+        help="Known devices; beyond that, new devices replace absent ones.",
     )
 
     def check(self) -> list[tuple[str, ...]]:
@@ -234,13 +235,13 @@ class RunSettings(RoundSettings, BrokerSettings):
     metrics: str | None = _metrics("127.0.0.1:9464")
 
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-state"), group="State", help="Directory for runs, checkpoints and updates; made where absent."
+        Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates."
     )
     ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group="State",
         default_means="ca in the state directory",
-        help="Directory of the fleet's CA, whose record says which devices were revoked; need not exist.",
+        help="Directory of the fleet's CA, with the list of revoked devices; may be absent.",
     )
 
     @property

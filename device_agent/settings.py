@@ -17,7 +17,7 @@ from fedpatch.shared.tensors.patch_policy import PatchPolicy, parse_policy
 _WORK = "Work"
 _LIMITS = "Limits to work requests"
 _MODEL = "Personal model"
-_TELLING = "What it tells of itself"
+_TELLING = "Metrics and vitals"
 
 # Below, torch cannot even be imported; what a task takes comes on top.
 _LEAST_MEMORY_MIB = 256
@@ -49,35 +49,35 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         gt=0.0,
         le=3600.0,
         unit="seconds",
-        help="Pause before the first attempt to connect again.",
+        help="Pause before the first reconnection attempt.",
     )
     reconnect_max_s: float = setting(
-        60.0, group=CONNECTION, gt=0.0, le=86_400.0, unit="seconds", help="Longest pause between attempts to connect."
+        60.0, group=CONNECTION, gt=0.0, le=86_400.0, unit="seconds", help="Longest pause between reconnection attempts."
     )
 
-    task: str = setting("digits", group=_WORK, help="Task that the device can train, by name or as module:attribute.")
-    data: str = setting(group=_WORK, example="shard:0/10", help="Which data this device holds.")
+    task: str = setting("digits", group=_WORK, help="Task of the device, by name or as module:attribute.")
+    data: str = setting(group=_WORK, example="shard:0/10", help="Data spec of this device.")
     data_root: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=_WORK, default_means="FEDPATCH_DATA, else the user's cache", help="Directory of data sets."
     )
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-agent-state"),
         group=_WORK,
-        help="Directory for the private patch and unfinished work; made where absent.",
+        help="Directory of private patches, models and unfinished work.",
     )
     admission: str = setting(
         "preferences",
         group=_WORK,
         pattern=_ADMISSION,
-        help="Whether to take part in rounds: as the preferences say, or whatever they say, always, never or as the first line "
-        "of a file says: accept, or decline and why.",
+        help="Participation in rounds: by the preferences, always, never, or by the first line of a file (accept, or decline "
+        "and the reason).",
     )
     private: str = setting(
         "",
         group=_LIMITS,
-        default_means="what stayed private in any earlier round of the task, and `affine` at least",
-        help="What at least stays private on this device, whatever a work request says: none, stats, affine, all or "
-        "names:<glob,...>. A request that keeps less is declined.",
+        default_means="`affine`, and all that stayed private in earlier rounds of the task",
+        help="Private floor: tensors that always stay on this device: none, stats, affine, all or names:<glob,...>. A "
+        "request that keeps less is declined.",
     )
     max_steps: int = setting(
         100_000,
@@ -85,7 +85,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=1,
         le=100_000_000,
         unit="steps",
-        help="Most training steps that one work request may ask for, however counted; a longer plan is declined.",
+        help="Most training steps of one work request; a longer plan is declined.",
     )
     max_epochs: int = setting(
         100,
@@ -93,25 +93,23 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=1,
         le=100_000,
         unit="epochs",
-        help="Most passes over this device's data that one request may ask for, however counted; a longer plan is declined.",
+        help="Most passes over this device's data in one work request; a longer plan is declined.",
     )
     ups: str = setting(
         "",
         group=_WORK,
-        default_means="what the kernel knows of",
-        help="What feeds the device, where the kernel cannot see it: nut:NAME@HOST, pisugar or command:PROGRAM.",
+        default_means="the kernel's power supplies",
+        help="UPS that the kernel does not know: nut:NAME@HOST, pisugar or command:PROGRAM.",
     )
-    threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads to train with.")
-    nice: int = setting(
-        10, group=_WORK, ge=0, le=19, help="How far training stands back for other programs; 19 is the most."
-    )
+    threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads for training.")
+    nice: int = setting(10, group=_WORK, ge=0, le=19, help="Niceness of training; 19 yields most to other programs.")
     max_memory_mib: int = setting(
         0,
         group=_WORK,
         ge=0,
         le=1_048_576,
         unit="MiB",
-        help="Data that the training process may hold before a round fails; 0: no limit.",
+        help="Memory limit of the training process; 0: none.",
     )
     idle_release_s: float = setting(
         600.0,
@@ -119,11 +117,9 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0.0,
         le=604_800.0,
         unit="seconds",
-        help="Time without training after which its memory is given back; 0: only where the coordinator announces a rest.",
+        help="Idle time after which the training process releases its memory; 0: only during announced rests.",
     )
-    max_model_mib: int = setting(
-        512, group=_WORK, ge=1, le=2048, unit="MiB", help="Size above which a model is refused."
-    )
+    max_model_mib: int = setting(512, group=_WORK, ge=1, le=2048, unit="MiB", help="Largest accepted model.")
 
     keep_models: int = setting(
         3,
@@ -131,31 +127,31 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0,
         le=1000,
         unit="models",
-        help="How many personal models stay for applications and for a rollback; 0 makes none.",
+        help="Kept versions of the personal model; 0: none is made.",
     )
     keep_margin: float = setting(
         0.02,
         group=_MODEL,
         ge=0.0,
-        help="How much worse than the present personal model a new one may be on validation data, in the task's metric.",
+        help="How much worse on validation data a new personal model may be than the current one, in the task's metric.",
     )
 
     metrics: str | None = setting(
         None,
         group=_TELLING,
         default_means="not served",
-        help="HOST:PORT at which to serve this device's metrics for Prometheus, port 0 takes a free one; none: not at all.",
+        help="HOST:PORT of the Prometheus endpoint of this device; port 0 takes a free one.",
     )
     metrics_textfile: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group=_TELLING,
         default_means="not written",
-        help="File to write this device's metrics to, for node_exporter to read; its name ends in .prom.",
+        help="File of metrics for node_exporter's textfile collector; it ends in .prom.",
     )
     share_vitals: bool = setting(
         True,
         group=_TELLING,
-        help="Tell the coordinator how the device is: power, temperature, load, free space, kind of link.",
+        help="Send vitals to the coordinator: power, temperature, load, free space, kind of link.",
     )
 
     @property

@@ -19,11 +19,31 @@ A command prints the message, never a traceback, and exits with `exit_code`. A m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 EXIT_LESS = 4
 """Exit code of a command that did only a part of its work, and printed which: neither an error nor a success."""
+
+EXIT_CODES: Mapping[int, tuple[str, str]] = {
+    0: ("success: a run reached its target, its last round or its time limit; the agent was stopped by SIGTERM", ""),
+    1: (
+        "failure: a failed run or one without a successful round, unusable data or state, a failed check of a doctor or of "
+        "`check-task`, `fedpatch-agent status` without a running agent",
+        "apply the remedy of the message, then repeat",
+    ),
+    2: ("an option, a name or a configuration file is wrong", "correct it, then repeat"),
+    3: ("the MQTT broker cannot be reached or used", "repeat later"),
+    EXIT_LESS: (
+        "partial success: `fedpatch export` wrote the model of an earlier round, because the newest checkpoint is damaged",
+        "restore the named file",
+    ),
+    130: (
+        "interrupted: Ctrl-C, for a run and a simulation also SIGTERM; a run and a simulation with `--out` are saved",
+        "`fedpatch resume`, or the same `simulate` command",
+    ),
+}
+"""All exit codes: meaning, and what a caller can do."""
 
 
 class FedpatchError(Exception):

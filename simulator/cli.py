@@ -56,18 +56,19 @@ Private = Annotated[
     str | None,
     typer.Option(
         metavar="POLICY",
-        help="Patch that stays on each client: none, stats, affine, all (of batch norm) or names:GLOB,...; unless "
-        "given, affine with fedavg, fedadam and fedavg-adam, and none with the others.",
+        help="Patch that stays on each client: none, stats, affine, all (of batch norm) or names:GLOB,...; default: "
+        "affine with fedavg, fedadam and fedavg-adam, none with the others.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]
-TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="Mean user accuracy at which it ends earlier.")]
+TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="Mean user accuracy that ends the study earlier.")]
 Seed = Annotated[int, typer.Option(help="Seed of the split, the initial model, the selection and the minibatches.")]
 LearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Of the clients (Per-FedAvg: beta, pFedMe: eta), not the task's.")
+    float | None,
+    typer.Option(metavar="RATE", help="Rate of the clients (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
 ]
 ServerLearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Of FedAdam's server optimizer, instead of the task's.")
+    float | None, typer.Option(metavar="RATE", help="Rate of FedAdam's server optimizer instead of the task's.")
 ]
 AdaptationRate = Annotated[
     float | None, typer.Option(metavar="RATE", help="Per-FedAvg's alpha, instead of the published one.")
@@ -76,33 +77,34 @@ Proximity = Annotated[
     float | None, typer.Option(metavar="NUMBER", help="pFedMe's lambda, instead of the published one.")
 ]
 BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Size of a minibatch, instead of the task's.")]
-Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches a client takes per round; 0: as epochs says.")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches per client and round; 0: by epochs.")]
 NoisyFraction = Annotated[
-    float, typer.Option(metavar="SHARE", help="Share of the clients that train on noisy data and do not count in UA.")
+    float,
+    typer.Option(
+        metavar="SHARE", help="Share of the clients with noisy training data; they do not count in user accuracy."
+    ),
 ]
 Encoding = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How models and updates travel: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8 or delta-int4.",
+        help="Encoding of models and updates: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8, delta-int4.",
     ),
 ]
 NormBound = Annotated[
     str,
     typer.Option(
         metavar="BOUND",
-        help="How far an update may be from the global model, as of fedpatch run: off, clip:X, reject:X or auto:F.",
+        help="Bound of an update's distance, as of fedpatch run: off, clip:X, reject:X or auto:F.",
     ),
 ]
 MaxNumExamples = Annotated[
     str,
-    typer.Option(
-        metavar="CAP", help="Examples that an update weighs at most, as of fedpatch run: off, a number or auto:F."
-    ),
+    typer.Option(metavar="CAP", help="Largest weight of an update, as of fedpatch run: off, a number or auto:F."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder for outcome and curve; there an interrupted study can go on."),
+    typer.Option(metavar="DIR", help="Folder for outcome.json, curve.csv, curve.png and curve.svg."),
 ]
 
 
@@ -134,9 +136,12 @@ def simulate(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a whole fleet in this machine's memory, and count the rounds to a target user accuracy.
+    """Simulate a fleet in memory and count the rounds to a target user accuracy.
 
-    The clients train as devices do, on the same minibatches. The same options give the same result.
+    The clients train as devices do, on the same minibatches; strategies, patches and selection are those of a run. The same
+    options give the same result with any number of workers. With --out an interrupted study continues when the command is
+    given again; a finished one is printed again. A missed target is a result: rounds_to_target is null, exit code 0.
+    per-fedavg, pfedme and independent keep no patch.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)

@@ -102,29 +102,25 @@ def members(
     return index.fleet, sorted({*good(DEVICE), *(devices or ())}), sorted({*good(WATCHER), *(watchers or ())})
 
 
-_Fleet = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Fleet that the rules are for; with --ca-dir, the CA's.")
-]
+_Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Fleet of the rules; with --ca-dir the CA's fleet.")]
 _CoordinatorUser = Annotated[str, typer.Option(metavar="NAME", help="User name of the coordinator at the broker.")]
 _Device = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A device of the fleet (repeatable); none, and no CA: every other user."),
+    typer.Option(metavar="NAME", help="Device of the fleet (repeatable)."),
 ]
 _Watcher = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A user who may look on with `fedpatch watch` (repeatable)."),
+    typer.Option(metavar="NAME", help="User of `fedpatch watch` (repeatable)."),
 ]
 _CaDir = Annotated[
     Path | None,
     typer.Option(
         envvar="FEDPATCH_CA_DIR",
         metavar="PATH",
-        help="Directory of the fleet's CA: all devices and watchers that it knows and has not revoked.",
+        help="Directory of the fleet's CA: adds all its devices and watchers that are not revoked.",
     ),
 ]
-_Ejabberd = Annotated[
-    str, typer.Option(metavar="HOST", help="Print the rules of an ejabberd whose users are those of HOST instead.")
-]
+_Ejabberd = Annotated[str, typer.Option(metavar="HOST", help="Print rules for ejabberd with virtual host HOST.")]
 
 
 def add_acl(app: typer.Typer) -> None:
@@ -139,7 +135,11 @@ def add_acl(app: typer.Typer) -> None:
         ca_dir: _CaDir = None,
         ejabberd: _Ejabberd = "",
     ) -> None:
-        """Print mosquitto's acl_file for a fleet: who may write and read which topic."""
+        """Print the access rules of a fleet for mosquitto (acl_file) or ejabberd.
+
+        A device's user name must be its id. Without a CA and without --device the rules are patterns: every user is the
+        device of its own name. A warning says so.
+        """
         from fedpatch.coordinator.cli.broker import ejabberd_rules
         from fedpatch.shared.wire.topics import mosquitto_acl
 

@@ -73,16 +73,16 @@ CaDir = Annotated[
         "--ca-dir",
         envvar="FEDPATCH_CA_DIR",
         metavar="PATH",
-        help="Directory of the CA; without it ca in the coordinator's state directory.",
+        help="Directory of the CA; default: ca in the coordinator's state directory.",
     ),
 ]
-Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long it is good.")]
-_CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="How long the CA itself is good.")]
+Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="Validity of the certificate.")]
+_CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="Validity of the CA.")]
 _BrokerName = Annotated[
     list[str] | None,
     typer.Option(metavar="HOST", help="Host name or address of the broker, as in its URL (repeatable)."),
 ]
-_NewKey = Annotated[bool, typer.Option("--new-key", help="Make a new key, too; without it the key stays.")]
+_NewKey = Annotated[bool, typer.Option("--new-key", help="Make a new key too.")]
 _Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write, mode 0600.")]
 
 
@@ -97,9 +97,11 @@ def ca_directory(given: Path | None) -> Path:
 def add_ca(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     group = typer.Typer(
-        cls=Group, no_args_is_help=True, help="The CA of a fleet: certificates for its broker and coordinator."
+        cls=Group,
+        no_args_is_help=True,
+        help="Manage the CA of a fleet: certificates of broker, coordinator and watchers.",
     )
-    app.add_typer(group, name="ca", epilog="Example: fedpatch ca init --fleet kitchen --broker-name broker.local")
+    app.add_typer(group, name="ca", epilog="Example: fedpatch ca show")
     group.callback()(no_options)
     _add_init(group)
     _add_broker(group)
@@ -118,9 +120,9 @@ def _add_init(group: typer.Typer) -> None:
         ca_days: _CaDays = CA_DAYS,
         ca_dir: CaDir = None,
     ) -> None:
-        """Make a fleet's CA, the certificate of its broker and that of its coordinator.
+        """Create a fleet's CA and the certificates of broker and coordinator.
 
-        Done again, it makes what is missing and changes nothing else.
+        A repeated call creates only missing parts. The CA of another fleet is never overwritten.
         """
         from fedpatch.coordinator.pki.certificate_authority import Authority
         from fedpatch.coordinator.pki.enrolment import ensure_broker, ensure_coordinator
@@ -152,7 +154,7 @@ def _add_broker(group: typer.Typer) -> None:
     def broker(
         broker_name: _BrokerName = None, days: Days = DAYS, new_key: _NewKey = False, ca_dir: CaDir = None
     ) -> None:
-        """Renew the broker's certificate; the broker has to be told to read it again."""
+        """Renew the broker's certificate, by default for the same names; then reload the broker."""
         from fedpatch.coordinator.pki.enrolment import ensure_broker, opened, server_names
         from fedpatch.shared.errors import UsageError
 
@@ -171,14 +173,15 @@ def _add_coordinator(group: typer.Typer) -> None:
         days: Days = DAYS,
         new_key: _NewKey = False,
         revoke_old: Annotated[
-            bool, typer.Option("--revoke-old", help="Take back what it had before, as when its key was stolen.")
+            bool,
+            typer.Option("--revoke-old", help="Revoke the earlier certificates and make a new key, for a stolen key."),
         ] = False,
         password: Annotated[
-            bool, typer.Option("--password", help="Make a password instead, for a broker without client certificates.")
+            bool, typer.Option("--password", help="Make a password instead, in a file for EnvironmentFile=.")
         ] = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Renew the coordinator's certificate; one that is at work takes it up by itself."""
+        """Renew the coordinator's certificate; a running coordinator loads it by itself."""
         from fedpatch.coordinator.pki.certificate_authority import COORDINATOR
         from fedpatch.coordinator.pki.enrolment import ensure_coordinator, give_coordinator_password, opened, revoke
         from fedpatch.coordinator.pki.mosquitto_passwd import password_file
@@ -201,9 +204,9 @@ def _add_coordinator(group: typer.Typer) -> None:
 def _add_renew(group: typer.Typer) -> None:
     @command(group, "renew", example="fedpatch ca renew")
     def renew(ca_days: _CaDays = CA_DAYS, ca_dir: CaDir = None) -> None:
-        """Renew the CA's own certificate, with its key: whatever it has issued stays good.
+        """Renew the CA's own certificate with the same key; all issued certificates stay valid.
 
-        Everybody needs the new ca.crt before the old one expires; old and new are good side by side.
+        All machines need the new ca.crt before the old one expires; both are valid side by side.
         """
         from fedpatch.coordinator.pki.enrolment import opened
 
@@ -220,7 +223,7 @@ def _add_watcher(group: typer.Typer) -> None:
         days: Days = DAYS,
         ca_dir: CaDir = None,
     ) -> None:
-        """Make a certificate for somebody who looks on with `fedpatch watch --cert-file FILE`."""
+        """Make a file with certificate and key for `fedpatch watch --cert-file FILE`."""
         from fedpatch.coordinator.pki.enrolment import give_watcher, opened
 
         with opened(ca_directory(ca_dir)) as authority:
@@ -232,7 +235,7 @@ def _add_watcher(group: typer.Typer) -> None:
     def revoke_watcher(
         name: Annotated[str, typer.Argument(metavar="NAME", help="Name at the broker.")], ca_dir: CaDir = None
     ) -> None:
-        """Take a watcher's certificate back; the broker has to be told to read the new list."""
+        """Revoke a watcher's certificate; then reload the broker."""
         from fedpatch.coordinator.pki.certificate_authority import WATCHER
         from fedpatch.coordinator.pki.enrolment import opened, revoke
 
@@ -244,7 +247,7 @@ def _add_watcher(group: typer.Typer) -> None:
 def _add_lists(group: typer.Typer) -> None:
     @command(group, "crl", example="fedpatch ca crl")
     def crl(ca_dir: CaDir = None) -> None:
-        """Write the list of what is revoked anew, and print where it is."""
+        """Write the revocation list anew and print its path."""
         from fedpatch.coordinator.pki.enrolment import opened
 
         with opened(ca_directory(ca_dir)) as authority:
@@ -252,7 +255,7 @@ def _add_lists(group: typer.Typer) -> None:
 
     @command(group, "show", example="fedpatch ca show --json")
     def show(ca_dir: CaDir = None, as_json: AsJson = False) -> None:
-        """Show what the CA has issued and when it expires; works without the broker."""
+        """Show all certificates and passwords of the CA with their expiry."""
         from fedpatch.coordinator.cli.ca import show_authority
 
         show_authority(ca_directory(ca_dir), as_json=as_json)

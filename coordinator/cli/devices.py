@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
-_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept, and shown with the device.")]
+_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")]
 _MAX_REASON = 500
 
 
@@ -37,7 +37,11 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     def devices(
         context: typer.Context, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
-        """List the devices that were ever seen, and what came of asking them."""
+        """List all devices ever seen: last state, task, counts of outcomes, last reason.
+
+        The state is that of the last run. The subcommands hold a device back and bring it back; a running coordinator
+        applies them within seconds, and they outlast it.
+        """
         if context.invoked_subcommand is not None:
             # Options before the name of a subcommand hold for the subcommand unless it has its own.
             context.default_map = {
@@ -60,7 +64,10 @@ def _add_hold(app: typer.Typer) -> None:
     def quarantine(
         device: _Device, reason: _Reason, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
-        """Take nothing more from a device, and ask it for nothing, until it is released."""
+        """Exclude a device: its messages are rejected, also in the open round, and it is not asked until its release.
+
+        Devices are quarantined automatically after --quarantine-after offences.
+        """
         _hold(device, "quarantined", reason, state_dir, fleet, as_json)
 
     @command(app, "drain", example="fedpatch devices drain pi-7 --reason 'new battery'")
@@ -71,7 +78,7 @@ def _add_hold(app: typer.Typer) -> None:
         fleet: _Fleet = None,
         as_json: AsJson = False,
     ) -> None:
-        """Ask a device for no further rounds until it is resumed; what it does now still counts."""
+        """Pause a device for maintenance: no further rounds until `devices resume`; current work still counts."""
         _hold(device, "drained", reason, state_dir, fleet, as_json)
 
 
@@ -80,12 +87,12 @@ def _add_lift(app: typer.Typer) -> None:
     def release(
         device: _Device, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
-        """Take a device out of quarantine; its offences are forgotten."""
+        """Release a device from quarantine and reset its offences."""
         _lift(device, "quarantined", state_dir, fleet, as_json)
 
     @command(app, "resume", example="fedpatch devices resume pi-7")
     def resume(device: _Device, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False) -> None:
-        """Ask a device again that was drained."""
+        """End the maintenance of a drained device: it is asked again."""
         _lift(device, "drained", state_dir, fleet, as_json)
 
 

@@ -16,7 +16,10 @@ def add_doctor(app: typer.Typer) -> None:
     @command(app, "doctor", example="fedpatch doctor --config fedpatch.toml")
     @cli_options(RunSettings)
     def doctor(settings: RunSettings, as_json: AsJson = False) -> None:
-        """Check the installation, the disk, the broker and the devices, and tell a mend for whatever fails."""
+        """Check before a run: installation, task, disk, memory, clock, broker, online devices.
+
+        Each check prints ok, warn, fail or skip, with a remedy below warn and fail. The exit code is 1 if a check failed.
+        """
         from fedpatch.coordinator.operations.doctor import examine
         from fedpatch.shared.diagnostics.checks import conduct
 

@@ -12,25 +12,23 @@ from fedpatch.coordinator.pki.issued_certificates import DAYS
 from fedpatch.shared.app.command import AsJson, Group, command, no_options, say
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Name of the device, unique in its fleet.")]
-_Out = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The bundle to write, mode 0600; without it ID.bundle.")
-]
+_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Bundle to write, mode 0600; default: ID.bundle.")]
 _Broker = Annotated[
     str,
     typer.Option(
-        envvar="FEDPATCH_BROKER", metavar="URL", help="The broker's URL; without it, that of the device's settings."
+        envvar="FEDPATCH_BROKER", metavar="URL", help="URL of the broker; default: that of the device's settings."
     ),
 ]
-_Password = Annotated[
-    bool, typer.Option("--password", help="A password instead, for a broker that takes no client certificates.")
-]
+_Password = Annotated[bool, typer.Option("--password", help="A password instead of a certificate.")]
 
 
 def add_identities(app: typer.Typer) -> None:
     """Add the commands `ca` and `device` to `app`."""
     add_ca(app)
-    group = typer.Typer(cls=Group, no_args_is_help=True, help="The identities of devices: enrol, renew, take back.")
-    app.add_typer(group, name="device", epilog="Example: fedpatch device add pi-1 --broker mqtts://broker.local")
+    group = typer.Typer(
+        cls=Group, no_args_is_help=True, help="Manage the identities of devices: add, rotate, revoke, list."
+    )
+    app.add_typer(group, name="device", epilog="Example: fedpatch device list")
     group.callback()(no_options)
     _add_bundles(group)
     _add_revoke(group)
@@ -47,9 +45,10 @@ def _add_bundles(group: typer.Typer) -> None:
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Enrol a device: write the bundle that `fedpatch-agent enrol` installs there.
+        """Enrol a device: write the bundle for `fedpatch-agent enrol`.
 
-        Whoever has the bundle has the device's identity: carry it on a way that you trust, and delete it afterwards.
+        The bundle is the device's identity: transfer it over a trusted way and delete it afterwards. An enrolled device and
+        an existing file are refused.
         """
         _write(device, out, broker, days, password, ca_dir, renewal=False)
 
@@ -93,11 +92,17 @@ def _add_revoke(group: typer.Typer) -> None:
     @command(group, "revoke", example="fedpatch device revoke pi-1 --reason stolen")
     def revoke(
         device: _Id,
-        reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the record.")] = "",
-        old: Annotated[bool, typer.Option("--old", help="Only what was replaced; the newest stays good.")] = False,
+        reason: Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the record.")] = "",
+        old: Annotated[
+            bool, typer.Option("--old", help="Revoke only the replaced ones; the newest stays valid.")
+        ] = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Take back what a device has: the coordinator at work shuts it out, and the broker once it reads the new list."""
+        """Revoke the certificates and passwords of a device.
+
+        A running coordinator excludes it within seconds. The broker rejects it after `systemctl reload mosquitto`, and ends
+        open connections at its next restart.
+        """
         from fedpatch.coordinator.pki.certificate_authority import DEVICE
         from fedpatch.coordinator.pki.enrolment import opened
         from fedpatch.coordinator.pki.enrolment import revoke as take_back
@@ -112,7 +117,7 @@ def _add_revoke(group: typer.Typer) -> None:
 def _add_list(group: typer.Typer) -> None:
     @command(group, "list", example="fedpatch device list --json")
     def list_devices(ca_dir: CaDir = None, as_json: AsJson = False) -> None:
-        """List the devices that were enrolled: what they have, and until when it is good."""
+        """List the enrolled devices with kind, state and expiry of their identity."""
         from fedpatch.coordinator.cli.ca import show_devices
 
         show_devices(ca_directory(ca_dir), as_json=as_json)

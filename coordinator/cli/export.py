@@ -21,20 +21,25 @@ def add_export(app: typer.Typer) -> None:
 
     @command(app, "export", example="fedpatch export last --out model.onnx")
     def export(
-        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")],
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of an id, or: last.")],
         out: Annotated[
-            Path | None, typer.Option("--out", metavar="FILE", help="Where to, if not beside the run's checkpoints.")
+            Path | None,
+            typer.Option(
+                "--out", metavar="FILE", help="File to write; default: runs/RUN/model.onnx in the state directory."
+            ),
         ] = None,
         round: Annotated[
             int | None,
-            typer.Option("--round", min=0, metavar="N", help="After round N: the last, or the one before it."),
+            typer.Option("--round", min=0, metavar="N", help="Round N: the last one, or the one before it."),
         ] = None,
         state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
-        """Write a run's global model as ONNX, for programs without torch, and its metadata beside it.
+        """Write a run's global model as ONNX, with its metadata as JSON beside it.
 
-        Where the newest checkpoint is damaged, the model of an earlier round is written, and the exit code is 4.
+        Private tensors have their initial values, because they never left the devices (private_values in the metadata). The
+        outputs are compared with torch's before anything is written. If the newest checkpoint is damaged, the model of the
+        round before is written, with exit code 4, asked_round and problem.
         """
         import msgspec
 

@@ -17,20 +17,23 @@ def add_inventory(app: typer.Typer) -> None:
 
     @command(app, "inventory", example="fedpatch inventory --list --domain .local")
     def inventory(
-        all_hosts: Annotated[bool, typer.Option("--list", help="All groups and hosts.")] = False,
-        host: Annotated[str | None, typer.Option(metavar="NAME", help="The variables of one host.")] = None,
+        all_hosts: Annotated[bool, typer.Option("--list", help="Print all groups and hosts.")] = False,
+        host: Annotated[str | None, typer.Option(metavar="NAME", help="Print the variables of one host.")] = None,
         fleet: Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")] = None,
         domain: Annotated[
             str,
             typer.Option(
                 envvar="FEDPATCH_INVENTORY_DOMAIN",
                 metavar="TEXT",
-                help="What makes a device's id its host name, e.g. .local; without it no address is given.",
+                help="Suffix that makes a device id a host name, such as .local; without it hosts have no address.",
             ),
         ] = "",
         state_dir: StateDir = None,
     ) -> None:
-        """Print the devices that were ever seen, but for those revoked, as an inventory for Ansible; always JSON."""
+        """Print all devices ever seen and not revoked as a dynamic inventory for Ansible, as JSON.
+
+        Groups are devices, online, offline, fleet_NAME, task_NAME and version_X_Y_Z.
+        """
         if all_hosts == (host is not None):
             raise UsageError("say either --list or --host NAME, as Ansible does")
         from fedpatch.coordinator.operations.inventory import host_variables

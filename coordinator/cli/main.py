@@ -53,7 +53,12 @@ def add_unit(app: typer.Typer) -> None:
             "/var/lib/fedpatch-coordinator"
         ),
     ) -> None:
-        """Print the systemd unit that runs this installation's coordinator as a service, confined."""
+        """Print the systemd unit that runs this installation's coordinator as a service.
+
+        The service is confined, has a user of its own and calls `fedpatch run --unless-done`: a boot resumes an interrupted
+        run and leaves a finished one alone. It reads secrets such as FEDPATCH_PASSWORD=... from a file beside the settings,
+        with the ending .env.
+        """
         from fedpatch.shared.app.systemd_unit import COORDINATOR, unit_of_this_installation
 
         typer.echo(unit_of_this_installation(COORDINATOR, user=user, config=config, state_dir=state_dir), nl=False)
@@ -74,7 +79,7 @@ app = make_app(
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or: last.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of an id, or: last.")]
 
 _SHOWN_PLACES = 3
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
@@ -83,7 +88,13 @@ _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 @command(app, "demo", example="fedpatch demo --devices 5 --target-ua 0.95 --out /tmp/demo")
 @cli_options(DemoSettings)
 def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
-    """Train a small fleet on this machine: broker, devices and coordinator, all real."""
+    """Train a small fleet on this machine: broker, coordinator and one process for each device.
+
+    The task digits needs no network. --out receives the state directory of the runs (coordinator/), the state directory of
+    each device (devices/device-00/) and its log (devices/device-00.log). A later demo in the same directory adds a run and
+    replaces the devices. A directory with foreign files is refused. With --broker the demo uses a running broker, in the
+    fleet demo. The devices ignore FEDPATCH_AGENT_ variables.
+    """
     from fedpatch.coordinator.demo.demo import run_demo
 
     with interruptible():
@@ -101,15 +112,19 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
 @cli_options(RunSettings)
 def run(
     settings: RunSettings,
-    new: Annotated[bool, typer.Option("--new", help="Begin a new run even where the last one was cut short.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Begin a new run even if the last one can be resumed.")] = False,
     unless_done: Annotated[
-        bool, typer.Option("--unless-done", help="Begin none after a run with these settings that came to its end.")
+        bool,
+        typer.Option("--unless-done", help="Print the last run if it ended and had the same settings; begin none."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train with the devices of a fleet, and stay until the run ends.
+    """Train with the devices of a fleet until --target-ua, --rounds or --time-limit-s is reached.
 
-    A run with the same settings whose coordinator was killed is taken up where it was.
+    The last run of the fleet in --state-dir is resumed if it was interrupted and had the same settings; paths, --encoding,
+    --devices, --wait-s, --deadline-s and --independent-every may differ. With --unless-done a finished run is printed
+    again without contact to the broker, with exit code 0: a service that starts at each boot trains once. The run warns
+    if devices would be better off learning alone.
     """
     from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 
@@ -125,20 +140,25 @@ def run(
 def resume(
     run: Run,
     state_dir: StateDir = None,
-    broker: Annotated[str | None, typer.Option(metavar="URL", help="Another broker than the run began with.")] = None,
+    broker: Annotated[str | None, typer.Option(metavar="URL", help="Broker instead of the run's.")] = None,
     password_file: PasswordFile = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Another number of rounds to end after, in all.")] = None,
-    target_ua: Annotated[float | None, typer.Option(help="Another user accuracy to end at.")] = None,
-    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Another address for metrics.")] = None,
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another encoding from the next round on.")
+    rounds: Annotated[int | None, typer.Option(min=1, help="Total number of rounds instead of the run's.")] = None,
+    target_ua: Annotated[float | None, typer.Option(help="Target user accuracy instead of the run's.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address for metrics instead of the run's.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow mqtt:// elsewhere, without TLS.")] = False,
+    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Encoding from the next round on.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow mqtt:// to another machine, without TLS.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take a run up again where it was, with the settings it began with.
+    """Resume a run where it stopped, with the settings it began with.
 
-    A password for the broker is read from --password-file, FEDPATCH_PASSWORD, or the file that the run began with.
+    Committed updates of the open round count; the other devices are asked again. After Ctrl-C the round keeps the time it
+    had left; after a crash its deadline has gone on. The run waits for its number of devices for wait_s at most (300 s more
+    while devices start), then continues with those present. time_limit_s starts again. The broker's password comes from
+    --password-file, FEDPATCH_PASSWORD or the run's own password_file.
     """
     from fedpatch.coordinator.runtime.run_execution import resume_run
     from fedpatch.coordinator.storage.database import must_exist
@@ -173,11 +193,15 @@ def runs(
     state_dir: StateDir = None,
     rebuild: Annotated[
         bool,
-        typer.Option("--rebuild", help="First make the registry again from the runs' own files; keep the old one."),
+        typer.Option("--rebuild", help="First rebuild the registry from the journals and checkpoints of the runs."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List all runs, the newest first."""
+    """List all runs, the newest first.
+
+    --rebuild replaces a registry that is damaged or lost together with its copy. The old one is kept as NAME.damaged, and
+    stderr lists the recovered devices and holds. The coordinator must have ended (else exit code 2).
+    """
     from fedpatch.coordinator.cli.tables import print_runs
 
     if rebuild:
@@ -189,7 +213,10 @@ def runs(
 
 @command(app, "show", example="fedpatch show last")
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Show a run, round by round; with --json what the run itself printed."""
+    """Show a run round by round: participants, user accuracy before and after training, time, bytes, reasons of absence.
+
+    --json prints the document of `fedpatch run --json`; stopped_because is running while the run goes on.
+    """
     from fedpatch.coordinator.cli.tables import print_run
     from fedpatch.coordinator.rounds.run_records import summary_of
 
@@ -204,7 +231,7 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 @command(app, "tasks", example="fedpatch tasks")
 def tasks(as_json: AsJson = False) -> None:
-    """List the installed tasks, also those that cannot be used, and why."""
+    """List the installed tasks, and the reason for each that cannot be used."""
     from fedpatch.coordinator.cli.tables import print_named
     from fedpatch.shared.tasks.task import BrokenTask, list_tasks
 
@@ -219,7 +246,7 @@ def tasks(as_json: AsJson = False) -> None:
 
 @command(app, "strategies", example="fedpatch strategies")
 def strategies(as_json: AsJson = False) -> None:
-    """List the strategies: what devices do, and how the server makes one model of it."""
+    """List the federated algorithms, with the work of devices and server in each."""
     from fedpatch.coordinator.aggregation.strategies import STRATEGIES
     from fedpatch.coordinator.cli.tables import print_named
 
@@ -232,7 +259,10 @@ def broker(
         int, typer.Option(min=0, max=65_535, metavar="PORT", help="Port to listen on; 0 takes a free one.")
     ] = 1883,
 ) -> None:
-    """Run the built-in broker for this machine until Ctrl-C; for a fleet, use mosquitto."""
+    """Run the built-in broker for this machine, without passwords, until Ctrl-C.
+
+    A fleet needs mosquitto. A taken port ends the command with exit code 2.
+    """
     if context.invoked_subcommand is not None:
         return
     from fedpatch.coordinator.demo.broker import EmbeddedBroker

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-_STATE_DIR_HELP = "Directory that the runs are in; without it ./fedpatch-state, or else where the run was begun."
+_STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else the directory where the run began."
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="FEDPATCH_STATE_DIR", metavar="PATH", help=_STATE_DIR_HELP)
@@ -20,6 +20,6 @@ PasswordFile = Annotated[
     typer.Option(
         envvar="FEDPATCH_PASSWORD_FILE",
         metavar="PATH",
-        help="File that holds the password, which only its owner may read (mode 0600).",
+        help="File with the password, mode 0600.",
     ),
 ]

@@ -13,14 +13,14 @@ from fedpatch.shared.app.command import AsJson, command
 
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Id of a run, the beginning of one, or: last. Several are compared."),
+    typer.Argument(metavar="RUN...", help="Ids of runs, beginnings of ids, or: last."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="The page to write; RUN.html in this directory if not given."),
+    typer.Option("--out", metavar="FILE", help="Page to write, .html; default: RUN.html in this directory."),
 ]
-Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all rounds, as CSV.")]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the curves (with matplotlib).")]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all rounds, .csv.")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the curves, .png.")]
 
 
 def add_report(app: typer.Typer) -> None:
@@ -35,9 +35,10 @@ def add_report(app: typer.Typer) -> None:
         state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
-        """Write a run as one HTML page: curves, phases, bytes, declines, rounds, settings; several runs are compared.
+        """Write a run as one HTML page that needs no other file; compare several runs.
 
-        The page needs no network and no other file. It works while a run goes on.
+        The page has curves of user accuracy, time by phase, bytes, declines and failures, all rounds and the settings. The
+        run may be running, interrupted or failed.
         """
         from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
 

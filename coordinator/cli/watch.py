@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 _Broker = Annotated[
     str | None,
     typer.Option(
-        envvar="FEDPATCH_BROKER", metavar="URL", help="The run's broker; without it, that of the newest run here."
+        envvar="FEDPATCH_BROKER",
+        metavar="URL",
+        help="Broker of the run; default: that of the newest run on this machine.",
     ),
 ]
-_Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="The run's fleet.")]
+_Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="Fleet of the run.")]
 _Username = Annotated[
     str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
 ]
 _CaFile = Annotated[
     Path | None,
-    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="CA certificate to trust for mqtts://, a PEM file."),
+    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="Trusted CA certificate for mqtts://, PEM."),
 ]
 _Insecure = Annotated[
     bool | None,
@@ -41,15 +43,15 @@ _CertFile = Annotated[
     typer.Option(
         envvar="FEDPATCH_CERT_FILE",
         metavar="PATH",
-        help="Our certificate and its key, one PEM file, where the broker asks for it.",
+        help="Own certificate and its key in one PEM file.",
     ),
 ]
 _StateDir = Annotated[
     Path | None,
-    typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="Directory to look for the newest run in."),
+    typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="State directory to look for the newest run."),
 ]
-_Once = Annotated[bool, typer.Option("--once", help="Show how the run stands, once.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per change on stdout, each on a line.")]
+_Once = Annotated[bool, typer.Option("--once", help="Show the status once and end.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per line on stdout at each change.")]
 
 
 def add_watch(app: typer.Typer) -> None:
@@ -68,9 +70,11 @@ def add_watch(app: typer.Typer) -> None:
         once: _Once = False,
         as_json: _AsJson = False,
     ) -> None:
-        """Watch a run while it goes on, also over the network: its round, its devices, user accuracy, bytes.
+        """Watch a running run on any machine: round, phase, devices, user accuracy, bytes.
 
-        Nothing is changed by it. Where the broker wants a password, it is read from --password-file, or from FEDPATCH_PASSWORD.
+        It changes nothing and continues until Ctrl-C, also while the coordinator is away. In a pipe it prints a line per
+        round. A password comes from --password-file or FEDPATCH_PASSWORD. The exit code is 3 if the broker cannot be
+        reached at the start, 1 if --once receives nothing.
         """
         from fedpatch.coordinator.operations.watch import watch
 

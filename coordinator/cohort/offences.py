@@ -11,30 +11,30 @@ from collections.abc import Mapping
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 OFFENCES: Mapping[tuple[str, str], str] = {
-    ("refused", RefuseReason.PRIVATE_VALUE): "an update with values that are to stay private",
-    ("refused", RefuseReason.TOO_LARGE): "an update larger than the agreed tensors can be",
-    ("refused", RefuseReason.DAMAGED): "an update whose bytes are not what it announced",
-    ("refused", RefuseReason.SCHEMA_MISMATCH): "names, shapes or dtypes other than the agreed ones",
-    ("refused", RefuseReason.NOT_FINITE): "NaN or infinity in an update; an honest device gives up instead",
-    ("refused", RefuseReason.OUT_OF_RANGE): "values that training cannot make, or no examples",
-    ("refused", RefuseReason.WRONG_BASE): "an update of another global model",
-    ("ignored", "not_ours"): "bytes on its topics that are no message and no chunk",
+    ("refused", RefuseReason.PRIVATE_VALUE): "values of private tensors in an update",
+    ("refused", RefuseReason.TOO_LARGE): "an update larger than its tensors can be",
+    ("refused", RefuseReason.DAMAGED): "bytes other than announced",
+    ("refused", RefuseReason.SCHEMA_MISMATCH): "other names, shapes or dtypes than the schema",
+    ("refused", RefuseReason.NOT_FINITE): "NaN or infinity; an honest device gives up instead",
+    ("refused", RefuseReason.OUT_OF_RANGE): "values impossible in training, or no examples",
+    ("refused", RefuseReason.WRONG_BASE): "another global model as the base",
+    ("ignored", "not_ours"): "bytes on its topics that are neither message nor chunk",
 }
 """The meaning of each offence, by the kind of event that is counted and its reason."""
 
 NOT_OFFENCES: Mapping[tuple[str, str], str] = {
-    ("refused", RefuseReason.NORM_BOUND): "the bound is the operator's guess, and the device cannot know it",
-    ("refused", RefuseReason.NUM_EXAMPLES): "more examples than registered; the new number may be lost",
-    ("refused", RefuseReason.LATE): "slow, or the round went on",
-    ("refused", RefuseReason.STALE_EPOCH): "the coordinator was killed meanwhile",
-    ("refused", RefuseReason.NOT_INVITED): "it answers a request that was lost on the coordinator's side",
+    ("refused", RefuseReason.NORM_BOUND): "the device cannot know the operator's bound",
+    ("refused", RefuseReason.NUM_EXAMPLES): "many more examples than registered: its newer number may be lost",
+    ("refused", RefuseReason.LATE): "a slow device, or a round that went on",
+    ("refused", RefuseReason.STALE_EPOCH): "the coordinator restarted",
+    ("refused", RefuseReason.NOT_INVITED): "its request was lost on the coordinator's side",
     ("refused", RefuseReason.ALREADY_COMMITTED): "the coordinator's answer was lost",
-    ("refused", RefuseReason.QUARANTINED): "it may not know yet",
-    ("ignored", "unknown_message"): "it is of a newer version",
-    ("ignored", "revoked"): "its certificate was revoked; it is kept out by that",
-    ("ignored", "over_limit"): "more than it may send; the excess is dropped and does no harm",
-    ("ignored", "not_granted"): "chunks without a grant; dropped",
-    ("ignored", "fleet_full"): "a device for which there is no room",
+    ("refused", RefuseReason.QUARANTINED): "the device may not know yet",
+    ("ignored", "unknown_message"): "a newer version",
+    ("ignored", "revoked"): "revocation already excludes the device",
+    ("ignored", "over_limit"): "excess messages are dropped without harm",
+    ("ignored", "not_granted"): "unrequested chunks, dropped",
+    ("ignored", "fleet_full"): "no room for the device",
 }
 """Events that are counted and are no offence, each with the reason."""
 

@@ -1,7 +1,6 @@
 """The quorum rule: the number of devices that a round is meant for, and the number of them that must report.
 
-`RULE` is the rule in words. The pages docs/explanation/concepts.md, docs/reference/protocol.md and
-docs/reference/configuration.md repeat it, and a test compares them.
+`RULE` is its text for people, which docs/explanation/concepts.md repeats; a test compares them.
 """
 
 from __future__ import annotations
@@ -34,15 +33,14 @@ RULE = (
 
 
 HELP = {
-    "devices": "Devices to wait for before the first round; the fleet never counts as fewer.",
-    "participation": "Share of the fleet that a round is meant for.",
-    "min_cohort": "Devices that a round is meant for and that must report, whatever participation and quorum say.",
-    "quorum": "Share of the devices that a round is meant for that must report, else the round fails.",
-    "max_failed_rounds": "Failed rounds in a row after which the run fails; those within recruit_deadline_s count as one, and "
-    "one in which a device left the count for the first time does not count.",
-    "wait_s": "How long to wait for devices: before the first round for all of them, later for enough to make a quorum; then "
-    "the run fails. 300 s longer while devices say that they are starting. Later, those that are missing after 60 s, or "
-    "wait_s if that is less, do not count until they are back.",
+    "devices": "Devices to wait for before the first round, and least size of the fleet.",
+    "participation": "Share of the fleet that a round aims for.",
+    "min_cohort": "Least number of devices that a round aims for and that must report.",
+    "quorum": "Share of the devices aimed for that must report, else the round fails.",
+    "max_failed_rounds": "Failed rounds in a row that end the run. Failures within recruit_deadline_s count as one; a round in "
+    "which a device left the count for the first time does not count.",
+    "wait_s": "Time to wait for all devices before the first round and for a quorum later, 300 s more while devices start; "
+    "then the run fails. After 60 s, or wait_s if less, missing devices do not count until they return.",
 }
 """Help texts of the settings of this rule."""
 

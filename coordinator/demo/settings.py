@@ -15,15 +15,15 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 class DemoSettings(RoundSettings):
     """Settings of a demo: rounds, devices, and a broker unless the built-in one is used."""
 
-    devices: int = setting(10, group=ROUNDS, ge=1, le=1000, unit="devices", help="Devices to start.")
+    devices: int = setting(10, group=ROUNDS, ge=1, le=1000, unit="devices", help="Number of devices to start.")
     target_ua: float | None = setting(
         0.97,
         group=ROUNDS,
         default_means="0.97 where the task's metric is accuracy, else none",
-        help="Mean user accuracy, in the task's metric, at which the run ends earlier; none: never.",
+        help="Mean user accuracy, in the task's metric, that ends the run earlier; none: never.",
     )
     out: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-demo"), group="Demo", help="Directory for what the demo leaves behind."
+        Path("fedpatch-demo"), group="Demo", help="Directory for the state of coordinator and devices."
     )
     broker: str | None = setting(
         None, group="Demo", default_means="one that the demo starts", help="URL of an MQTT broker."

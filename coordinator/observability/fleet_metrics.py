@@ -45,25 +45,25 @@ class DeviceRow:
 
 
 GAUGES = {
-    "online": "1 while its presence says that it is online",
-    "progress_ratio": "Done part of its training in the open round",
-    "round_seconds": "From invitation to committed update, in the last round to which it contributed",
-    "download_seconds": "Download of the model in that round, by its own clock",
-    "train_seconds": "Training in that round, by its own clock",
-    "upload_seconds": "Upload in the last round that it told of, by its own clock",
-    "temperature_celsius": "Of the hottest part of its processor",
+    "online": "1 while it is online",
+    "progress_ratio": "Completed share of its training in the open round",
+    "round_seconds": "Time from invitation to committed update in its last round",
+    "download_seconds": "Download time in that round, by its own clock",
+    "train_seconds": "Training time in that round, by its own clock",
+    "upload_seconds": "Upload time in the last reported round, by its own clock, until committed",
+    "temperature_celsius": "Temperature of the hottest part of its processor",
     "external_power": "1 while it is on external power",
-    "battery_ratio": "Charge of the battery that feeds it",
+    "battery_ratio": "Charge of its battery",
     "under_voltage": "1 while its supply is too weak",
     "throttled": "1 while its processor is slowed down",
-    "load_per_cpu": "Its load of a minute, by CPU",
-    "free_memory_bytes": "Memory that its programs could take",
-    "free_disk_bytes": "Free on the disk of its state",
+    "load_per_cpu": "Load of a minute per CPU",
+    "free_memory_bytes": "Available memory",
+    "free_disk_bytes": "Free space on the disk of its state directory",
 }
 COUNTERS = {
-    "declines": "Invitations that it declined",
-    "failures": "Times it failed, was refused, or stayed away",
-    "disconnects": "Times it went offline",
+    "declines": "Declined invitations",
+    "failures": "Failures, rejected updates and absences",
+    "disconnects": "Disconnections",
 }
 ACCURACIES = {"before": "user_accuracy_before", "after": "user_accuracy_after"}
 
@@ -78,13 +78,15 @@ class DeviceSeries(Collector):
         """Yield one metric family after the other, each with all devices that have a value."""
         rows = self.rows
         state = GaugeMetricFamily(
-            "fedpatch_device_state", "The present state, always 1", labels=("device", "state", "reason")
+            "fedpatch_device_state",
+            "Always 1, for the current state: in the open round, else in the fleet; with the reason of a decline or failure",
+            labels=("device", "state", "reason"),
         )
         for row in rows:
             state.add_metric((row.device, row.state, row.reason), 1)
         yield state
         link = GaugeMetricFamily(
-            "fedpatch_device_link", "What leads to the broker, always 1", labels=("device", "kind")
+            "fedpatch_device_link", "Always 1; kind of the link to the broker", labels=("device", "kind")
         )
         for row in rows:
             if row.link:
@@ -96,7 +98,7 @@ class DeviceSeries(Collector):
             yield _fill(CounterMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
         accuracy = GaugeMetricFamily(
             "fedpatch_device_user_accuracy",
-            "On test data, before and after its training in that round",
+            "User accuracy on its test data, before and after training in that round; absent if not measured",
             labels=("device", "moment"),
         )
         for moment, name in ACCURACIES.items():

@@ -1,4 +1,4 @@
-"""The metrics of a coordinator, named by the conventions of Prometheus; docs/reference/metrics.md lists them.
+"""The metrics of a coordinator, named by the conventions of Prometheus; docs/reference/metrics.md is generated from them.
 
 Where the values of all labels are known, each series exists from the start, so that the first increase of a counter is visible.
 Each run has a registry of its own.
@@ -52,38 +52,55 @@ class RoundGauges:
         gauge = partial(_gauge, registry)
         self.build = gauge("build_info", "Version of fedpatch", "version")
         self.run = gauge(
-            "run_info", "The run, and what its user accuracies are of", "run", "task", "strategy", "metric", "goal"
+            "run_info",
+            "Always 1; user accuracies are values of metric, and goal is max or min",
+            "run",
+            "task",
+            "strategy",
+            "metric",
+            "goal",
         )
-        self.number = gauge("round_number", "Number of the round that is open, or of the last one")
-        self.planned = gauge("rounds_planned", "Rounds after which the run ends")
+        self.number = gauge("round_number", "Number of the open round, else of the last one; 0: none yet")
+        self.planned = gauge("rounds_planned", "Number of rounds of the run")
         self.open = gauge("round_open", "1 while a round is open")
-        self.elapsed = gauge("round_elapsed_seconds", "Since the open round began")
-        self.deadline = gauge("round_deadline_seconds", "Time after which a round ends with what it has")
-        self.pause = gauge("pause_seconds", "Until the next round may begin")
-        self.quorum = gauge("quorum_updates", "Updates that make the quorum of the open round")
-        self.aggregated_at = gauge("last_round_timestamp_seconds", "Unix time at which a round was last aggregated")
+        self.elapsed = gauge("round_elapsed_seconds", "Time since the open round began; 0 without one")
+        self.deadline = gauge(
+            "round_deadline_seconds", "Deadline of the open round, else of the next one (setting deadline_s)"
+        )
+        self.pause = gauge("pause_seconds", "Time until the next round may begin; 0 while one is open")
+        self.quorum = gauge("quorum_updates", "Updates needed for the quorum of the open round; 0 without one")
+        self.aggregated_at = gauge(
+            "last_round_timestamp_seconds", "Unix time of the last aggregation by this process; 0: none yet"
+        )
         self.failed_in_a_row = gauge("rounds_failed_in_a_row", "Failed rounds since the last aggregated one")
         self.last_phases = gauge(
-            "last_round_phase_seconds", "Phases of the last round, by the coordinator's clock", "phase"
+            "last_round_phase_seconds", "Phases of the last round by the coordinator's clock", "phase"
         )
         self.user_accuracy = gauge(
             "user_accuracy",
-            "On test data, over the devices of the last aggregated round, before and after its training",
+            "User accuracy on test data over the devices of the last aggregated round, before and after training; p10: nine of "
+            "ten devices are at least as good; min: the worst device. Absent until measured",
             "stat",
             "moment",
         )
         self.independent = gauge(
             "independent",
-            "Learning alone, as last measured: mean user accuracy, mean gain over it, share of devices that gain and lose",
+            "Last measurement of learning alone: user_accuracy (mean), gain of the fleet over it (mean), gaining and "
+            "losing (shares of devices). Absent until measured",
             "stat",
         )
-        self.outcomes = _counter(registry, "rounds", "Rounds that are over", "outcome")
+        self.outcomes = _counter(
+            registry, "rounds", "Completed rounds: aggregated, too_few_accepted, quorum_missed", "outcome"
+        )
         self.seconds = Histogram(
-            "fedpatch_round_seconds", "A round, until it is on the disk", registry=registry, buckets=BUCKETS_S
+            "fedpatch_round_seconds",
+            "Time of a round until model and record are on disk",
+            registry=registry,
+            buckets=BUCKETS_S,
         )
         self.phases = Histogram(
             "fedpatch_round_phase_seconds",
-            "Phases of rounds, by the clock of one side",
+            "Time of each phase by the clock of one side (see Phases)",
             ("phase", "side"),
             registry=registry,
             buckets=BUCKETS_S,
@@ -100,16 +117,44 @@ class FleetGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
-        self.devices = gauge("devices", "Known devices; the states exclude each other", "state")
-        self.wanted = gauge("devices_wanted", "Devices that must be eligible for the next round")
-        self.participants = gauge("participants", "Participants of the open round", "state")
-        self.unwilling = gauge("unwilling_devices", "Devices that would decline now", "condition")
-        self.signs = gauge("devices_showing", "Devices whose vitals show a sign of trouble", "sign")
-        self.declines = counter("declines", "Invitations that were declined", "reason")
-        self.failures = counter("failures", "Participants that gave up after they accepted, or stayed away", "reason")
-        self.lost = counter("participants_lost", "Times a participant vanished during a round")
-        self.disconnects = counter("disconnects", "Times a device went offline")
-        self.ignored = counter("messages_ignored", "Messages that could not be used", "reason")
+        self.devices = gauge(
+            "devices",
+            "Known devices by state: eligible, unwilling, barred (cannot take part), quarantined, drained, other_task, "
+            "starting, offline",
+            "state",
+        )
+        self.wanted = gauge("devices_wanted", "Eligible devices needed for the next round")
+        self.participants = gauge(
+            "participants",
+            "Participants of the open round by state: invited, accepted, training, uploading, reported, declined, failed, "
+            "lost, late",
+            "state",
+        )
+        self.unwilling = gauge(
+            "unwilling_devices",
+            "Devices that would decline now, by the unmet preference; unwilling if none is named",
+            "condition",
+        )
+        self.signs = gauge(
+            "devices_showing",
+            "Devices by sign in their vitals: told (any vitals), on_battery, under_voltage, throttled, hot (80 °C or more)",
+            "sign",
+        )
+        self.declines = counter(
+            "declines",
+            "Declined invitations, by reason or unmet preference; private_policy and plan_limit are limits of owners",
+            "reason",
+        )
+        self.failures = counter(
+            "failures", "Participants that failed after they had accepted, or stayed away (lost)", "reason"
+        )
+        self.lost = counter("participants_lost", "Disconnections of participants during a round")
+        self.disconnects = counter("disconnects", "Disconnections of devices")
+        self.ignored = counter(
+            "messages_ignored",
+            "Ignored messages: unknown_message (newer version), not_ours, revoked, over_limit, not_granted, fleet_full",
+            "reason",
+        )
         begin(self.devices, FLEET_STATES)
         begin(self.participants, State)
         begin(self.unwilling, CONDITIONS)
@@ -124,28 +169,31 @@ class TrafficGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
-        self.updates = counter("updates", "Updates by what became of them", "result")
-        self.refusals = counter("refusals", "Updates that were not taken", "reason")
-        self.bounded = counter("updates_bounded", "Updates that count for less than they came with", "bound")
-        self.turned_away = counter("messages_turned_away", "Messages of devices in quarantine")
+        self.updates = counter("updates", "Updates by result: committed, late, damaged, refused", "result")
+        self.refusals = counter("refusals", "Rejected updates by reason, also late and damaged ones", "reason")
+        self.bounded = counter("updates_bounded", "Updates limited by a bound: norm, num_examples", "bound")
+        self.turned_away = counter("messages_turned_away", "Rejected messages of devices in quarantine")
         self.bytes = counter(
-            "bytes", "Bytes as they travelled, and of the tensors in them", "direction", "kind", "form"
+            "bytes", "Bytes on the wire and before compression (see Bytes)", "direction", "kind", "form"
         )
-        self.repaired = counter("chunks_repaired", "Chunks of the model that were published once more")
-        self.lacking = gauge(
-            "devices_lacking_encoding", "Devices that were last asked for another encoding than the run's"
+        self.repaired = counter(
+            "chunks_repaired", "Chunks of the model that were published again because devices missed them"
         )
-        self.stalls = counter("window_stalls", "Uploads that went quiet and were granted again")
-        self.waiting = gauge("event_queue_depth", "Events that wait for the coordinator")
-        self.spool = gauge("update_spool_bytes", "Updates on the disk that wait for aggregation")
+        self.lacking = gauge("devices_lacking_encoding", "Devices without the run's encoding, asked for another one")
+        self.stalls = counter("window_stalls", "Stalled uploads that were granted again")
+        self.waiting = gauge("event_queue_depth", "Events in the coordinator's queue")
+        self.spool = gauge("update_spool_bytes", "Size of updates on disk that wait for aggregation")
         self.free = gauge("state_free_bytes", "Free space on the disk of the state directory")
         self.size = gauge("state_size_bytes", "Size of the disk of the state directory")
         self.connected = gauge("broker_connected", "1 while the broker is connected")
         self.expiry = gauge(
-            "certificate_expiry_timestamp_seconds", "Unix time at which a certificate expires", "certificate"
+            "certificate_expiry_timestamp_seconds",
+            "Unix time of expiry: ca (first of ca_file), coordinator, broker (as shown in the last handshake), device "
+            "(the earliest of the newest ones; NaN: no device yet). Absent without a certificate",
+            "certificate",
         )
-        self.device_series = gauge("device_series", "Devices that have series of their own")
-        self.without_series = gauge("devices_without_series", "Known devices that have no series of their own")
+        self.device_series = gauge("device_series", "Devices with series of their own")
+        self.without_series = gauge("devices_without_series", "Known devices without series of their own")
         begin(self.updates, RESULTS)
         begin(self.refusals, RefuseReason)
         begin(self.bounded, BOUNDS)

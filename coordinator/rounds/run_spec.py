@@ -93,8 +93,8 @@ EVERYWHERE = "fp32+zstd"
 """Each device supports this encoding, and it is lossless."""
 
 ENCODING_HELP = (
-    "How models and updates travel: as values (fp32), in half of the bits (fp16), either compressed (+zstd), or as differences "
-    "of 16, 8 or 4 bits, compressed too: a fraction of the bytes. A device that lacks it is asked for another."
+    "Encoding of models and updates: values (fp32, fp16), also compressed (+zstd), or compressed differences of 16, 8 or "
+    "4 bits (delta-). A device without it is asked for another."
 )
 
 _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")

@@ -30,7 +30,11 @@ def add_conditions(app: typer.Typer) -> None:
         as_json: AsJson = False,
         root: ConditionsRoot = Path("/"),
     ) -> None:
-        """Look at this device as the agent does, and tell whether it would accept work now, and why not."""
+        """Print each condition of this device, the private floor, and whether the agent would accept work now.
+
+        Each condition has a value, a source and a confidence. All unmet preferences are listed. Neither the broker nor a
+        running agent is needed. The exit code is 0 for either answer.
+        """
         from fedpatch.device_agent.cli.admission_preview import look
 
         found = look(settings, root)

@@ -27,25 +27,23 @@ def add_enrol(app: typer.Typer) -> None:
         file: Annotated[Path, typer.Argument(metavar="FILE", help="Bundle that `fedpatch device add` wrote.")],
         config: Annotated[
             Path,
-            typer.Option(metavar="PATH", help="The agent's settings, changed or made: broker, fleet, device, files."),
+            typer.Option(metavar="PATH", help="Settings file to write: broker, fleet, device, files."),
         ] = Path("agent.toml"),
         state_dir: Annotated[
             Path | None,
             typer.Option(
                 envvar="FEDPATCH_AGENT_STATE_DIR",
                 metavar="PATH",
-                help="The agent's state directory; without it, that of the settings.",
+                help="State directory of the agent; default: that of the settings.",
             ),
         ] = None,
-        replace: Annotated[
-            bool, typer.Option("--replace", help="Also where this device is another one so far.")
-        ] = False,
+        replace: Annotated[bool, typer.Option("--replace", help="Replace another identity of this device.")] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Make this device the one of a bundle: install its certificate or password, and write it into the settings.
+        """Install the bundle of `fedpatch device add`: identity files (mode 0600) and connection settings.
 
-        Done again with the same bundle, it changes nothing; with a newer one of the same device it renews the certificate,
-        which an agent at work takes up by itself. The agent's other settings stay as they are.
+        The bundle is checked before anything is written; other settings stay. The same bundle changes nothing; a newer one
+        renews the certificate, which a running agent loads by itself. Another device's bundle is refused (exit code 2).
         """
         from fedpatch.device_agent.cli.bundle_installation import install, open_to_others, read_bundle
 

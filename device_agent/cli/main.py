@@ -62,7 +62,11 @@ def run(
     ] = False,
     root: ConditionsRoot = Path("/"),
 ) -> None:
-    """Serve a fleet with this device's data, until SIGTERM or Ctrl-C."""
+    """Serve a fleet with this device's data until SIGTERM (exit code 0) or Ctrl-C (130).
+
+    The agent logs to stderr and reconnects by itself. The owner's preferences decide when it works; --admission always
+    overrides them.
+    """
     from fedpatch.device_agent.runtime.startup import run_agent
 
     raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes, root=root))
@@ -71,7 +75,11 @@ def run(
 @command(app, "doctor", example="fedpatch-agent doctor --config agent.toml")
 @cli_options(AgentSettings)
 def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
-    """Check the installation, the data, the disk and the broker, and tell a mend for whatever fails."""
+    """Check a device: installation, task and data, disk, memory, clock, broker, coordinator.
+
+    Each check prints ok, warn, fail or skip, with a remedy below warn and fail. The exit code is 1 if a check failed. Beside
+    a running agent the task is not loaded again.
+    """
     from fedpatch.device_agent.cli.doctor import examine
     from fedpatch.shared.diagnostics.checks import conduct
 
@@ -84,7 +92,11 @@ add_conditions(app)
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-    """Print what the agent of a state directory is doing, without the network; exit code 1 where it does not run."""
+    """Print the agent's status from its state directory, without the network; exit code 1 if no agent runs.
+
+    In the JSON, state is starting until the task is loaded, declines lists reasons to decline every request, and
+    held_version is the digest of the held global model.
+    """
     standing = read_standing(state_dir.expanduser())
     if as_json:
         typer.echo(json.dumps({**_plain(standing), "models": models_plain(state_dir)}))
@@ -97,7 +109,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> 
 
 @command(app, "patches", example="fedpatch-agent patches --json")
 def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-    """List the private patches that this device holds, without their values."""
+    """List the private patches of this device: task, policy, size, round. Values are never shown."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
         typer.echo(json.dumps(_plain(standing)["patches"]))

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 StateDir = Annotated[
     Path,
-    typer.Option("--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="The agent's state directory."),
+    typer.Option(
+        "--state-dir", envvar="FEDPATCH_AGENT_STATE_DIR", metavar="PATH", help="State directory of the agent."
+    ),
 ]
 TaskName = Annotated[
-    str, typer.Option("--task", metavar="NAME", help="Task of the model; needed where there are models of several.")
+    str, typer.Option("--task", metavar="NAME", help="Task of the model, needed if there are several.")
 ]
 ModelPath = Annotated[
     Path | None,
-    typer.Option("--model", metavar="PATH", help="Directory of another model than the present one, as `models` lists."),
+    typer.Option("--model", metavar="PATH", help="Directory of another version, as `models` lists it."),
 ]
 
 DEFAULT_STATE_DIR = AgentSettings.state_dir
@@ -50,13 +52,15 @@ def _add_predict(app: typer.Typer) -> None:
         task: TaskName = "",
         model: ModelPath = None,
         prepared: Annotated[
-            bool, typer.Option("--prepared", help="The inputs are prepared already: do not apply the task's prepare.")
+            bool, typer.Option("--prepared", help="Skip the task's prepare: the inputs are prepared already.")
         ] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Run the personal model of this device on files of inputs; needs neither torch nor the agent.
+        """Run the personal model of this device on files of raw inputs, without torch and without the agent.
 
-        Inputs are raw ones: the task's prepare is applied. Inputs unlike those of training are named on stderr.
+        A file is .npy (one or more examples), .csv (one per row) or an image (with Pillow). The task's prepare is applied.
+        The output is the class of each example, or the raw outputs of a task without classes. A warning names inputs unlike
+        the training data.
         """
         personal = _opened(state_dir, task, model)
         outputs, warnings = [], []
@@ -94,7 +98,7 @@ def _add_evaluate(app: typer.Typer) -> None:
     @command(app, "evaluate", example="fedpatch-agent evaluate --config agent.toml")
     @cli_options(AgentSettings)
     def evaluate(settings: AgentSettings, model: ModelPath = None, as_json: AsJson = False) -> None:
-        """Measure the personal model's user accuracy on this device's own test data."""
+        """Measure the personal model on this device's own test data, beside its user accuracy when it was made."""
         from fedpatch.device_agent.models.evaluate import evaluate_model
         from fedpatch.shared.tasks.task import data_root, find_task
 
@@ -115,7 +119,10 @@ def _add_evaluate(app: typer.Typer) -> None:
 def _add_models(app: typer.Typer) -> None:
     @command(app, "models", example="fedpatch-agent models --json")
     def models(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-        """List the personal models that this device holds, the present one and those before it."""
+        """List the personal models, the newest first, and why the last round gave none.
+
+        The first figure is user accuracy on test data; the second was measured on validation data to choose the model.
+        """
         if as_json:
             typer.echo(json.dumps(models_plain(state_dir)))
             return
@@ -126,14 +133,12 @@ def _add_models(app: typer.Typer) -> None:
 def _add_rollback(app: typer.Typer) -> None:
     @command(app, "rollback", example="fedpatch-agent rollback --to 11 --state-dir /var/lib/fedpatch-agent")
     def rollback(
-        to: Annotated[
-            int | None, typer.Option("--to", min=0, metavar="ROUND", help="The round whose model it is to be.")
-        ] = None,
+        to: Annotated[int | None, typer.Option("--to", min=0, metavar="ROUND", help="Round of the model.")] = None,
         state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         as_json: AsJson = False,
     ) -> None:
-        """Go back to the personal model before the present one, until a round gives another."""
+        """Return to the previous personal model, or to that of a round, until a round gives a new one."""
         from fedpatch.device_agent.models.personal import only_task
 
         store = _store(state_dir)

@@ -23,7 +23,7 @@ def add_unit(app: typer.Typer) -> None:
             "/var/lib/fedpatch-agent"
         ),
     ) -> None:
-        """Print the systemd unit that runs the agent of this installation as a service, watched and confined."""
+        """Print the systemd unit that runs this installation's agent as a watched and confined service."""
         from fedpatch.shared.app.systemd_unit import AGENT, unit_of_this_installation
 
         typer.echo(unit_of_this_installation(AGENT, user=user, config=config, state_dir=state_dir), nl=False)

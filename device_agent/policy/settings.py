@@ -11,7 +11,7 @@ from fedpatch.shared.errors import UsageError, unknown_name
 
 _WANTS = "Preferences"
 _DAILY = "Daily allowance"
-_LOSS = "When a preference is missed during work"
+_LOSS = "Lost preferences during work"
 
 ON_LOSS = ("finish", "pause", "abandon")
 
@@ -37,62 +37,63 @@ ALLOWED_IF_UNKNOWN: Mapping[str, bool] = {
 class PreferenceSettings(Settings):
     """The keys of an owner's preferences; they are at the top level of agent.toml like all others."""
 
-    charging: bool = setting(True, group=_WANTS, help="Work on external power only.")
+    charging: bool = setting(True, group=_WANTS, help="Work only on external power.")
     min_battery: int = setting(
-        0, group=_WANTS, ge=0, le=100, unit="percent", help="Charge that the battery must have, plugged in or not."
+        0, group=_WANTS, ge=0, le=100, unit="percent", help="Least charge of the battery, also on external power."
     )
-    under_voltage_ok: bool = setting(
-        False, group=_WANTS, help="Work also while the power supply is too weak for the device."
-    )
-    unmetered: bool = setting(True, group=_WANTS, help="Work only over a connection that is not paid by volume.")
-    wifi: bool = setting(False, group=_WANTS, help="Work over WiFi or Ethernet only.")
+    under_voltage_ok: bool = setting(False, group=_WANTS, help="Work also while the power supply is too weak.")
+    unmetered: bool = setting(True, group=_WANTS, help="Work only over an unmetered connection.")
+    wifi: bool = setting(False, group=_WANTS, help="Work only over WiFi or Ethernet.")
     ssids: tuple[str, ...] = setting(
-        (), group=_WANTS, default_means="any", help="WiFi networks to work in; Ethernet stays allowed."
+        (), group=_WANTS, default_means="any", help="Allowed WiFi networks; Ethernet stays allowed."
     )
     max_temperature: float | None = setting(
-        None, group=_WANTS, ge=-50.0, le=150.0, unit="°C", help="Work only while the processor is not hotter."
+        None, group=_WANTS, ge=-50.0, le=150.0, unit="°C", help="Highest temperature of the processor."
     )
     max_load: float | None = setting(
-        None, group=_WANTS, gt=0.0, le=1000.0, help="Load per CPU, without the work itself, above which not to work."
+        None, group=_WANTS, gt=0.0, le=1000.0, help="Highest load per CPU, without the agent's own load."
     )
     min_free_memory_mib: int = setting(
-        0, group=_WANTS, ge=0, le=2**30, unit="MiB", help="Memory that must be available, the work's own included."
+        0, group=_WANTS, ge=0, le=2**30, unit="MiB", help="Least available memory, the agent's own included."
     )
     min_free_disk_mib: int = setting(
-        0, group=_WANTS, ge=0, le=2**40, unit="MiB", help="Space that must be free on the state directory's disk."
+        0, group=_WANTS, ge=0, le=2**40, unit="MiB", help="Least free space on the disk of the state directory."
     )
-    clock_set: bool = setting(False, group=_WANTS, help="Work only once the clock was set from outside.")
+    clock_set: bool = setting(False, group=_WANTS, help="Work only after the clock was synchronised.")
     quiet_hours: tuple[str, ...] = setting(
         (),
         group=_WANTS,
         default_means="none",
-        help="Hours of local time not to work in, like 22:00-07:00 or mon-fri 08:00-18:00.",
+        help="Local hours without work, such as 22:00-07:00 or mon-fri 08:00-18:00.",
     )
-    allowed_tasks: tuple[str, ...] = setting(
-        (), group=_WANTS, default_means="any", help="Names of the tasks to work on."
-    )
+    allowed_tasks: tuple[str, ...] = setting((), group=_WANTS, default_means="any", help="Names of allowed tasks.")
     unknown: tuple[str, ...] = setting(
         (),
         group=_WANTS,
-        default_means="as docs/reference/preferences.md says",
-        help="What it means that nobody can tell whether a preference is met: its name and =allow or =deny.",
+        default_means="see preferences.md",
+        help="Decision for unknown facts: PREFERENCE=allow or PREFERENCE=deny.",
     )
 
     max_rounds_per_day: int | None = setting(
-        None, group=_DAILY, ge=1, le=10**6, unit="rounds", help="Rounds to work on in a day of local time."
+        None, group=_DAILY, ge=1, le=10**6, unit="rounds", help="Rounds per local day."
     )
     max_mib_per_day: int | None = setting(
-        None, group=_DAILY, ge=1, le=2**30, unit="MiB", help="Models and updates to load down and up in a day."
+        None, group=_DAILY, ge=1, le=2**30, unit="MiB", help="Traffic of models and updates per local day."
     )
     max_minutes_per_day: int | None = setting(
-        None, group=_DAILY, ge=1, le=1440, unit="minutes", help="Time to train in a day."
+        None, group=_DAILY, ge=1, le=1440, unit="minutes", help="Training time per local day."
     )
 
     on_loss: str = setting(
-        "pause", group=_LOSS, choices=ON_LOSS, help="What to do with work that has begun: go on, wait, or give it up."
+        "pause", group=_LOSS, choices=ON_LOSS, help="Action for work in progress: finish, wait, or give up."
     )
     loss_after_s: float = setting(
-        2.0, group=_LOSS, ge=0.0, le=3.0, unit="seconds", help="How long a preference must be missed before it counts."
+        2.0,
+        group=_LOSS,
+        ge=0.0,
+        le=3.0,
+        unit="seconds",
+        help="Time that a preference must be missed before work stops.",
     )
     return_after_s: float = setting(
         30.0,
@@ -100,10 +101,10 @@ class PreferenceSettings(Settings):
         ge=0.0,
         le=86_400.0,
         unit="seconds",
-        help="How long all must be met again before the device works again.",
+        help="Time that all must be met before work resumes.",
     )
     pause_limit_s: float = setting(
-        600.0, group=_LOSS, ge=0.0, le=86_400.0, unit="seconds", help="Longest pause; then the work is given up."
+        600.0, group=_LOSS, ge=0.0, le=86_400.0, unit="seconds", help="Longest pause, then the work is given up."
     )
 
     def check(self) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What an agent says of itself to a Prometheus of its owner, as text; docs/reference/metrics.md is its table.
+"""What an agent says of itself to a Prometheus of its owner, as text; docs/reference/metrics.md is generated from it.
 
 Written in Prometheus' text format 0.0.4, which endpoints serve and node_exporter reads from files. A value that nobody
 knows has no series.
@@ -20,6 +20,7 @@ from fedpatch.shared.wire.vitals import LastRound
 _MIB = 2**20
 _Labels = tuple[tuple[str, str], ...]
 _NO_LABELS: _Labels = ()
+_EXPIRY = "Unix time of expiry: ca (first of ca_file), device (first of cert_file); absent without a certificate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,29 +57,33 @@ class Gauges:
         return "".join(f"{line}\n" for line in lines)
 
     def _families(self) -> Iterator[tuple[str, str, Iterable[tuple[_Labels, float | None]]]]:
-        yield "info", "The agent", [(self.info, 1)]
+        yield "info", "Always 1; task is empty until it is loaded", [(self.info, 1)]
         states = [((("state", str(state)),), state is self.state) for state in JobState]
-        yield "state", "Where its job is: 1 for one of the states", states
+        yield "state", "1 for the current state of the job, 0 for the others", states
         objections = [((("condition", str(one)),), one in self.objections) for one in Condition]
-        yield "objection", "1 for each condition of its owner that is missed", objections
+        yield "objection", "1 for each unmet condition of the owner, 0 for the others", objections
         link = self.facts.link.value if self.facts else None
-        yield "link", "What leads to the broker, always 1", [((("kind", str(link)),), 1)] if link else []
+        yield "link", "Always 1; kind of the link to the broker", [((("kind", str(link)),), 1)] if link else []
         plain = {**self._work(), **self._found(), **self._spent(), **self._rounds()}
         for name, (about, value) in plain.items():
             yield name, about, [(_NO_LABELS, value)]
         if self.report:
             accuracies = (("before", self.report.user_accuracy_before), ("after", self.report.user_accuracy_after))
             measured = [((("moment", moment),), value) for moment, value in accuracies]
-            yield "user_accuracy", "On test data, before and after its last training", measured
+            yield (
+                "user_accuracy",
+                "User accuracy on its test data, before and after the last training; absent if not measured",
+                measured,
+            )
         expiry = [((("certificate", name),), when) for name, when in self.expiry]
-        yield "certificate_expiry_timestamp_seconds", "Unix time at which a certificate expires", expiry
+        yield "certificate_expiry_timestamp_seconds", _EXPIRY, expiry
 
     def _work(self) -> Mapping[str, tuple[str, float | None]]:
         return {
-            "paused": ("1 while its owner's conditions hold up its job", self.paused),
-            "round_number": ("Number of the round that it is on; 0: none", self.round),
+            "paused": ("1 while the owner's conditions pause the job", self.paused),
+            "round_number": ("Number of the current round; 0: none", self.round),
             "broker_connected": ("1 while the broker is connected", self.connected),
-            "willing": ("1 where it would take work now", self.willing),
+            "willing": ("1 if it would accept work now; absent with admission by a file", self.willing),
         }
 
     def _found(self) -> Mapping[str, tuple[str, float | None]]:
@@ -86,28 +91,37 @@ class Gauges:
         if facts is None:
             return {}
         return {
-            "external_power": ("1 on external power", facts.external_power.value),
-            "battery_ratio": ("Charge of the battery that feeds it", _product(facts.battery_percent.value, 0.01)),
+            "external_power": (
+                "1 on external power; this and the next facts are absent if unknown",
+                facts.external_power.value,
+            ),
+            "battery_ratio": ("Charge of its battery", _product(facts.battery_percent.value, 0.01)),
             "under_voltage": ("1 while its supply is too weak", facts.under_voltage.value),
             "throttled": ("1 while its processor is slowed down", facts.throttled.value),
-            "temperature_celsius": ("Of the hottest part of the processor", facts.temperature_c.value),
-            "metered": ("1 where its connection is paid by volume", facts.metered.value),
-            "load_per_cpu": ("Load of a minute, by CPU", facts.load_per_cpu.value),
-            "free_memory_bytes": ("Memory that programs could take", _product(facts.free_memory_mib.value, _MIB)),
-            "free_disk_bytes": ("Free on the disk of its state", _product(facts.free_disk_mib.value, _MIB)),
-            "clock_set": ("1 where its clock was set from outside", facts.clock_set.value),
+            "temperature_celsius": ("Temperature of the hottest part of the processor", facts.temperature_c.value),
+            "metered": ("1 on a metered connection", facts.metered.value),
+            "load_per_cpu": ("Load of a minute per CPU", facts.load_per_cpu.value),
+            "free_memory_bytes": ("Available memory", _product(facts.free_memory_mib.value, _MIB)),
+            "free_disk_bytes": (
+                "Free space on the disk of its state directory",
+                _product(facts.free_disk_mib.value, _MIB),
+            ),
+            "clock_set": ("1 if the clock was synchronised", facts.clock_set.value),
         }
 
     def _spent(self) -> Mapping[str, tuple[str, float | None]]:
         spent, may = self.today, self.allowance
         return {
             "rounds_today": ("Rounds on this local day", spent.rounds),
-            "rounds_allowed_today": ("Rounds that its owner allows a day", may.max_rounds_per_day),
-            "traffic_today_bytes": ("Models and updates on this local day", spent.traffic_bytes),
-            "traffic_allowed_today_bytes": ("Bytes that its owner allows a day", _product(may.max_mib_per_day, _MIB)),
-            "training_today_seconds": ("Training on this local day", spent.training_s),
+            "rounds_allowed_today": (
+                "Setting max_rounds_per_day; absent without a limit, like the next limits",
+                may.max_rounds_per_day,
+            ),
+            "traffic_today_bytes": ("Traffic of models and updates on this local day", spent.traffic_bytes),
+            "traffic_allowed_today_bytes": ("Setting max_mib_per_day", _product(may.max_mib_per_day, _MIB)),
+            "training_today_seconds": ("Training time on this local day", spent.training_s),
             "training_allowed_today_seconds": (
-                "Training that its owner allows a day",
+                "Setting max_minutes_per_day",
                 _product(may.max_minutes_per_day, 60),
             ),
         }
@@ -115,11 +129,20 @@ class Gauges:
     def _rounds(self) -> Mapping[str, tuple[str, float | None]]:
         last, (accuracy, made_at) = self.last_round, self.model or (None, None)
         return {
-            "last_round_timestamp_seconds": ("Unix time of the last committed update", self.last_round_at),
-            "last_round_train_seconds": ("Training in that round", last.train_s if last else None),
-            "last_round_upload_seconds": ("Upload in that round", last.upload_s if last else None),
-            "model_user_accuracy": ("Of the published personal model, on test data", accuracy),
-            "model_timestamp_seconds": ("Unix time at which the personal model was made", made_at),
+            "last_round_timestamp_seconds": (
+                "Unix time of this process's last committed update; absent before",
+                self.last_round_at,
+            ),
+            "last_round_train_seconds": ("Training time in that round", last.train_s if last else None),
+            "last_round_upload_seconds": (
+                "Upload time in that round, until committed",
+                last.upload_s if last else None,
+            ),
+            "model_user_accuracy": (
+                "User accuracy of the published personal model on test data, when it was made",
+                accuracy,
+            ),
+            "model_timestamp_seconds": ("Unix time when the personal model was made", made_at),
         }
 
 

@@ -14,10 +14,24 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from fedpatch.shared.errors import StateError, UsageError
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A file of a state directory, for the reference page docs/reference/files.md.
+
+    `path` is relative to the state directory; words in capitals are placeholders. `loss` is the effect of deleting the file.
+    """
+
+    path: str
+    content: str
+    loss: str
+
 
 UNFINISHED = ".tmp"
 WRITABLE_BY_OTHERS = 0o022  # bits of a mode by which group or others may write

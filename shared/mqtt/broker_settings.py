@@ -26,42 +26,42 @@ class BrokerSettings(Settings):
     broker: str = setting(
         "mqtt://127.0.0.1:1883",
         group=CONNECTION,
-        help="URL of the MQTT broker, mqtts://HOST:PORT; without TLS, on this machine, mqtt://.",
+        help="URL of the MQTT broker, mqtts://HOST:PORT; mqtt:// (no TLS) only on this machine.",
     )
     username: str | None = setting(
         None,
         group=CONNECTION,
-        help="User name for the broker; its password comes from password_file or the environment, never from an option.",
+        help="User name for the broker.",
     )
     password: str | None = setting(None, group=CONNECTION, secret=True, help="Password for the broker.")
     password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None, group=CONNECTION, help="File that holds the password, which only its owner may read (mode 0600)."
+        None, group=CONNECTION, help="File with the password, mode 0600."
     )
     ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None, group=CONNECTION, default_means="the system's", help="CA certificate to trust for mqtts://, a PEM file."
+        None, group=CONNECTION, default_means="the system's", help="Trusted CA certificate for mqtts://, PEM."
     )
     cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group=CONNECTION,
         default_means="none",
-        help="Our own certificate for a broker that asks for one, a PEM file; it may hold the key too.",
+        help="Own certificate, PEM; it may contain the key.",
     )
     key_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group=CONNECTION,
         default_means="in cert_file",
-        help="Key of cert_file, a PEM file that only its owner may read (mode 0600).",
+        help="Key of cert_file, PEM, mode 0600.",
     )
     insecure: bool = setting(
         False,
         group=CONNECTION,
-        help="Allow mqtt:// to another machine: whoever is on the way can read and change everything, passwords too.",
+        help="Allow mqtt:// to another machine. The network can then read and change everything, passwords too.",
     )
     fleet: str = setting(
         "default",
         group=CONNECTION,
         pattern=NAME,
-        help="Fleet to belong to; fleets on one broker do not see each other.",
+        help="Name of the fleet; fleets on one broker are separate.",
     )
 
     @property

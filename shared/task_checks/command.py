@@ -14,24 +14,24 @@ from fedpatch.shared.app.signals import interruptible
 def add_check_task(app: typer.Typer, program: str) -> None:
     """Add the command to `app`, the command line of `program`."""
 
-    @command(app, "check-task", example=f"{program} check-task room_task:TASK --data kitchen --data-root .")
+    @command(app, "check-task", example=f"{program} check-task two_moons_task:TASK --data sensor:3")
     def check_task(
         task: Annotated[str, typer.Argument(metavar="TASK", help="Task to check, by name or as module:attribute.")],
         data: Annotated[
-            str, typer.Option(metavar="SPEC", help="Data of a device; unless given, device 0 of the task's demo.")
+            str, typer.Option(metavar="SPEC", help="Data spec of a device; default: device 0 of the task's demo.")
         ] = "",
         data_root: Annotated[
             Path | None,
-            typer.Option(
-                metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."
-            ),
+            typer.Option(metavar="DIR", help="Directory of data sets; default: FEDPATCH_DATA, else the user's cache."),
         ] = None,
-        private: Annotated[
-            str, typer.Option(metavar="POLICY", help="Patch policy of the runs to come, as of fedpatch run.")
-        ] = "affine",
+        private: Annotated[str, typer.Option(metavar="POLICY", help="Patch policy of the planned runs.")] = "affine",
         as_json: AsJson = False,
     ) -> None:
-        """Check a task of your own with a device's data, and say what to change; nothing is trained or sent."""
+        """Check your own task with a device's data; print a remedy for each fault. Nothing is trained or sent.
+
+        Speed and memory are those of the machine where it runs. The exit code is 1 if a check failed, 2 for an unknown
+        task, policy or option.
+        """
         from fedpatch.shared.tasks.task import data_root as usual_root
         from fedpatch.shared.tasks.task import find_task
         from fedpatch.shared.tensors.patches import parse_policy

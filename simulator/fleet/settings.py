@@ -43,9 +43,9 @@ class FleetTerms(Settings):
     computers on home lines with the paper's 2NN (200,000 parameters); they are assumptions, so put in your own.
     """
 
-    devices: int = _as_in_a_run("devices", 1000, "Devices of the fleet.")
+    devices: int = _as_in_a_run("devices", 1000, "Number of devices.")
     rounds: int = _as_in_a_run("rounds", 20)
-    seed: int = _as_in_a_run("seed", help="Seed of all that is drawn.")
+    seed: int = _as_in_a_run("seed", help="Seed of all random draws.")
     participation: float = _as_in_a_run("participation", 0.1)
     over_select: float = _as_in_a_run("over_select", 1.3)
     min_cohort: int = _as_in_a_run("min_cohort")
@@ -57,10 +57,10 @@ class FleetTerms(Settings):
     rejoin_s: float = _as_in_a_run("rejoin_s")
 
     model_bytes: int = setting(
-        800_000, group="Transfer", ge=1, le=MAX_BLOB_BYTES, unit="bytes", help="Size of the global model as it travels."
+        800_000, group="Transfer", ge=1, le=MAX_BLOB_BYTES, unit="bytes", help="Encoded size of the global model."
     )
     update_bytes: int = setting(
-        800_000, group="Transfer", ge=1, le=MAX_BLOB_BYTES, unit="bytes", help="Size of an update as it travels."
+        800_000, group="Transfer", ge=1, le=MAX_BLOB_BYTES, unit="bytes", help="Encoded size of an update."
     )
     chunk_kib: int = _as_in_a_run("chunk_kib", help="Size of a chunk.")
     upload_slots: int = _as_in_a_run("upload_slots")
@@ -72,7 +72,7 @@ class FleetTerms(Settings):
         gt=0.0,
         le=1e6,
         unit="seconds",
-        help="Median of the time that a device trains in a round.",
+        help="Median training time of a device in a round.",
     )
     train_spread: float = setting(1.5, group=_TRAINING, ge=1.0, le=10.0, help="Spread of that time between devices.")
     round_spread: float = setting(
@@ -80,15 +80,11 @@ class FleetTerms(Settings):
     )
     slow_share: float = setting(0.05, group=_TRAINING, ge=0.0, le=1.0, help="Share of the devices that are slow.")
     slow_factor: float = setting(
-        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Times as long as others that a slow device trains."
+        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Training time of a slow device, as a multiple."
     )
 
-    down_mbit_s: float = setting(
-        20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median of the devices' speed of download."
-    )
-    up_mbit_s: float = setting(
-        5.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median of the devices' speed of upload."
-    )
+    down_mbit_s: float = setting(20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
+    up_mbit_s: float = setting(5.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median upload speed.")
     link_spread: float = setting(2.0, group=_LINKS, ge=1.0, le=10.0, help="Spread of both between devices.")
     latency_s: float = setting(
         0.03, group=_LINKS, ge=0.0, le=60.0, unit="seconds", help="Time from a device through the broker."
@@ -99,18 +95,14 @@ class FleetTerms(Settings):
         0.0, group=_FAULTS, ge=0.0, le=1.0, help="Share of the devices with another version of the task."
     )
     dropout_training: float = setting(
-        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device goes off while it trains."
+        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device disconnects while it trains."
     )
     dropout_upload: float = setting(
-        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device goes off while it uploads."
+        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device disconnects while it uploads."
     )
-    away_s: float = setting(
-        120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median of the time that it is then off."
-    )
+    away_s: float = setting(120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median time until it is back.")
     away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of that time.")
-    message_loss: float = setting(
-        0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance that a message or a chunk never arrives."
-    )
+    message_loss: float = setting(0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance that a message or a chunk is lost.")
 
     @property
     def chunk_bytes(self) -> int:

@@ -32,33 +32,29 @@ MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does n
 ALL = ("table2", "table3", "fig3", "fig4", "fig5")
 
 
-Which = Annotated[
-    str, typer.Argument(metavar="WHICH", help=f"What of the paper: {', '.join(ALL)}.", show_default=False)
-]
+Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"Table or figure: {', '.join(ALL)}.", show_default=False)]
 Cells = Annotated[
     str | None,
-    typer.Option(
-        metavar="GLOBS", help="Only the cells with such names, e.g. 'mnist/*/affine/W200/*'; commas between globs."
-    ),
+    typer.Option(metavar="GLOBS", help="Cells to compute, globs with commas, such as 'mnist/*/affine/W200/*'."),
 ]
-Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="How many seeds to compute, from 0 on; the paper took 5.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on; the paper took 5.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Processes to compute with; unless given, one per CPU core at hand."),
+    typer.Option(min=1, metavar="N", help="Number of processes; default: one per CPU core."),
 ]
 Folder = Annotated[
     Path,
     typer.Option(
-        "--results", metavar="PATH", file_okay=False, help="Folder of the results; what it holds is not computed again."
+        "--results", metavar="PATH", file_okay=False, help="Folder of results; existing ones are not computed again."
     ),
 ]
-OnlySummary = Annotated[bool, typer.Option("--summary", help="Compute nothing; show what is there, of all seeds.")]
+OnlySummary = Annotated[
+    bool, typer.Option("--summary", help="Compute nothing; show the existing results of all seeds.")
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")]
 InsideRounds = Annotated[
     int | None,
-    typer.Option(
-        min=1, metavar="N", help="Only fig3 and fig4: rounds to measure; unless given, 20 and the paper's 600."
-    ),
+    typer.Option(min=1, metavar="N", help="Rounds to measure for fig3 (20) and fig4 (600)."),
 ]
 
 
@@ -74,9 +70,10 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     rounds: InsideRounds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute a table or a figure of the paper, and show it beside the paper's.
+    """Compute the cells of a table or figure of the paper and show them beside the published ones.
 
-    What is interrupted goes on when the same command is given again; several processes may share a folder of results.
+    A cell is named task/strategy/private/clients/participation. An interrupted computation continues when the command is
+    given again; several processes may share a folder of results. fig3 and fig4 measure inside the rounds and are slow.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)

@@ -14,24 +14,22 @@ DEVICES = ("cpu", "cuda")
 STOPPING = "stops after this round; Ctrl-C again stops at once"
 
 TaskName = Annotated[str, typer.Option(metavar="NAME", help="Task to train, by name or as module:attribute.")]
-Clients = Annotated[int, typer.Option(metavar="W", help="Clients that share the data out.")]
-Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients that each round selects.")]
-Epochs = Annotated[int, typer.Option(metavar="N", help="Passes over its data a client makes per round.")]
+Clients = Annotated[int, typer.Option(metavar="W", help="Number of clients.")]
+Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients selected in each round.")]
+Epochs = Annotated[int, typer.Option(metavar="N", help="Passes of a client over its data per round.")]
 Data = Annotated[
     str,
     typer.Option(
         metavar="TEMPLATE",
-        help="Data spec of client {index} of {count}, with {seed} where it belongs, instead of the task's.",
+        help="Data spec of client {index} of {count}, with {seed}, instead of the task's.",
     ),
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Directory of data sets; unless given, FEDPATCH_DATA, else the user's cache."),
+    typer.Option(metavar="DIR", help="Directory of data sets; default: FEDPATCH_DATA, else the user's cache."),
 ]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", help="Processes to compute with; unless given, one per CPU core at hand.")
-]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="What computes: cpu or cuda.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Number of processes; default: one per CPU core.")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="Device to compute on: cpu or cuda.")]
 
 
 def worker_count(wanted: int | None) -> int:

@@ -30,6 +30,14 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def markdown() -> str:
-    """The table as the page has it."""
-    lines = ["| attack | what it does | what stops it |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows())]) + "\n"
+    """The table as the page has it: a row for each protection, with its attacks, by the prefix of their names."""
+    stopped: dict[str, dict[str, list[str]]] = {}
+    for name, does, stopped_by in rows():
+        kind, _, rest = name.rpartition(": ")
+        about = "" if stopped_by.startswith("refused") else f" ({does})"  # there the name says it
+        stopped.setdefault(stopped_by, {}).setdefault(kind, []).append(rest + about)
+    lines = ["| protection | attacks |", "|---|---|"]
+    for protection, kinds in stopped.items():
+        listed = (f"{kind}: {', '.join(names)}" if kind else "; ".join(names) for kind, names in kinds.items())
+        lines.append(f"| {protection} | {'; '.join(listed)} |")
+    return "\n".join(lines) + "\n"

@@ -136,7 +136,7 @@ def test_figures_are_those_of_the_code():
         f"within {REPUBLISH_S:g} s",
         f"silent for {UPLOAD_IDLE_S:g} s",
         f"up to {MAX_QUIET_S:g} s",
-        f"up\nto {GRANTED_QUIET_S:g} s",
+        f"up to {GRANTED_QUIET_S:g} s after",
         f"offers again after {OFFER_QUIET_S:g} s",
         f"nothing new has come for {ASK_QUIET_S:g} s",
         *map(str, _OCTAVE[:-1]),

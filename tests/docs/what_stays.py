@@ -16,10 +16,10 @@ from fedpatch.shared.tensors.patches import parse_policy
 TASK = "digits"
 WORDS = {
     "none": "nothing",
-    "stats": "the statistics μ and σ that batch norm tracks, and their counter",
+    "stats": "statistics μ and σ of batch norm, and their counter",
     "affine": "γ and β of batch norm, and their moments",
-    "all": "γ, β and the statistics of batch norm, and the moments of γ and β",
-    "names:fc3.*": "what is named, and its moments",
+    "all": "γ, β and statistics of batch norm, and the moments of γ and β",
+    "names:fc3.*": "named tensors, and their moments",
 }
 DEFAULT = "affine"
 

@@ -96,12 +96,17 @@ EXAMPLE = "fedpatch-agent new-task room-climate --kind regression"
 
 
 def new_task(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The task's name: lower-case letters, digits, - and _.")],
-    parent: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to make the folder NAME.")] = Path(),
-    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help=f"{' or '.join(KINDS)}.")] = KINDS[0],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task: lower-case letters, digits, - and _.")],
+    parent: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Parent of the folder NAME.")] = Path(),
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="KIND", help=f"{' or '.join(KINDS)} (accuracy or mean absolute error).")
+    ] = KINDS[0],
     as_json: AsJson = False,
 ) -> None:
-    """Write a task of your own that works, with its tests: a model, growing CSV files, a metric."""
+    """Write a working task of your own into the folder NAME: model, growing CSV files, metric, tests.
+
+    A folder with any content and the name of an installed task are refused (exit code 2).
+    """
     written = write_skeleton(name, kind, parent)
     folder = written[0].parent
     if as_json:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedpatch.shared.config.fields import NAME, Settings, setting, settings_of
 from fedpatch.shared.config.load import cli_options, load, public_values, to_toml
 from fedpatch.shared.errors import ConfigError
-from tests.docs.settings_page import reference
+from scripts.reference.configuration import reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ def test_what_is_printed_and_stored_loads_back_to_the_same(toppings):
 
 def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
     """As for any other setting."""
-    page = reference({"Pizza": Pizza})
+    page = reference(Pizza)
     assert "| `toppings` | `cheese, basil` | What is on it. |" in page
-    assert "| `guests` | nobody | Who eats. Each 1 to 32 of a-z" in page
-    assert "| `cuts` | `empty` | In which pieces. Each one of half, quarter. |" in page
+    assert "| `guests` | nobody | Who eats. | each 1 to 32 of a-z" in page
+    assert "| `cuts` | `empty` | In which pieces. | each one of half, quarter |" in page
 
 
 def test_a_list_has_an_option():

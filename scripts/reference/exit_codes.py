@@ -1,0 +1,31 @@
+"""The page exit-codes.md: exit codes and errors, from shared/errors.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedpatch.shared.errors import EXIT_CODES, FedpatchError
+from scripts.reference.markdown import render, table
+
+
+def page() -> str:
+    """Return the page."""
+    codes = [(str(code), meaning, action) for code, (meaning, action) in EXIT_CODES.items()]
+    errors = [(f"`{error.__name__}`", str(error.exit_code), _summary(error)) for error in _tree(FedpatchError)]
+    return render(
+        "exit-codes.md",
+        codes=table(("exit code", "meaning", "what to do"), codes),
+        errors=table(("error", "exit code", "meaning"), errors),
+    )
+
+
+def _tree(error: type[FedpatchError]) -> Iterator[type[FedpatchError]]:
+    yield error
+    for child in error.__subclasses__():
+        # Errors of other modules are internal; the tree of shared/errors.py names them.
+        if child.__module__ == error.__module__:
+            yield from _tree(child)
+
+
+def _summary(error: type[FedpatchError]) -> str:
+    return (error.__doc__ or "").split("\n\n")[0].strip()

@@ -1,0 +1,94 @@
+"""The page metrics.md: all Prometheus metrics of a coordinator and of an agent, from their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedpatch.coordinator.observability.fleet_metrics import ACCURACIES, COUNTERS, GAUGES, DeviceRow, DeviceSeries
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.job.job_effects import JobState
+from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.sensors.device_facts import Fact, Facts
+from fedpatch.device_agent.telemetry.gauges import Gauges
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.vitals import LastRound
+from scripts.reference.markdown import render, table
+
+_DEFAULTS = RunSettings()
+
+_HEADER = ("name", "type", "labels", "meaning")
+
+
+def page() -> str:
+    """Return the page."""
+    coordinator = table(_HEADER, [*_defined(Metrics()), *_collected(_device_families())])
+    process = table(_HEADER, _collected(one for one in Metrics().registry.collect() if one.name.startswith("process_")))
+    agent = table(_HEADER, _collected(text_string_to_metric_families(_agent().text())))
+    return render(
+        "metrics.md",
+        coordinator=coordinator + _rows_of(process),
+        agent=agent,
+        address=str(_DEFAULTS.metrics),
+        max_devices=str(_DEFAULTS.metrics_max_devices),
+    )
+
+
+def _rows_of(text: str) -> str:
+    """The rows of a table without its header."""
+    return "".join(f"{line}\n" for line in text.splitlines()[2:])
+
+
+def _defined(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
+    """Rows of the metrics with labels of known names."""
+    for group in (metrics.rounds, metrics.fleet, metrics.traffic):
+        for metric in vars(group).values():
+            assert isinstance(metric, MetricWrapperBase)
+            (family,) = metric.describe()
+            yield _row(family, metric._labelnames)
+
+
+def _collected(families: Iterable[Metric]) -> Iterator[tuple[str, str, str, str]]:
+    """Rows of families that have at least one sample each."""
+    for family in families:
+        yield _row(family, family.samples[0].labels)
+
+
+def _row(family: Metric, labels: Iterable[str]) -> tuple[str, str, str, str]:
+    name = family.name + "_total" * (family.type == "counter")
+    return f"`{name}`", family.type, ", ".join(labels), family.documentation
+
+
+def _device_families() -> Iterable[Metric]:
+    """The families of single devices, with one device that has all values."""
+    series = DeviceSeries()
+    values = dict.fromkeys((*GAUGES, *COUNTERS, *ACCURACIES.values()), 1.0)
+    series.rows = (DeviceRow("pi", "training", "", "wifi", values),)
+    return series.collect()
+
+
+def _agent() -> Gauges:
+    """Gauges of an agent with all values."""
+    known: dict[str, Any] = {one.name: Fact(1, "") for one in fields(Facts)}
+    allowance = PreferenceSettings(max_rounds_per_day=1, max_mib_per_day=1, max_minutes_per_day=1)
+    return Gauges(
+        info=tuple((name, "") for name in ("version", "device", "fleet", "task")),
+        state=JobState.IDLE,
+        paused=False,
+        round=0,
+        connected=True,
+        willing=True,
+        facts=Facts(**known),
+        allowance=allowance,
+        last_round=LastRound("run", 1, 1.0, 1.0),
+        last_round_at=1.0,
+        report=UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.5, 1.0, 1.0),
+        model=(0.5, 1.0),
+        expiry=(("ca", 1.0),),
+    )
