@@ -213,7 +213,7 @@ class CoordinatorWalk:
         assert self._engine.last_round == 2, "the last chunk did not open the next round"
 
     def _stop(self) -> None:
-        self._service._inbox.put(Interrupt())
+        self._service._event_queue.put(Interrupt())
         while not self._engine.stopped:
             self._service.step()
 
@@ -239,7 +239,7 @@ class CoordinatorWalk:
         with self._profiler.during(step):
             act()
             round_before = self._engine.last_round
-            while self._service._inbox.waiting() or (wait_for_update and self._engine.last_round == round_before):
+            while self._service._event_queue.waiting() or (wait_for_update and self._engine.last_round == round_before):
                 self._service.step()
 
     def _sent(self, kind: type[Any]) -> Any:

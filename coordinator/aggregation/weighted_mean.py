@@ -18,7 +18,6 @@ from fedpatch.shared.tensors.arrays import (
     TensorSpec,
     base_name,
     listing,
-    never_negative,
     require_finite,
 )
 from fedpatch.shared.wire.reason_codes import RefuseReason
@@ -48,7 +47,7 @@ def check_update(tensors: Tensors, schema: Schema, private_names: Collection[str
         raise UpdateRefused(RefuseReason.SCHEMA_MISMATCH, str(error)) from error
     require_finite(tensors)
     for spec in schema.specs:
-        if never_negative(spec) and (tensors[spec.name] < 0).any():
+        if spec.never_negative and (tensors[spec.name] < 0).any():
             raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"{spec.name} has a negative value; it must be 0 or more")
     _check_num_examples(num_examples)
 

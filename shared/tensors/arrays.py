@@ -45,13 +45,6 @@ def require_finite(tensors: Tensors) -> None:
             )
 
 
-def never_negative(spec: TensorSpec) -> bool:
-    """Whether the values of this tensor are at least zero by definition: variances, counts, second moments."""
-    if spec.role == "stats":
-        return spec.name.rpartition(".")[2] in ("running_var", "num_batches_tracked")
-    return spec.role == "moment" and spec.name.endswith((":exp_avg_sq", ":step"))
-
-
 def values_digest(tensors: Tensors, schema: Schema) -> str:
     """Return the SHA-256 (hexadecimal) over names, dtypes, shapes and values (`little_endian`) of the tensors of `schema`.
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.tensors.arrays import Array, TensorSpec, never_negative
+from fedpatch.shared.tensors.arrays import Array, TensorSpec
 from fedpatch.shared.tensors.quantise import (
     INT4_TOP,
     INT8_TOP,
@@ -31,12 +31,10 @@ from fedpatch.shared.tensors.quantise import (
     from_codes,
     from_levels,
     from_nibbles,
-    greatest,
     to_bf16,
     to_codes,
     to_levels,
     to_nibbles,
-    wide,
 )
 
 BLOCK = 1024
@@ -46,6 +44,16 @@ FEEDBACK = ("delta-int4",)
 delta-int8 has none: its rounding is unbiased. With scales as coarse as its own, feedback would also correct an error that the
 next round's training corrects by itself, and the residual would grow.
 """
+
+
+def wide(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype for computing with values of `dtype`: float64 for float64, else float32."""
+    return np.result_type(dtype, np.float32)
+
+
+def greatest(dtype: Any) -> float:
+    """Return the greatest magnitude that every format here can write: a quarter of the range, so that no sum overflows."""
+    return min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max)) / 4
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ def encode(values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng
     # `not within`, rather than `beyond`: a comparison with NaN is always false.
     if not (_within(flat, limit) and _within(change, limit)):
         return None
-    if never_negative(spec) and (flat < 0).any():
+    if spec.never_negative and (flat < 0).any():
         return None
     match rule.kind:
         case "bf16":
@@ -164,7 +172,7 @@ def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) 
         if flat is not None and rule.kind != "levels":
             flat += values
             values = flat
-        if never_negative(spec):
+        if spec.never_negative:
             np.maximum(values, 0, out=values)
         return values.reshape(spec.shape).astype(spec.dtype)
 

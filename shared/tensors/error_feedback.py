@@ -14,9 +14,8 @@ import numpy as np
 
 from fedpatch.shared.errors import SchemaMismatch
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, moment_name
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encodings import FEEDBACK, wide
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
-from fedpatch.shared.tensors.quantise import wide
 
 
 def residual_name(tensor: str) -> str:

@@ -119,6 +119,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return False
 
 
+_ZSTD = "+zstd"
 ZSTD_LEVEL = 1
 """Level for values: the same size as at level 3, in two thirds of the time."""
 
@@ -186,15 +187,17 @@ def pack(
     if encoding not in ENCODINGS:
         raise unknown_name("encoding", encoding, ENCODINGS)
     schema.check_names(tensors)
-    if is_delta(encoding) and (fault := _fault_of(base, schema)):
+    delta = is_delta(encoding)
+    if delta and (fault := _fault_of(base, schema)):
         raise ValueError(f"{encoding} needs the tensors that both sides hold as `base`, but {fault}")
     rng = np.random.default_rng(seed)
-    delta_base = base if is_delta(encoding) else None
+    delta_base = base if delta else None
     entries = [_entry(tensors[spec.name], spec, encoding, delta_base, rng) for spec in schema.specs]
     _require_readable(dict(meta))
     raw = msgpack.packb({"meta": dict(meta), "tensors": entries})
-    level = ZSTD_LEVEL_OF_DELTAS if is_delta(encoding) else ZSTD_LEVEL
-    blob = zstandard.ZstdCompressor(level=level).compress(raw) if _compressed(encoding) else raw
+    compressed = delta or encoding.endswith(_ZSTD)
+    level = ZSTD_LEVEL_OF_DELTAS if delta else ZSTD_LEVEL
+    blob = zstandard.ZstdCompressor(level=level).compress(raw) if compressed else raw
     return Packed(blob, len(raw), encoding)
 
 
@@ -221,8 +224,11 @@ def unpack(
         UnexpectedTensors: There are tensors that `schema` does not have.
         SchemaMismatch: Tensors are missing or have another shape or dtype.
     """
-    raw = _decompress(blob, encoding, raw_bytes, schema)
-    if is_delta(encoding) and (fault := _fault_of(base, schema)):
+    if encoding not in ENCODINGS:
+        raise WireError(f"unknown encoding {encoding[:40]!r} (known: {', '.join(ENCODINGS)})")
+    delta = is_delta(encoding)
+    raw = _decompress(blob, raw_bytes, schema, compressed=delta or encoding.endswith(_ZSTD))
+    if delta and (fault := _fault_of(base, schema)):
         raise WireError(f"the blob is a difference to base tensors that are missing here: {fault}")
     try:
         reader = Reader(raw, MAX_HEADER_BYTES)
@@ -233,7 +239,7 @@ def unpack(
             raise WireError("the blob's meta is not plain data with str keys")
         if reader.value() != "tensors":
             raise WireError("the blob has no tensors")
-        tensors = _read_tensors(reader, schema, encoding, base if is_delta(encoding) else None)
+        tensors = _read_tensors(reader, schema, encoding, base if delta else None)
         reader.expect_end()
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"the blob is not a msgpack container of tensors: {error}") from error
@@ -258,10 +264,6 @@ def _require_readable(meta: dict[str, Any]) -> None:
         build(msgpack.packb(meta), MAX_META_BYTES)
     except (WireError, OverflowError, ValueError) as error:
         raise ValueError(f"meta could not be read back: {error}") from error
-
-
-def _compressed(encoding: str) -> bool:
-    return encoding.endswith("+zstd") or is_delta(encoding)
 
 
 def _fault_of(base: Tensors | None, schema: Schema) -> str:
@@ -296,13 +298,11 @@ def _may_be_half(spec: TensorSpec) -> bool:
     return spec.trainable and np.dtype(spec.dtype).kind == "f"
 
 
-def _decompress(blob: bytes, encoding: str, raw_bytes: int, schema: Schema) -> bytes:
-    if encoding not in ENCODINGS:
-        raise WireError(f"unknown encoding {encoding[:40]!r} (known: {', '.join(ENCODINGS)})")
+def _decompress(blob: bytes, raw_bytes: int, schema: Schema, *, compressed: bool) -> bytes:
     ceiling = max_raw_bytes(schema)
     if raw_bytes > ceiling:
         raise WireError(f"{raw_bytes} bytes were announced, but the agreed tensors take at most {ceiling}")
-    if not _compressed(encoding):
+    if not compressed:
         raw = blob
     else:
         try:

@@ -48,21 +48,11 @@ _OCTAVE = np.array(
 _HALFWAY = (_OCTAVE[:-1] + _OCTAVE[1:]) / 2
 
 
-def wide(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype for computing with values of `dtype`: float64 for float64, else float32."""
-    return np.result_type(dtype, np.float32)
-
-
-def greatest(dtype: Any) -> float:
-    """Return the greatest magnitude that every format here can write: a quarter of the range, so that no sum overflows."""
-    return min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max)) / 4
-
-
 # --- bf16 -----------------------------------------------------------------------------------------
 
 
 def to_bf16(values: Array) -> bytes:
-    """Return two bytes per value: all upper bytes, then all lower ones. `values` are finite and at most `greatest`."""
+    """Return two bytes per value: all upper bytes, then all lower ones. `values` are finite."""
     words = values.astype(np.float32).view(np.uint32)
     halves = ((words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
     return halves.view(np.uint8).reshape(-1, 2)[:, ::-1].T.tobytes()
@@ -91,7 +81,7 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
     bytes.
 
     Args:
-        values: Finite values of shape (n,), in magnitude at most `greatest`.
+        values: Finite values of shape (n,), in magnitude at most shared.tensors.encodings.greatest.
         top: Greatest code, at most 127.
         block: Values in a block; 0: all values are one block.
         rng: Random numbers for unbiased rounding: the expected value of `scale * code` is the value. None: round towards zero.
@@ -175,7 +165,7 @@ def to_levels(values: Array, base: Array, rng: Rng) -> tuple[int, Array]:
     second moment of zero would let Adam take a step of any size.
 
     Args:
-        values: Finite values of shape (n,), at least 0 and at most `greatest`.
+        values: Finite values of shape (n,), at least 0 and at most shared.tensors.encodings.greatest.
         base: Values of the base, shape (n,).
         rng: Random numbers for unbiased rounding.
 

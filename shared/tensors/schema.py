@@ -112,10 +112,18 @@ class TensorSpec:
         """Size of the values in bytes, uncompressed."""
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
-    @property
+    # Both are read for each tensor of each message, and are computed once.
+    @cached_property
     def trainable(self) -> bool:
         """Whether an optimizer trains the tensor."""
         return self.role in TRAINABLE
+
+    @cached_property
+    def never_negative(self) -> bool:
+        """Whether the values are at least zero by definition: variances, counts, second moments."""
+        if self.role == "stats":
+            return self.name.rpartition(".")[2] in ("running_var", "num_batches_tracked")
+        return self.role == "moment" and self.name.endswith((":exp_avg_sq", ":step"))
 
 
 @dataclass(frozen=True)
