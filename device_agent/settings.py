@@ -56,7 +56,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     )
 
     task: str = setting("digits", group=_WORK, help="Task of the device, by name or as module:attribute.")
-    data: str = setting(group=_WORK, example="shard:0/10", help="Data spec of this device.")
+    data: str = setting(group=_WORK, example="shard:0/10", help="Which data this device holds.")
     data_root: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=_WORK, default_means="FEDPATCH_DATA, else the user's cache", help="Directory of data sets."
     )

@@ -93,7 +93,7 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
     The task digits needs no network. --out receives the state directory of the runs (coordinator/), the state directory of
     each device (devices/device-00/) and its log (devices/device-00.log). A later demo in the same directory adds a run and
     replaces the devices. A directory with foreign files is refused. With --broker the demo uses a running broker, in the
-    fleet demo. The devices ignore FEDPATCH_AGENT_ variables.
+    fleet demo. The devices ignore FEDPATCH_AGENT_ variables. A device that cannot start ends the demo with its message.
     """
     from fedpatch.coordinator.demo.demo import run_demo
 
@@ -158,7 +158,8 @@ def resume(
     Committed updates of the open round count; the other devices are asked again. After Ctrl-C the round keeps the time it
     had left; after a crash its deadline has gone on. The run waits for its number of devices for wait_s at most (300 s more
     while devices start), then continues with those present. time_limit_s starts again. The broker's password comes from
-    --password-file, FEDPATCH_PASSWORD or the run's own password_file.
+    --password-file, FEDPATCH_PASSWORD or the run's own password_file. Here last means the last run of --state-dir or
+    ./fedpatch-state, of no other directory.
     """
     from fedpatch.coordinator.runtime.run_execution import resume_run
     from fedpatch.coordinator.storage.database import must_exist

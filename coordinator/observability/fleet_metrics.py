@@ -86,7 +86,9 @@ class DeviceSeries(Collector):
             state.add_metric((row.device, row.state, row.reason), 1)
         yield state
         link = GaugeMetricFamily(
-            "fedpatch_device_link", "Always 1; kind of the link to the broker", labels=("device", "kind")
+            "fedpatch_device_link",
+            "Always 1; link to the broker: loopback, ethernet, wifi, cellular, other",
+            labels=("device", "kind"),
         )
         for row in rows:
             if row.link:

@@ -59,11 +59,15 @@ class Gauges:
     def _families(self) -> Iterator[tuple[str, str, Iterable[tuple[_Labels, float | None]]]]:
         yield "info", "Always 1; task is empty until it is loaded", [(self.info, 1)]
         states = [((("state", str(state)),), state is self.state) for state in JobState]
-        yield "state", "1 for the current state of the job, 0 for the others", states
+        yield "state", "1 for the current state of the job: idle, downloading, training, uploading", states
         objections = [((("condition", str(one)),), one in self.objections) for one in Condition]
         yield "objection", "1 for each unmet condition of the owner, 0 for the others", objections
         link = self.facts.link.value if self.facts else None
-        yield "link", "Always 1; kind of the link to the broker", [((("kind", str(link)),), 1)] if link else []
+        yield (
+            "link",
+            "Always 1; link to the broker: loopback, ethernet, wifi, cellular, other",
+            [((("kind", str(link)),), 1)] if link else [],
+        )
         plain = {**self._work(), **self._found(), **self._spent(), **self._rounds()}
         for name, (about, value) in plain.items():
             yield name, about, [(_NO_LABELS, value)]

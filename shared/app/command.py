@@ -185,6 +185,9 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
         set_up_logging(logging.DEBUG if debug else log_level, log_format)
         function(**given)
 
+    # typer keeps the line breaks of a docstring, which do not fit the width of the terminal.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     own = inspect.signature(function, eval_str=True).parameters.values()
     parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
     added = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))

@@ -14,7 +14,7 @@ from tests.attacks import raw
 from tests.attacks.arena import MAX_DEVICES, Arena, Outcome, state
 from tests.attacks.attack import Attack, Proof
 
-_GATE = "messages per device, before they are decoded"
+_GATE = "messages per device, limited before decoding"
 
 
 def _flood(
@@ -92,17 +92,15 @@ def _oversize(arena: Arena, device: str) -> Proof:
 
 
 FLOODS = (
-    Attack("flood: garbage", "20,000 messages of no meaning", _GATE, _flood("up", _garbage, _dropped)),
+    Attack("flood: garbage", "20,000 random messages", _GATE, _flood("up", _garbage, _dropped)),
     Attack("flood: progress", "5,000 signs of life", _GATE, _flood("up", _progress, _dropped)),
     Attack("flood: declines", "5,000 refusals to work", _GATE, _flood("up", _declines, _dropped)),
-    Attack("flood: presence", "goes and comes 2,500 times", _GATE, _flood("state", _flapping, _dropped)),
-    Attack(
-        "flood: chunks without a grant", "50 MB that nobody asked for", "only what was granted is looked at", _ungranted
-    ),
+    Attack("flood: presence", "disconnects and connects 2,500 times", _GATE, _flood("state", _flapping, _dropped)),
+    Attack("flood: chunks without a grant", "50 MB of unrequested chunks", "only granted chunks are read", _ungranted),
     Attack(
         "flood: invented devices",
-        "10,000 names; half of them tell how they are, and go",
-        "`max_devices`; strangers share one limit",
+        "10,000 names; half of them send vitals and disconnect",
+        "`max_devices`; unknown devices share one limit",
         _invented,
     ),
     Attack("oversize packets", "messages of 2 MB", "64 KiB a message; bytes per device", _oversize),

@@ -207,22 +207,22 @@ VAST = [
 ]
 _LONG = encode(Envelope(Accept(1))).replace(b"\xa1k\xa0", b"\xa1k\xda\xea\x60" + b"k" * 60_000)
 
-_DECODER = "sizes and depth bounded before anything is built"
+_DECODER = "sizes and depth checked before memory is allocated"
 
 MESSAGE_ATTACKS = (
     Attack("deep nesting", "60,000 lists in each other", _DECODER, _said([DEEP], _not_ours)),
-    Attack("vast containers", "headers that state 4 GiB", _DECODER, _said(VAST, _not_ours)),
+    Attack("vast containers", "headers with a size of 4 GiB", _DECODER, _said(VAST, _not_ours)),
     Attack("long text", "a task's name of 60 kB", _DECODER, _said([_LONG], _not_ours)),
-    Attack("unknown message", "types and versions that there are not", "counted, ignored", _unknown),
+    Attack("unknown message", "unknown types and versions", "counted, ignored", _unknown),
     Attack(
         "stale epoch",
-        "offers to a coordinator that is gone",
+        "offers to an earlier coordinator",
         "refused: `stale_epoch`",
         _answered(lambda asked: _offers(asked, epoch=0), _refused_for("stale_epoch")),
     ),
     Attack(
         "another run",
-        "offers to a run that never was",
+        "offers to an unknown run",
         "refused: `late`",
         _answered(lambda asked: _offers(asked, run="no-such-run"), _refused_for("late")),
     ),
@@ -234,32 +234,30 @@ MESSAGE_ATTACKS = (
     ),
     Attack(
         "uninvited",
-        "offers to the open round without having been asked",
+        "offers without an invitation",
         "refused: `not_invited`",
         _answered(_offers, _refused_for("not_invited", "late")),
     ),
     Attack(
         "wants the whole model again",
-        "65,536 missing chunks of a model that is none",
+        "65,536 missing chunks of an unknown model",
         "`cancel`; repairs are bounded",
         _answered(_huge_need, _refused_for("not_invited", "late")),
     ),
     Attack(
-        "forged last will", "a device's last will, of another start", "its boot nonce is not the known one", _last_will
+        "forged last will", "a device's last will, of another start", "its boot nonce is not the latest", _last_will
     ),
     Attack("coordinator's words from a device", "`committed` and `work_request` on `up`", "ignored", _on_up),
-    Attack("claims without an end", "asks 50 times whether a coordinator is there", "answered, and no more", _claims),
+    Attack("claims without an end", "50 claims", "one answer each", _claims),
+    Attack("poses as a coordinator", "another coordinator's presence", "devices ignore other runs", _poses),
+    Attack("retained garbage", "on each kind of topic", "not decoded, ignored", _retained),
     Attack(
-        "poses as a coordinator", "another coordinator's presence", "devices heed the messages of their run", _poses
-    ),
-    Attack("retained garbage", "kept for whoever subscribes, on each kind of topic", "not decoded, ignored", _retained),
-    Attack(
-        "poison topics", "names that are paths, SQL, HTML, or endless", "topics are matched as a whole", _poison_topics
+        "poison topics", "names that are paths, SQL, HTML, or endless", "topics must match completely", _poison_topics
     ),
     Attack(
         "words that are commands",
         "a decline with control characters, SQL, HTML and a metric in it",
-        "escaped wherever it is shown",
+        "escaped in all output",
         _injection,
         part=True,
     ),

@@ -60,12 +60,12 @@ _CLOSED = "the broker ends the connection"
 SOCKET_ATTACKS = (
     Attack(
         "half-open connections",
-        "fifty that never speak",
+        "fifty without a packet",
         "the broker's limits; the run has its own connection",
         _half_open,
     ),
     Attack("slow reader", "subscribes to all, reads nothing", "the broker's queue of that client", _slow_reader),
-    Attack("half a packet", "a length that never comes", "the broker waits for that client alone", _cut_off),
+    Attack("half a packet", "an announced length without data", "the broker waits for that client alone", _cut_off),
     Attack(
         "speaks before it connects",
         "PUBLISH first",
@@ -84,7 +84,7 @@ SOCKET_ATTACKS = (
     Attack("publishes to a wildcard", "a topic with # in it", _CLOSED, _violation(raw.publish(b"fedpatch/#", b""))),
     Attack(
         "a topic that is no UTF-8",
-        "bytes that no text has",
+        "invalid UTF-8",
         _CLOSED,
         _violation(raw.publish(b"fedpatch/\xff\xfe", b"")),
     ),

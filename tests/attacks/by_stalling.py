@@ -130,12 +130,17 @@ def _row(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Pro
 
 STALLING_ATTACKS = (
     _row("accepts, and does nothing", "keeps the round waiting", "grace after the quorum", _silent),
-    _row("upload without an end", "all chunks but one, and those again", "grace after the quorum", _all_but_one),
-    _row("hoarded grant", "takes a place, and sends nothing", "places in chunks; idle ones are given away", _hoards),
+    _row("upload without an end", "all chunks but one, repeatedly", "grace after the quorum", _all_but_one),
+    _row(
+        "hoarded grant",
+        "takes a slot and sends nothing",
+        "slots are measured in chunks; idle ones are given away",
+        _hoards,
+    ),
     _row(
         "offers without an end",
-        "300 updates that never come",
-        "one place for a device, the last offer",
+        "300 updates that are never sent",
+        "one slot per device, for its last offer",
         _endless_offers,
     ),
     _row(

@@ -47,5 +47,5 @@ THEFTS = (
         encode(Envelope(CoordinatorState(online=False, boot="x"))),
     ),
     Theft("poisoned model", "chunks of the global model", topics.model_chunk(FLEET, DIGEST, 0), bytes(60)),
-    Theft("forged progress", "what watchers are told", topics.run_status(FLEET), b"\xc1"),
+    Theft("forged progress", "the status for watchers", topics.run_status(FLEET), b"\xc1"),
 )

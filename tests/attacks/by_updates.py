@@ -250,5 +250,5 @@ UPDATE_ATTACKS = (
         _replays_another,
     ),
     _row("replay: its own old update", "the same bytes in two rounds", "refused: `wrong_base`", _replays_itself),
-    _row("quarantined, and goes on", "works on as if nothing were", "`cancel`, counted", _quarantined_goes_on),
+    _row("quarantined, and goes on", "continues to work", "`cancel`, counted", _quarantined_goes_on),
 )

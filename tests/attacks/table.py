@@ -25,7 +25,7 @@ ATTACKS: tuple[Attack, ...] = (
 def rows() -> list[tuple[str, str, str]]:
     """Name, what it does, what stops it."""
     thefts = [(one.name, one.does, "the broker's access rules") for one in THEFTS]
-    poisons = [(f"poison: {one.name}", one.does, "pulled back by `norm_bound`, and named") for one in POISONS]
+    poisons = [(f"poison: {one.name}", one.does, "limited by `norm_bound`, and named") for one in POISONS]
     return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *poisons, *thefts]
 
 
