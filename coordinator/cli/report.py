@@ -10,6 +10,7 @@ import typer
 
 from fedpatch.coordinator.cli.options import StateDir
 from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.errors import UsageError
 
 Runs = Annotated[
     list[str],
@@ -20,7 +21,7 @@ Out = Annotated[
     typer.Option("--out", metavar="FILE", help="The page to write; RUN.html in this directory if not given."),
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all rounds, as CSV.")]
-Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the curves (with matplotlib).")]
+Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the curves as a picture.")]
 
 
 def add_report(app: typer.Typer) -> None:
@@ -39,7 +40,12 @@ def add_report(app: typer.Typer) -> None:
 
         The page needs no network and no other file. It works while a run goes on.
         """
-        from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
+        try:
+            from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"a report needs the package {error.name}, which is not installed; pip install 'fedpatch[coordinator]'"
+            ) from error
 
         wanted = Wanted(out, csv, png)
         wanted.check()
