@@ -39,7 +39,7 @@ MAX_POINTS = 400
 _MAX_FAINT_POINTS = 100
 _MAX_DOTS = 40
 _MAX_MARKS = 200
-_INCHES = (6.2, 3.2)
+_INCHES = (5.0, 2.8)  # so that a number of an axis is 9 pixels high on a phone, and 18 on a wide screen
 _DOTS_PER_INCH = 150
 
 _STYLE: Any = {
@@ -166,7 +166,7 @@ def _figure(charts: Sequence[Chart], form: str) -> bytes:
 
 def _label(axes: Any, chart: Chart) -> None:
     axes.set_xlabel(chart.x_words)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=chart.whole))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=chart.whole))
     axes.ticklabel_format(axis="x", style="plain", useOffset=False)
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.grid(axis="y", color=COLOURS["rule"][0], linewidth=0.7)
