@@ -222,7 +222,10 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
     for command in COMMANDS:
         assert made.run(command, "--version") == f"{command} {__version__}\n"
     modules = {"torch": ("torch",), "onnx": ("onnx", "onnxruntime"), "agent": ("torch", "onnx", "jeepney")}
-    modules |= {"coordinator": ("torch", "cryptography", "prometheus_client"), "demo": ("amqtt", "sklearn")}
+    modules |= {
+        "coordinator": ("torch", "cryptography", "prometheus_client", "fedpatch.coordinator.report.load"),
+        "demo": ("amqtt", "sklearn"),
+    }
     modules |= {"simulator": ("matplotlib", "fedpatch.simulator.cli", "sklearn")}
     for module in modules.get(extra, ()):
         made.run("python", "-c", f"import {module}")

@@ -10,6 +10,7 @@ import typer
 
 from fedpatch.coordinator.cli.options import StateDir
 from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.errors import UsageError
 
 Runs = Annotated[
     list[str],
@@ -40,7 +41,12 @@ def add_report(app: typer.Typer) -> None:
         The page has curves of user accuracy, time by phase, bytes, declines and failures, all rounds and the settings. The
         run may be running, interrupted or failed.
         """
-        from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
+        try:
+            from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"a report needs the package {error.name}, which is not installed; pip install 'fedpatch[coordinator]'"
+            ) from error
 
         wanted = Wanted(out, csv, png)
         wanted.check()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.report.charts import draw_png, require_matplotlib
+from fedpatch.coordinator.report.charts import png
 from fedpatch.coordinator.report.csv_export import csv_text
-from fedpatch.coordinator.report.page import MAX_RUNS, make_page, rounds_to_target
+from fedpatch.coordinator.report.page import MAX_RUNS, curves_of, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -46,8 +46,6 @@ class Wanted:
             if path.is_dir() or not path.parent.is_dir():
                 what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}; make it first"
                 raise UsageError(f"{option} {path}: {what}")
-        if self.png is not None:
-            require_matplotlib()
 
 
 def read_runs(state_dir: Path | None, names: Sequence[str]) -> list[Run]:
@@ -72,7 +70,7 @@ def write_report(runs: Sequence[Run], wanted: Wanted) -> dict[str, str | None]:
     if wanted.csv is not None:
         _write(wanted.csv, csv_text(runs).encode())
     if wanted.png is not None:
-        _write(wanted.png, draw_png(runs))
+        _write(wanted.png, png(curves_of(runs)))
     places = {"report": out, "csv": wanted.csv, "png": wanted.png}
     return {name: None if path is None else str(path.absolute()) for name, path in places.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -24,6 +25,9 @@ PHASES = tuple(one.name for one in fields(PhaseSeconds))
 MAX_SECONDS, MAX_BYTES, MAX_ROUND = 1e9, 1e18, 1e9
 TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 BYTE_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+
+# Characters that XML cannot hold: control characters, halves of surrogate pairs, and two more.
+_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 MISSING_KINDS = ("declined", "failed", "refused")
 """Whose reasons a record has; a device that came late has none."""
@@ -88,6 +92,16 @@ class Run:
         """The user accuracy at which it was to end."""
         value = self.info.settings.get("target_ua")
         return measure(float(value)) if isinstance(value, int | float) else None
+
+
+def plain_text(text: str) -> str:
+    """`text` with the replacement character for each character that no page can hold."""
+    return _ILLEGAL.sub("\ufffd", text)
+
+
+def unit_for(most: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """The first unit (a name, its size; the greatest first) of which `most` is at least two, or else the last."""
+    return next((unit for unit in units if most >= 2 * unit[1]), units[-1])
 
 
 def within(value: float | None, most: float) -> float:

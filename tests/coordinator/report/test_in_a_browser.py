@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 _DOCS = ROOT / "docs"
 _SHOTS = (("report-light", 900, 1330, False), ("report-dark", 900, 1330, True), ("report-phone", 360, 1500, False))
 # Texts of charts that stick out of them; a pixel is the rounding of fonts.
-_OUTSIDE = """[...document.querySelectorAll('svg.chart')].filter(s => s.checkVisibility()).flatMap(s => {
+_OUTSIDE = """[...document.querySelectorAll('.chart svg')].filter(s => s.checkVisibility()).flatMap(s => {
   const edge = s.getBoundingClientRect();
   return [...s.querySelectorAll('text')].filter(t => { const b = t.getBoundingClientRect();
     return b.left < edge.left - 1 || b.right > edge.right + 1 || b.top < edge.top - 1 || b.bottom > edge.bottom + 1;
@@ -67,10 +67,10 @@ def test_curves_and_bars_of_a_real_run_are_drawn_and_nothing_is_complained_of(ch
     chromium.requests.clear()
     for page in pages:
         chromium.open(page)
-        ways = chromium.ask("[...document.querySelectorAll('svg.wide path.curve')].map(p => p.getTotalLength())")
+        ways = chromium.ask("[...document.querySelectorAll('.chart [id*=line2d] > path')].map(p => p.getTotalLength())")
         assert len(ways) >= 4 and min(ways) > 0
-        assert chromium.ask("[...document.querySelectorAll('svg.chart')].every(s => s.querySelector('path, rect'))")
-        assert chromium.ask("document.querySelector('path.mean').getBoundingClientRect().width") > 500
+        assert chromium.ask("[...document.querySelectorAll('.chart svg')].every(s => s.querySelector('path, rect'))")
+        assert chromium.ask("document.querySelector('.chart svg').getBoundingClientRect().width") > 500
     assert chromium.complaints == []
     assert chromium.requests == [page.as_uri() for page in pages]
 
