@@ -1,4 +1,4 @@
-"""The commands `fedpatch simulate`: a study of one's own, the paper's, and the round policy on a fleet that never was.
+"""The commands `fedpatch simulate`: the user's own study, the paper's experiments, and the round policy on a simulated fleet.
 
 `fedpatch` finds `app` as an entry point. What a command needs beyond this is imported when it runs. stdout gets results
 only (with `--json` a single JSON document), stderr everything else.

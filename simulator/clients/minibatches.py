@@ -1,4 +1,4 @@
-"""The minibatches of the clients that train next, drawn for some of them at once.
+"""Minibatches of the clients that train next, drawn for several clients at once.
 
 Training sweeps the processor's caches, and the code that draws comes back into them from memory: for one client after
 another that costs several times what drawing for many in a row does.

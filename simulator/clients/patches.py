@@ -1,4 +1,4 @@
-"""What every client keeps for itself between rounds: its patch, with the moments of what it trains, and nothing else.
+"""The private patch of every client between rounds, with the optimizer moments of its trained tensors.
 
 One block per tensor, clients along the first axis, in memory that worker processes share; so 10,000 clients with private
 batch norm cost 10,000 times a few kilobytes, and one model.

@@ -1,4 +1,4 @@
-"""Both ways of a simulated network: what clients and coordinator read of what the other sent, and how many bytes it took.
+"""The simulated network, down and up: encodes and decodes the tensors that travel, and counts their bytes.
 
 Each client's update as a device would send it: encoded, decoded again, and with what rounding took kept for the next one.
 

@@ -1,4 +1,4 @@
-"""The patch policies and learning alone side by side, on one split of the data, and which of them to take.
+"""Comparison of the patch policies and of learning alone on one split of the data, with a recommendation.
 
 Each client is measured at the end, in every arm alike: before local training, on its own test data. The arms share task,
 split, initial model, selection, batches and plan; learning alone is the same training with nothing federated.

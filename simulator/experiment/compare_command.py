@@ -1,4 +1,4 @@
-"""The command `fedpatch simulate compare`: which patch policy to take, and whether federation pays at all."""
+"""The command `fedpatch simulate compare`: recommends a patch policy, and shows whether federation pays at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of a study of one's own: what the user says, and for the rest what the task and the paper's authors say."""
+"""The options of the user's own study; defaults come from the task and from the paper."""
 
 from __future__ import annotations
 

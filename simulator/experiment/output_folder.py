@@ -1,4 +1,4 @@
-"""The folder of a study: its outcome, its curve and the pictures of it, and while it is unfinished where it stands."""
+"""The output folder of a study: outcome, curve and plots; a checkpoint while the study is unfinished."""
 
 from __future__ import annotations
 

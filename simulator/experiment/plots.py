@@ -1,4 +1,4 @@
-"""User accuracy over rounds as a picture. matplotlib draws without a display, and is imported only where one is drawn.
+"""Plots of user accuracy over rounds. matplotlib needs no display, and is imported only when a plot is drawn.
 
 What pictures share: files as PNG and SVG; and the paper's figures: their looks, means with their confidence, smoothing.
 

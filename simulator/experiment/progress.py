@@ -1,4 +1,4 @@
-"""Shows a simulation on stderr while it goes on: a bar in a terminal, a line now and then anywhere else."""
+"""Progress of a simulation on stderr: a bar in a terminal, otherwise a line at intervals."""
 
 from __future__ import annotations
 

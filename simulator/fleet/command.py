@@ -1,4 +1,4 @@
-"""`fedpatch simulate fleet`: the round policy, tried on a fleet that is only drawn."""
+"""The command `fedpatch simulate fleet`: the round policy on a simulated fleet with random traits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels in a simulated fleet, and how long it takes: lines with a speed, and stand-ins for models.
+"""Network lines of a simulated fleet, which delay messages by their size, and stand-ins for models.
 
 The state machines at both ends move real chunks with real digests. Only the bytes inside are few: a chunk of a stand-in is
 `STAND_IN_BYTES` long, while the line takes the time of the real one.

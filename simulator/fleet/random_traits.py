@@ -1,4 +1,4 @@
-"""What a device is like, and what happens to it in a round: drawn from the terms.
+"""Random traits of a device, and random events of a device in a round, drawn from the settings of the study.
 
 Each draw depends on nothing but the seed, the device and the round. So two policies are compared on the same fleet with the
 same accidents, and their difference is theirs.

@@ -1,4 +1,4 @@
-"""What came of a fleet study, as plain data that goes to JSON."""
+"""The result of a fleet study as plain data for JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of a fleet study: the round policy as a run has it, and what the devices and their links are like."""
+"""The settings of a fleet study: the round policy, as in a run, and the properties of devices and links."""
 
 from __future__ import annotations
 

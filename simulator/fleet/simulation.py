@@ -1,4 +1,4 @@
-"""A whole fleet in one process: the real engine, the real jobs, lines between them, and a clock that runs ahead.
+"""A whole fleet in one process: the real engine and real jobs, joined by simulated lines, under a virtual clock.
 
 For studies of the round policy: what deadlines, quorum and over-selection come to with devices that are slow, decline and
 drop out. Nothing is trained. The broker is taken to be as fast as it has to be; packing, saving and averaging take no time.

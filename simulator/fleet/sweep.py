@@ -1,4 +1,4 @@
-"""A policy study: the same fleet under every combination of some terms, a row for each."""
+"""A sweep: the same fleet under every combination of some settings, one row for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that only its owner turns, and what is to be done at which time of it."""
+"""A virtual clock that only its owner advances, and the timers that are due at its times."""
 
 from __future__ import annotations
 

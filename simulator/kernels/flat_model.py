@@ -1,4 +1,4 @@
-"""One working model in flat memory: what travels as one vector, what stays as another.
+"""One working model in flat memory: a vector of the public tensors and a vector of the private ones.
 
 Copying a global model in, adding a trained one to a sum and stepping Adam are then one pass over contiguous memory each.
 The first layer's weights, where that layer is linear and its weights travel, lie at the end, one row per input feature: a

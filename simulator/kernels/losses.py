@@ -1,4 +1,4 @@
-"""Losses and their gradients by a model's outputs, as the fast trainer takes them: written out for cross-entropy."""
+"""Losses and their gradients with respect to a model's outputs; cross-entropy has a hand-written kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models are plain sequences of layers that simulator.kernels.layers knows."""
+"""Recognition of models that are plain sequences of the layers in simulator.kernels.layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The algorithms that the paper holds MTFL against (section 4.4, Fig. 5), as their own authors give them.
+"""The algorithms that the paper compares with MTFL (section 4.4, Fig. 5), as their authors define them.
 
 Per-FedAvg (Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning
 approach", NeurIPS 2020), first-order variant; pFedMe (T. Dinh et al., "Personalized federated learning with Moreau

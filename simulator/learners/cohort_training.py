@@ -1,4 +1,4 @@
-"""A cohort's LocalUpdates: who trains how, in which order sums are taken, and over how many processes.
+"""LocalUpdate for a whole cohort: choice of the learner, order of the sums, number of processes.
 
 A cohort is cut into the same chunks however many processes there are, and their sums are added in the order of the
 chunks: one worker or ten give the same model, to the last bit.

@@ -1,4 +1,4 @@
-"""A learner that looks at every client between its steps: what the paper's figures 3 and 4 are made of."""
+"""A learner that measures every client between its steps, for figures 3 and 4 of the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the learners of a study stand on, in every process that has one."""
+"""Read-only context shared by all learners of a study; pickled to worker processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedpatch.simulator.spec.study import Study
 
 @dataclass(frozen=True)
 class LearnerContext:
-    """What all learners of a study stand on; may be handed to another process. The task is named, not carried.
+    """Data, patches and plan that all learners of a study read. It can be pickled: the task is held by name.
 
-    Without an `uplink` updates are added up as they were trained. With a `spool`, a folder, each update is written there
-    instead of being added up (simulator.learners.norm_bounded_learner).
+    Without an `uplink`, updates are summed as they were trained. With a `spool`, a folder, each update is written there
+    instead of being summed (simulator.learners.norm_bounded_learner).
     """
 
     study: Study

@@ -1,4 +1,4 @@
-"""Updates within the bounds of a run: each is kept by itself, and the coordinator's own fold makes the mean of them."""
+"""A learner for norm bounds: it writes each update to disk, and the coordinator's own code bounds and averages them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learner and a cohort are: the protocols that every way of training keeps to."""
+"""The protocols of a learner and of a cohort, which every implementation of training follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of learners that take each update by itself."""
+"""Base class of learners that process each update separately."""
 
 from __future__ import annotations
 

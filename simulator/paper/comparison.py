@@ -1,4 +1,4 @@
-"""Ours beside the paper's: rounds to target, cell by cell, with a verdict on each."""
+"""Comparison with the paper: rounds to target, cell by cell, with a verdict on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fig. 3 of the paper: what aggregation does to user accuracy, and to what batch norm hands on (Eq. 10).
+"""Fig. 3 of the paper: the effect of aggregation on user accuracy and on the outputs of batch norm (Eq. 10).
 
 Fig. 4 of the paper: user accuracy at every local step, without patches and with each kind of patch.
 

@@ -1,4 +1,4 @@
-"""Compute what is missing of the paper's cells: cheap ones first, one after the other, and never anything twice.
+"""Computes the missing cells of the paper one after the other, cheap ones first, and none twice.
 
 A simulation that is interrupted is saved and goes on from there the next time. Several processes may work on the same
 results at once: each cell and seed is claimed by a lock on a file.

@@ -1,4 +1,4 @@
-"""What a simulation computes, and with what, as the command line says it: options that several commands have."""
+"""Command-line options that several commands of the simulator share: task, data, clients, workers, device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation is to do, and what came of it; both are plain data that go to JSON and come back."""
+"""The description of a simulation and its outcome, as plain data that is written to JSON and read back."""
 
 from __future__ import annotations
 
