@@ -1,4 +1,4 @@
-"""The user accuracy of a personal model as applications have it: run by onnxruntime, on the device's own test data."""
+"""The user accuracy of a personal model, measured with onnxruntime on the device's own test data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ log = logging.getLogger("fedpatch.models")
 
 
 def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path) -> tuple[float, int]:
-    """Measure `task.metric` of a model's outputs on the device's test data, and return it with the number of examples.
+    """Measure the task's metric of a model's outputs on the device's test data.
 
-    A metric that takes arrays gets arrays; for any other, torch is imported.
+    Args:
+        model: The personal model.
+        task: The task with the metric. A metric that takes arrays gets arrays; for any other, torch is imported.
+        data: The device's data spec.
+        data_root: Folder of data files.
+
+    Returns:
+        The user accuracy and the number of test examples.
 
     Raises:
         UsageError: As the task's `load_data` raises; or the task's `prepare` is not the model's.
@@ -42,7 +49,7 @@ def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path)
 
 
 def _fit(values: Array, task: Task) -> Any:
-    """As the task's metric takes them."""
+    """Return outputs in the form that the task's metric takes."""
     if task.metric_takes_arrays:
         return values
     try:

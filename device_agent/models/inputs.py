@@ -17,11 +17,19 @@ KINDS = (".npy", ".csv", *IMAGES)
 
 
 def read_inputs(path: Path, shape: tuple[int, ...], dtype: str) -> Array:
-    """Read the examples in a file, of shape (n, *shape), as `dtype`.
+    """Read the examples in a file.
 
-    `.npy` holds one example or n of them; `.csv` one in each row, its numbers in the order of the flattened example. A first
-    row without any number is skipped, an empty cell is NaN. An image is one example: of shape (3, height, width) or
-    (1, height, width), or flat where its pixels make a square, in [0, 1].
+    `.npy` holds one example or n of them. `.csv` has one example in each row, as numbers of the flattened example; a first
+    row without any number is skipped, an empty cell is NaN. An image is one example with values in [0, 1], of shape (3,
+    height, width) or (1, height, width), or flat if its pixels make a square.
+
+    Args:
+        path: The file.
+        shape: Shape of one example.
+        dtype: Dtype of the result.
+
+    Returns:
+        Array of shape (n, *shape).
 
     Raises:
         UsageError: The kind of file is unknown.
@@ -101,7 +109,7 @@ def _image(path: Path, shape: tuple[int, ...]) -> Array:
 
 
 def _picture(path: Path, shape: tuple[int, ...]) -> tuple[str, int, int]:
-    """Pillow's mode, height and width of the images that are examples."""
+    """Return Pillow's mode, height and width of an image for examples of this shape."""
     side = math.isqrt(math.prod(shape))
     if len(shape) == 3 and shape[0] in (1, 3):
         return ("RGB" if shape[0] == 3 else "L"), shape[1], shape[2]

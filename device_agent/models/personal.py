@@ -1,4 +1,4 @@
-"""The personal model of this device, for applications in Python; it needs NumPy and onnxruntime, and no torch.
+"""The personal model of this device, for applications in Python. It needs NumPy and onnxruntime, and no torch.
 
     from fedpatch.device_agent.models.personal import PersonalModel
 
@@ -6,10 +6,10 @@
     model.predict(images)             # outputs, one row per image
     model.classify(images)            # ["7", "3", ...]
     model.metadata.user_accuracy      # on the device's test data
-    model.reload_if_newer()           # once in a while: True after a round has given another model
+    model.reload_if_newer()           # now and then: True after a round has given another model
 
-Inputs are raw ones, as the task's `load_data` gives them: where the task has a `prepare`, it is imported and applied.
-docs/how-to/personal-model.md says more, also for programs in other languages.
+Inputs are raw, as the task's `load_data` returns them. If the task has a `prepare`, it is imported and applied.
+docs/how-to/personal-model.md has more, also for programs in other languages.
 """
 
 from __future__ import annotations
@@ -70,11 +70,16 @@ class PersonalModel:
 
     @classmethod
     def open(cls, state_dir: str | Path, task: str | Task = "", *, threads: int = 1) -> PersonalModel:
-        """The present model of a task, below an agent's state directory; without a name, of the only task there is.
+        """Open the present model of a task.
 
-        A task as an object is the one whose `prepare` is applied.
+        Args:
+            state_dir: The agent's state directory.
+            task: Name of the task, or the task itself, whose `prepare` is then applied. None: the only task with models.
+            threads: Threads of onnxruntime.
 
-        Raises UsageError where there is none, and where there are several to choose from.
+        Raises:
+            UsageError: There is no model, or several tasks have one and none is named.
+            StateError: The model is damaged.
         """
         store = ModelStore(Path(state_dir).expanduser() / DIRECTORY)
         given = task if isinstance(task, str) else task.name
@@ -105,7 +110,7 @@ class PersonalModel:
         return self.run(ready)
 
     def prepare(self, inputs: Array, *, prepared: bool = False) -> Array:
-        """Inputs as the model takes them; arguments and errors as of `predict`."""
+        """Return prepared inputs. Arguments and errors are those of `predict`."""
         known = self.metadata.prepare
         ready = np.asarray(inputs)
         if known is not None and not prepared:
@@ -121,11 +126,11 @@ class PersonalModel:
         return ready
 
     def run(self, ready: Array) -> Array:
-        """The model's outputs for prepared inputs."""
+        """Return the model's outputs for prepared inputs."""
         return self._model.run(ready)
 
     def differences(self, ready: Array) -> list[str]:
-        """In which respects prepared inputs are unlike those that the model was trained on, a sentence for each."""
+        """Return the differences of prepared inputs from those of training, a sentence for each."""
         known = self.metadata.inputs
         if known is None or ready.shape[1:] != self.metadata.input_shape or not len(ready):
             return []
@@ -156,14 +161,20 @@ class PersonalModel:
             ) from error
 
     def classify(self, inputs: Array, *, prepared: bool = False) -> list[str]:
-        """The class of the largest output of each example; as `predict`, and UsageError where the task names no classes."""
+        """Return the class of the largest output of each example.
+
+        Arguments and errors are those of `predict`; UsageError too if the task names no classes.
+        """
         names = self.metadata.class_names
         if not names:
             raise UsageError(f"task {self.metadata.task!r} names no classes; use the outputs themselves")
         return [names[number] for number in self.predict(inputs, prepared=prepared).argmax(axis=1)]
 
     def reload_if_newer(self) -> bool:
-        """Take the present model, where it is another than this one; whether it was. One that was opened by path stays."""
+        """Open the present model if it is another than this one, and return whether it was.
+
+        A model that was opened by its own path stays.
+        """
         if self._store is None:
             return False
         store, task = self._store
@@ -192,7 +203,7 @@ class PersonalModel:
 
 
 def only_task(store: ModelStore, state_dir: Path) -> str:
-    """The task of which there are models; UsageError where there is none, or more than one."""
+    """Return the only task with models; raise UsageError if there is none, or more than one."""
     tasks = store.tasks()
     if not tasks:
         raise UsageError(

@@ -13,8 +13,8 @@ Nothing here needs torch, NumPy or onnxruntime.
 That a model is being made, for whoever comes after a process that did not live to see its end.
 
 To make a model takes memory beside training's, and onnxruntime may not be built for a processor. What kills the training
-process in every round would keep the device from ever giving an update; so after a few deaths no more attempts are made, until
-the agent begins anew.
+process in every round would keep the device from ever giving an update; so after a few deaths no more attempts are made,
+until the agent begins anew.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MARK = ".attempt"
 
 
 class ExportAttempts:
-    """Counts attempts at a model that ended their process; the mark lies beside the models of its task, in `.attempt`.
+    """Counts attempts to make a model that ended the process; the mark is `.attempt` beside the models of its task.
 
-    It is not flushed to the disk: a power cut is no fault of an attempt. StateError where the disk refuses.
+    The mark is not flushed to disk, since a power cut is no fault of an attempt. Errors of the disk raise StateError.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def begin(self, task: str, most_deaths: int) -> bool:
-        """Begin an attempt; False after `most_deaths` attempts that ended their process."""
+        """Begin an attempt; return False after `most_deaths` attempts that ended their process."""
         mark = self._directory / task / MARK
         with refusals_of(mark):
             text = mark.read_text() if mark.exists() else ""
@@ -59,13 +59,13 @@ class ExportAttempts:
         return deaths < most_deaths
 
     def end(self, task: str) -> None:
-        """End an attempt: the process lives, whatever the result."""
+        """Note that the attempt is over and the process lives."""
         mark = self._directory / task / MARK
         with refusals_of(mark):
             mark.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Forget former attempts: the agent has been started anew, and the cause may be gone."""
+        """Forget earlier attempts after a start of the agent, since the cause may be gone."""
         with refusals_of(self._directory):
             for mark in self._directory.glob(f"*/{MARK}"):
                 mark.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ _DIRECTORY_MODE, _FILE_MODE = 0o750, 0o640
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """One published model; `problem` says what is wrong with it, where `metadata` cannot be read."""
+    """A published model; `problem` describes the damage if `metadata` cannot be read."""
 
     path: Path
     current: bool
@@ -93,7 +93,7 @@ class ModelVersion:
 
     @property
     def serial(self) -> int:
-        """Rises with every model that is published."""
+        """A number that grows with every published model."""
         return _serial(self.path.name)
 
 
@@ -107,9 +107,13 @@ class StoredModel:
 
 
 class ModelStore:
-    """The personal models below `directory`, by task; `keep` of each task stay, the current one among them.
+    """The personal models of a device.
 
-    The current model is whole at every moment, wherever a process is killed. StateError where the disk refuses.
+    The current model is complete at every moment, also if a process is killed. Errors of the disk raise StateError.
+
+    Args:
+        directory: Directory of the models; each task has a folder below it.
+        keep: Number of models of each task that stay, with the current one.
     """
 
     def __init__(self, directory: Path, keep: int = 1) -> None:
@@ -154,7 +158,7 @@ class ModelStore:
                 _remove(root, root / _STAGED)
 
     def note_kept(self, task: str, kept: StoredModel) -> None:
-        """Note, for people, why the current model stays. A disk that refuses costs the note alone."""
+        """Note the reason for which the current model stays. An error of the disk is ignored."""
         root = self._root(task)
         try:
             if root.is_dir():
@@ -165,7 +169,13 @@ class ModelStore:
     # ---- in the agent's process
 
     def knows(self, task: str, run: str, round: int) -> bool:
-        """Whether a model of this round is staged or published, or was refused in favour of the current one."""
+        """Return whether a model of a round is staged or published, or was refused in favour of the current one.
+
+        Args:
+            task: Name of the task.
+            run: Name of the run.
+            round: Number of the round.
+        """
         root = self._root(task)
         newest = next(iter(self.versions(task)), None)
         try:
@@ -176,7 +186,15 @@ class ModelStore:
         return (run, round) in found
 
     def publish(self, task: str, run: str, round: int) -> ModelVersion | None:
-        """Make the staged model of a round the current one; None where the round has none. A repetition changes nothing.
+        """Make the staged model of a round the current one; a repeated call changes nothing.
+
+        Args:
+            task: Name of the task.
+            run: Name of the run.
+            round: Number of the round.
+
+        Returns:
+            The published model; None if the round has no model.
 
         Raises:
             UsageError: A rollback is under way.
@@ -231,14 +249,14 @@ class ModelStore:
     # ---- for whoever reads
 
     def tasks(self, *, noted: bool = False) -> list[str]:
-        """Tasks with models; with `noted` also tasks with a note of why there is none."""
+        """Return the tasks with models; with `noted` also tasks with a note about a missing model."""
         signs = (CURRENT, _KEPT) if noted else (CURRENT,)
         with refusals_of(self._directory):
             found = self._directory.iterdir() if self._directory.is_dir() else ()
             return sorted(path.name for path in found if any(os.path.lexists(path / sign) for sign in signs))
 
     def current(self, task: str) -> Path | None:
-        """Directory of the current model, by its own name; None where there is none."""
+        """Return the directory of the current model, by its own name; None if there is none."""
         link = self._root(task) / CURRENT
         try:
             return link.with_name(os.readlink(link))
@@ -248,7 +266,7 @@ class ModelStore:
             raise StateError(f"{link}: {error.strerror}; ask as a user who may read the agent's state") from error
 
     def versions(self, task: str) -> list[ModelVersion]:
-        """All published models, the newest first, damaged ones among them."""
+        """Return all published models, the newest first, with damaged ones."""
         root, current = self._root(task), self.current(task)
         versions = []
         for path in _versions(root):
@@ -262,7 +280,7 @@ class ModelStore:
         return versions
 
     def problems(self) -> Iterator[tuple[str, bool]]:
-        """Find models whose files are damaged, and whether each is the current one; reads all files."""
+        """Read all files; return the models with damaged files, and whether each is the current one."""
         yield from ((problem, False) for problem in self._staged_problems())
         for task in self.tasks():
             for version in self.versions(task):
@@ -285,7 +303,7 @@ class ModelStore:
                 yield problem
 
     def kept(self, task: str) -> StoredModel | None:
-        """Why the last round's model did not become the current one; None where it did."""
+        """Return the reason for which the last round's model is not the current one; None if it is."""
         try:
             return msgspec.json.decode((self._root(task) / _KEPT).read_bytes(), type=StoredModel)
         except (OSError, msgspec.DecodeError):
@@ -317,13 +335,13 @@ def _versions(root: Path) -> list[Path]:
 
 
 def _version_name(serial: int, metadata: ModelMetadata) -> str:
-    """For people; what counts is in the metadata, and a run's name comes from the network."""
+    """Return a folder name for people; programs read the metadata, and the name of a run comes from the network."""
     run = re.sub(r"[^A-Za-z0-9_-]", "_", metadata.run)[:64]
     return f"{serial:06d}-{run}-{metadata.round}"
 
 
 def _read(path: Path) -> ModelMetadata | None:
-    """None where there is nothing."""
+    """Read a file; None if it does not exist."""
     file = path / METADATA_FILE
     try:
         return from_json(file.read_bytes(), str(file))
@@ -334,7 +352,7 @@ def _read(path: Path) -> ModelMetadata | None:
 
 
 def _content_problem(version: ModelVersion) -> str:
-    """What sha256sum finds. Earlier versions wrote no sums: then only that of the model is known, from its metadata."""
+    """Return the problem that SHA256SUMS shows; models of earlier versions have a sum of the model only."""
     assert version.metadata is not None
     try:
         model = hashlib.sha256((version.path / MODEL_FILE).read_bytes()).hexdigest()
@@ -355,7 +373,7 @@ def _sums(model: str, metadata: str) -> bytes:
 
 
 def _make_directory(path: Path) -> None:
-    """So that the group may read, whatever the umask."""
+    """Make a directory that the group may read, for any umask."""
     if not path.is_dir():
         make_directory(path)
         path.chmod(_DIRECTORY_MODE)
@@ -371,14 +389,14 @@ def _point(root: Path, target: Path) -> None:
 
 
 def _remove(root: Path, path: Path) -> None:
-    """By way of another name, so that no half of it is ever found under its own."""
+    """Rename a directory, then delete it, so that no half of it ever exists under its own name."""
     shutil.rmtree(root / _REMOVED, ignore_errors=True)
     os.rename(path, root / _REMOVED)
     shutil.rmtree(root / _REMOVED, ignore_errors=True)
 
 
 def _tidy(root: Path) -> None:
-    """What a process left that was killed."""
+    """Delete files of a killed process."""
     for leftover in (_UNFINISHED, _REMOVED):
         if (root / leftover).exists():
             shutil.rmtree(root / leftover, ignore_errors=True)

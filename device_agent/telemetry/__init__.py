@@ -1,4 +1,4 @@
-"""What a device says of itself: local metrics, vitals, times of its rounds.
+"""The device's reports about itself: local metrics, vitals, times of its rounds.
 
-It reads and never decides.
+This room reads and never decides.
 """

@@ -1,6 +1,6 @@
-"""Where an agent's gauges can be read: at an address of its own, and in a file for node_exporter.
+"""Serves an agent's gauges: at an address of its own, and in a file for node_exporter.
 
-Whether either works is no matter to the agent's work.
+A failure of either does not affect the agent's work.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _log = logging.getLogger("fedpatch.metrics")
 
 
 class Endpoint:
-    """Serves `text` at http://HOST:PORT/metrics, one client after the other, in a thread of its own.
+    """Serves the result of `text` at http://HOST:PORT/metrics, one client after the other, in a thread of its own.
 
-    OSError where the address cannot be had. `text` is called in that thread.
+    Raises OSError if the address is not available. `text` is called in that thread.
     """
 
     def __init__(self, address: Address, text: Callable[[], str]) -> None:
@@ -43,7 +43,7 @@ class Endpoint:
             allow_reuse_address = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """A client that went away is no matter."""
+                """Ignore a client that disconnects."""
                 _log.debug("metrics: %s", client_address, exc_info=True)
 
         self._server = Server((address.host, address.port), Handler)
@@ -52,14 +52,14 @@ class Endpoint:
         self._thread.start()
 
     def stop(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Knows one page."""
+    """Serves one page."""
 
     metrics: Callable[[], str]
     timeout = _CLIENT_LIMIT_S
@@ -67,19 +67,19 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """One client has so much time in all, also one that says something again and again: the next one waits."""
+        """Limit the time of a client, also of one that sends byte by byte, since the next one waits."""
         super().setup()
         self._limit = threading.Timer(self.timeout, _hang_up, (self.connection,))
         self._limit.daemon = True
         self._limit.start()
 
     def finish(self) -> None:
-        """It was fast enough, or is gone."""
+        """End the time limit."""
         self._limit.cancel()
         super().finish()
 
     def do_GET(self) -> None:
-        """The page, or 404."""
+        """Serve the page, or 404."""
         found = self.path.partition("?")[0] == "/metrics"
         body = (self.metrics() if found else "The metrics are at /metrics.\n").encode()
         self.send_response(200 if found else 404)
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A scrape is no news."""
+        """Log no scrapes."""
 
 
 def _hang_up(connection: socket) -> None:
@@ -108,7 +108,13 @@ class TextFile:
         self._waits = False
 
     def show(self, what: object, text: Callable[[], str], now: float) -> None:
-        """Write the `text` of `what` if that is new, and it is time; `now` is monotonic."""
+        """Write a text, if it is new and the last write is long enough ago.
+
+        Args:
+            what: Name of the text.
+            text: Returns the text.
+            now: Monotonic seconds.
+        """
         self._waits = what != self._written
         if not self._waits or now < self._due_at:
             return
@@ -121,11 +127,11 @@ class TextFile:
             self._written, self._refused = what, ""
 
     def next_deadline(self) -> float | None:
-        """When something that waits may be written."""
+        """Return the time at which a waiting text may be written."""
         return self._due_at if self._waits else None
 
     def remove(self) -> None:
-        """What it says would be taken for the present; without it, nothing is said."""
+        """Delete the file: old values would look like present ones."""
         for path in (self._path, _unfinished(self._path)):
             try:
                 path.unlink(missing_ok=True)
@@ -133,7 +139,7 @@ class TextFile:
                 self._complain(error)
 
     def _complain(self, error: OSError) -> None:
-        """Once for as long as it lasts."""
+        """Log an error once for as long as it lasts."""
         problem = error.strerror or str(error)
         if problem != self._refused:
             self._refused = problem
@@ -142,7 +148,7 @@ class TextFile:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Readers see the old text or the new one. Nothing is flushed to the disk: after a power cut it is of no use."""
+    """Replace a file, so that readers see the old text or the new one; not flushed, since it is useless after a power cut."""
     unfinished = _unfinished(path)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _FILE_MODE)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -152,5 +158,5 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """Always the same, so that an agent that is killed leaves no more than one; node_exporter reads *.prom only."""
+    """Return a fixed name, so that a killed agent leaves one file at most; node_exporter reads *.prom only."""
     return path.with_name(f".{path.name}.tmp")

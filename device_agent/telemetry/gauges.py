@@ -25,9 +25,10 @@ _EXPIRY = "Unix time of expiry: ca (first of ca_file), device (first of cert_fil
 
 @dataclass(frozen=True, kw_only=True)
 class Gauges:
-    """An agent at one moment. Times are unix times; `willing` is None where nobody was asked yet.
+    """The state of an agent at one moment.
 
-    `round` is 0 without a job. `model` is user accuracy and time of the personal model, `expiry` when certificates expire.
+    `round` is 0 without a job. `willing` is None before the first decision. `model` is user accuracy and time of the
+    personal model. `expiry` has the expiry times of certificates. Times are Unix seconds.
     """
 
     info: tuple[tuple[str, str], ...]
@@ -47,7 +48,7 @@ class Gauges:
     expiry: tuple[tuple[str, float], ...] = ()
 
     def text(self) -> str:
-        """As Prometheus reads it."""
+        """Return the metrics in Prometheus' text format."""
         lines: list[str] = []
         for name, about, series in self._families():
             values = [(labels, float(value)) for labels, value in series if value is not None]

@@ -1,4 +1,4 @@
-"""Keeps the agent's gauges up to date while its loop turns, and gives them to those who read them."""
+"""Keeps the agent's gauges up to date during its loop, and gives them to the outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("fedpatch.metrics")
 
 
 class LocalMetrics:
-    """Asked in each turn of the loop; `now` is monotonic, in seconds. What cannot be served is said once, in the log."""
+    """Updated in each turn of the loop; `now` is monotonic seconds. An output that fails is logged once."""
 
     def __init__(
         self, settings: AgentSettings, device: str, owner: OwnerPolicy, times: RoundTimes, models: ModelStore | None
@@ -50,7 +50,14 @@ class LocalMetrics:
         self._file = TextFile(settings.metrics_textfile.absolute()) if settings.metrics_textfile else None
 
     def look(self, job: Job, *, connected: bool, task: str, now: float) -> None:
-        """How the agent is now; `task` is what it trains, "" where that is not known yet."""
+        """Update the gauges.
+
+        Args:
+            job: The agent's job.
+            connected: Whether the agent is connected to the broker.
+            task: Name of its task; "" before it is known.
+            now: Monotonic seconds.
+        """
         self._look_again = self._looked_at is not None and now < self._looked_at + LOOK_EVERY_S
         if not self._look_again:
             self._looked_at = now
@@ -63,20 +70,20 @@ class LocalMetrics:
             self._file.show(self._shown, self._shown.text, now)
 
     def next_deadline(self) -> float | None:
-        """When to look again, whatever happens."""
+        """Return the time of the next update."""
         again = self._looked_at + LOOK_EVERY_S if self._look_again and self._looked_at is not None else None
         wanted = (again, self._file.next_deadline() if self._file else None)
         return min((one for one in wanted if one is not None), default=None)
 
     def stop(self) -> None:
-        """The agent ends: nothing is said of it any more."""
+        """Remove the outputs at the end of the agent."""
         if self._endpoint is not None:
             self._endpoint.stop()
         if self._file is not None:
             self._file.remove()
 
     def text(self) -> str:
-        """For whoever asks, in whatever thread: what was seen last."""
+        """Return the last metrics as text, in any thread."""
         shown = self._shown
         return shown.text() if shown else ""
 
@@ -112,7 +119,7 @@ class LocalMetrics:
         )
 
     def _look_at_model(self, task: str) -> None:
-        """Another process may have rolled it back; as long as the link leads where it did, nothing is read."""
+        """Read the model again if its link has changed; another process may have rolled it back."""
         if self._models is None or not task:
             return
         try:
@@ -123,7 +130,7 @@ class LocalMetrics:
             _log.debug("personal model: %s", error)
 
     def _look_at_certificates(self) -> None:
-        """Read again once they are renewed."""
+        """Read the certificates again after a renewal."""
         stamps = tuple(stamp_of(path) for path in self._certificates.values() if path)
         if stamps != self._stamps:
             self._stamps = stamps
@@ -132,7 +139,7 @@ class LocalMetrics:
 
 
 def _model_of(models: ModelStore, task: str) -> tuple[float | None, float] | None:
-    """User accuracy of the present model, and when it was made."""
+    """Return user accuracy and time of the present model."""
     present = next((one.metadata for one in models.versions(task) if one.current), None)
     if present is None:
         return None

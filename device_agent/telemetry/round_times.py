@@ -1,4 +1,4 @@
-"""What the last round took of this device, by its own clock, and how good its model was."""
+"""The times of the last round on this device, by its own clock, and the user accuracy of its model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedpatch.shared.wire.vitals import LastRound
 
 
 class RoundTimes:
-    """Told of a round as it goes by; `now` is monotonic, in seconds.
+    """Notes the phases of a round; `now` is monotonic seconds.
 
-    `last` is the last round whose update was committed, None where this process saw none; `report` that of the last training,
-    whatever has become of its update.
+    `last` is the last round whose update was committed, None before the first of this process. `report` is that of the last
+    training, whatever happened to its update.
     """
 
     def __init__(self) -> None:
@@ -21,16 +21,16 @@ class RoundTimes:
         self._sends_since: float | None = None
 
     def trained(self, key: JobKey, report: UpdateReport) -> None:
-        """A training is over."""
+        """Note the end of a training."""
         self._trained, self.report, self._sends_since = key, report, None
 
     def sends(self, now: float) -> None:
-        """A chunk of the update is sent."""
+        """Note that a chunk of the update is sent."""
         if self._sends_since is None:
             self._sends_since = now
 
     def committed(self, key: JobKey, now: float) -> None:
-        """The coordinator has the update, perhaps in a newer epoch than it was trained in."""
+        """Note the commit of the update, which may be in a newer epoch than its training."""
         trained, report = self._trained, self.report
         if trained is None or report is None or (trained.run, trained.round) != (key.run, key.round):
             return  # trained before this process began

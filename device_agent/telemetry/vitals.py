@@ -1,4 +1,4 @@
-"""Which of its facts a device tells of itself, and when: seldom, unless something has changed that matters to people."""
+"""The vitals that a device sends, and their times: seldom, unless a value changes that matters to the operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLDEST_C, _HOTTEST_C = -273.0, 1000.0
 
 
 def vitals_of(facts: Facts, last_round: LastRound | None = None) -> Vitals:
-    """What is told of these facts: neither the network's name nor what it costs, nor why anything is as it is."""
+    """Return the vitals among the facts: neither the network's name or cost nor any reason."""
     battery, celsius = _finite(facts.battery_percent), _finite(facts.temperature_c)
     load = _finite(facts.load_per_cpu)
     return Vitals(
@@ -42,7 +42,7 @@ def vitals_of(facts: Facts, last_round: LastRound | None = None) -> Vitals:
 
 
 class VitalsPace:
-    """When to tell them; `now` is monotonic, in seconds."""
+    """The times at which vitals are sent; `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._told: Vitals | None = None
@@ -50,11 +50,17 @@ class VitalsPace:
         self._paid_until = -math.inf
 
     def forget(self) -> None:
-        """Whoever listens now has heard nothing yet: it begins anew."""
+        """Begin anew for a new receiver."""
         self._told, self._paid_until = None, -math.inf
 
     def next(self, facts: Facts | None, last_round: LastRound | None, now: float) -> Vitals | None:
-        """What is to be told now; None: nothing."""
+        """Return the vitals to send now, or None.
+
+        Args:
+            facts: The present facts.
+            last_round: The last round, None before the first.
+            now: Monotonic seconds.
+        """
         if facts is None:
             return None
         if self._told is None:
@@ -72,7 +78,7 @@ class VitalsPace:
 
 
 def matters(before: Vitals, after: Vitals) -> bool:
-    """Whether somebody who watches would want to know of the change at once."""
+    """Return whether a change is important enough to send at once."""
     return (
         any(getattr(before, name) != getattr(after, name) for name in PLAIN)
         or _moved(before.temperature_c, after.temperature_c, CHANGE_C)
@@ -91,6 +97,6 @@ def _finite(fact: Fact[float]) -> float | None:
 
 
 def _bytes(fact: Fact[float]) -> int | None:
-    """Whole MiB: what is below changes with every breath."""
+    """Return whole MiB, since smaller changes are constant."""
     mib = _finite(fact)
     return None if mib is None else int(min(max(0.0, mib), _MOST_MIB)) * _MIB

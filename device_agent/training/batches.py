@@ -1,15 +1,13 @@
-"""Which examples a device trains on next.
+"""The examples that a device trains on next.
 
 The batches are consecutive slices of one endless stream, perm_0 ++ perm_1 ++ ..., where pass p over the n examples of
-the device is `np.random.default_rng([stream_seed, p]).permutation(n)`. A round takes the next batches of the stream
-and does not start it anew, so every batch is full and examples are used equally often, however few steps a round
-takes. The place in the stream is a function of how many batches were taken before: nothing but that number has to be
-remembered between rounds.
+the device is `np.random.default_rng([stream_seed, p]).permutation(n)`. A round takes the next batches of the stream. So every
+batch is full, and examples are used equally often, for any number of steps in a round. The place in the stream follows from
+the number of batches that were taken before, so that only this number is stored between rounds.
 
-Where the data have grown (or shrunk) between two rounds, the place is found anew for the n that there is now: the stream
-goes on in a fresh permutation of all n examples, somewhere in its middle. So the batches of a round are full and without
-holes as before, no example comes twice within a pass, and every pass that begins from then on has the new examples too.
-Only the one pass in which the number changed is cut short.
+If the number of examples changes between two rounds, the place is computed anew for the new n, in a fresh permutation of
+all n examples. The batches of the round are full as before, no example comes twice within a pass, and each later pass has
+the new examples. Only the pass in which the number changed is cut short.
 """
 
 from __future__ import annotations
@@ -23,9 +21,20 @@ import numpy as np
 def batch_indices(
     num_examples: int, batch_size: int, first_batch: int, count: int, stream_seed: int
 ) -> Iterator[np.ndarray]:
-    """Batches `first_batch` .. `first_batch + count - 1`, each int64 of shape (min(batch_size, num_examples),).
+    """Return the indices of the examples of some batches.
 
-    Raises ValueError where there is no example or a batch would be empty.
+    Args:
+        num_examples: Number of examples, n.
+        batch_size: Examples in a batch.
+        first_batch: Number of batches taken before.
+        count: Number of batches.
+        stream_seed: Seed of the device's stream (`stream_seed`).
+
+    Returns:
+        The batches, each int64 of shape (min(batch_size, num_examples),).
+
+    Raises:
+        ValueError: There is no example, or a batch would be empty.
     """
     if num_examples < 1 or batch_size < 1:
         raise ValueError(f"{num_examples} examples in batches of {batch_size}: both must be at least 1")
@@ -46,15 +55,19 @@ def batch_indices(
 
 
 def stream_seed(seed: int, device_id: str) -> int:
-    """Seed of a device's own stream: the first eight bytes of SHA-256 of "<seed>/<device_id>", big-endian."""
+    """Return the seed of a device's stream: the first eight bytes of SHA-256 of "<seed>/<device_id>", big-endian."""
     return _seed_of(f"{seed}/{device_id}")
 
 
 def update_seed(seed: int, device_id: str, first_batch: int) -> int:
-    """Seed of what is drawn at random where the update of a round is encoded; `first_batch`: batches taken before it.
+    """Return the seed of the rounding in the encoding of an update; a repeated round gives the same bytes.
 
-    The first eight bytes of SHA-256 of "<seed>/<device_id>/update/<first_batch>", big-endian: a round that is done
-    again gives the same bytes.
+    It is the first eight bytes of SHA-256 of "<seed>/<device_id>/update/<first_batch>", big-endian.
+
+    Args:
+        seed: Seed of the plan.
+        device_id: Name of the device.
+        first_batch: Number of batches taken before the round.
     """
     return _seed_of(f"{seed}/{device_id}/update/{first_batch}")
 

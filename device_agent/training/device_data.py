@@ -1,8 +1,8 @@
-"""A device's data as its task reads them: once, and again before a round when they have changed.
+"""A device's data as its task reads them: at the start, and again before a round if they have changed.
 
-A task whose data grow says so by `Task.data_version`. It is asked before each round, and before the data are read, not
-after: what is written while they are read makes another version, and is there for the round after. Where the task makes no
-validation part, it is split off here (shared.tasks.validation_split).
+A task with growing data has `Task.data_version`. It is called before each round, and before the data are read: data that are
+written meanwhile then have another version, and are read in the round after. If the task makes no validation part, it is
+split off here (shared.tasks.validation_split).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger("fedpatch.training")
 class ReloadingDataset:
     """The prepared, cast and checked data of one device (shared.task_checks.data_checks).
 
-    `raw_shape` is the shape of an input before the task's `prepare`. `root` is the folder for data files, `holder` names the
-    device in errors.
+    `raw_shape` is the shape of an input before the task's `prepare`. `root` is the folder for data files, `holder` the name
+    of the device in errors.
     """
 
     def __init__(self, task: Task, spec: str, root: Path, holder: str = "this device") -> None:
@@ -34,17 +34,17 @@ class ReloadingDataset:
         self._version: str | int | None = None
 
     def load(self, try_out: Callable[[DeviceData], None] = lambda data: None) -> DeviceData:
-        """Load all data of this moment. FedpatchErrors of the task pass; any other exception becomes a DataError.
+        """Load all present data. FedpatchErrors of the task pass; any other exception becomes a DataError.
 
-        `try_out` gets the data before the validation part is split off, with the rows as the task numbers them.
+        `try_out` gets the data before the validation part is split off, with the task's numbers of rows.
         """
         with self.failing_in_words():
             return self._load(self._asked_version(), try_out)
 
     def load_changed(self) -> DeviceData | None:
-        """Load all data of this moment; None where they are those of the last `load`. Errors as there.
+        """Load all present data; return None if they are those of the last `load`. Errors are those of `load`.
 
-        After an error they still count as changed, and the next call reads them again.
+        After an error the data count as changed, and the next call reads them again.
         """
         with self.failing_in_words():
             version = self._asked_version()
@@ -75,7 +75,7 @@ class ReloadingDataset:
 
     @contextmanager
     def failing_in_words(self) -> Iterator[None]:
-        """For the task's own code: whatever it raises within becomes a DataError, unless it is an error of ours."""
+        """A context for the task's own code: an exception in it becomes a DataError, unless it is a FedpatchError."""
         try:
             yield
         except FedpatchError:

@@ -1,4 +1,4 @@
-"""User accuracy: how good a device's own model is on the device's own test data (paper, section 3.1)."""
+"""User accuracy: the metric of a device's own model on the device's own test data (paper, section 3.1)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,21 @@ def user_accuracy(
     batch_size: int = EVALUATION_BATCH,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Measure `task.metric` of the model's outputs for the test inputs `x` (examples first) and targets `y`.
+    """Measure the task's metric of a model.
 
-    Inputs pass through the model `batch_size` at a time, so memory does not grow with the test set; the metric sees all outputs
-    at once. Normalisation uses running statistics; afterwards every module is in the mode it was in.
+    Inputs pass through the model in batches, so that memory does not grow with the test set; the metric gets all outputs at
+    once. Normalisation uses running statistics. Afterwards every module is in its former mode.
+
+    Args:
+        model: The model.
+        task: The task with the metric.
+        x: Test inputs, examples first.
+        y: Test targets, one per example.
+        batch_size: Examples in a batch.
+        cancelled: Called before each batch; True cancels the measurement.
 
     Raises:
-        Cancelled: `cancelled`, which is called before each batch, returned True.
+        Cancelled: `cancelled` returned True.
         DataError: The metric breaks its declaration: an accuracy is a fraction from 0 to 1.
     """
     with evaluating(model), torch.inference_mode():

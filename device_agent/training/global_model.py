@@ -1,7 +1,7 @@
-"""The global model that a round is trained from, as tensors: the whole as it was downloaded, or the steps from what is held.
+"""The global model of a round as tensors: the whole download, or the held model and the deltas to the new one.
 
-Nothing unchecked is trained on. A blob has the SHA-256 that its manifest announced; where steps lead to the model, the
-tensors that they come to are those that the coordinator has, by a digest of their values.
+No unchecked data are used for training. A blob has the SHA-256 of its manifest. The tensors at the end of a chain of deltas
+have the digest that the coordinator announced.
 """
 
 from __future__ import annotations
@@ -26,12 +26,20 @@ log = logging.getLogger("fedpatch.training")
 
 
 def read_global_model(command: TrainCommand, public: Schema, store: ModelCache | None) -> dict[str, Array]:
-    """Read the public tensors of the model that the command names, and hold it in `store` if the command says so.
+    """Read the public tensors of the model that a command names.
+
+    Args:
+        command: The training command, with the files of the download.
+        public: Schema of the public tensors.
+        store: Holds the model for the next round, if the command says so.
+
+    Returns:
+        The tensors by name.
 
     Raises:
         SchemaMismatch: The model has another shape.
-        WireError: The model is damaged, or the deltas from the held version do not lead to it: download all of it.
-        StateError: The disk refuses.
+        WireError: The model is damaged, or the deltas do not lead to it: the whole model must be downloaded.
+        StateError: The disk refused.
     """
     if command.model.schema != public.digest:
         raise SchemaMismatch(
@@ -68,14 +76,25 @@ def _by_steps(command: TrainCommand, public: Schema, store: ModelCache | None) -
 
 
 def _unpacked(path: str, manifest: Manifest, public: Schema, base: Tensors | None = None) -> dict[str, Array]:
-    """Tensors of a downloaded blob."""
+    """Return the tensors of a downloaded blob."""
     return read_blob(path, manifest, public, base)[1]
 
 
 def read_blob(
     path: str, manifest: Manifest, public: Schema, base: Tensors | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read metadata and tensors of the blob in a file. WireError where it is another, StateError where the disk refuses."""
+    """Read metadata and tensors of the blob in a file.
+
+    Args:
+        path: The file.
+        manifest: The manifest of the blob.
+        public: Schema of its tensors.
+        base: Tensors that a delta encoding needs; None for a whole model.
+
+    Raises:
+        WireError: The file holds another or a damaged blob.
+        StateError: The disk refused.
+    """
     with refusals_of(Path(path)):
         blob = Path(path).read_bytes()
     found = hashlib.sha256(blob).hexdigest()
@@ -87,7 +106,7 @@ def read_blob(
 
 
 def _hold(store: ModelCache, version: str, tensors: Tensors, public: Schema) -> None:
-    """Hold the model. A failure costs bytes in the next round and nothing in this one."""
+    """Hold the model. A failure costs bytes in the next round and does not fail this one."""
     packed = pack(tensors, public, {}, HELD_ENCODING)
     try:
         store.write(Held(version, public.digest, packed.encoding, packed.raw_bytes), packed.blob)

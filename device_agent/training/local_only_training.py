@@ -1,10 +1,10 @@
-"""What learning alone would give: a second model, trained on this device's own data and on nothing else.
+"""Learning alone: a second model that is trained on this device's own data only, for comparison.
 
-It is trained only in rounds that ask for it, and as many steps as the round itself. So it never has more steps than this device
-has taken for the run, and its user accuracy is a lower bound of what learning alone gives for the same effort.
+It is trained only in rounds that request the measure, for as many steps as the round itself. So it never has more steps than
+this device has taken for the run, and its user accuracy is a lower bound of learning alone with the same effort.
 
-The whole model is private, whatever the owner's policy says. Its state lies in a directory of its own below that of the
-patches, in their format: the owner's floor is derived from the names of patch files (device_agent.policy.private_floor).
+The whole model is private, for any policy of the owner. Its state is in a directory of its own below that of the patches, in
+their format, since the owner's floor is derived from the names of patch files (device_agent.policy.private_floor).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SPARE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Alone:
-    """The model that was trained alone, not saved yet, and its user accuracy on the device's test data."""
+    """The model after training alone, not saved yet, and its user accuracy on the device's test data."""
 
     user_accuracy: float
     record: PatchRecord
 
 
 class IndependentModel:
-    """The model that one device trains alone, in `directory`, which is made when it is first needed."""
+    """The model that one device trains alone, in `directory`, which is made on the first use."""
 
     def __init__(self, trainer: LocalTrainer, directory: Path, device_id: str) -> None:
         self._trainer = trainer
@@ -53,16 +53,16 @@ class IndependentModel:
         self._store: PatchStore | None = None
 
     def train(self, command: TrainCommand, result: LocalResult, cancelled: Callable[[], bool]) -> Alone | None:
-        """Train the model on and measure it; afterwards the trainer holds the model of the round again.
+        """Train the model and measure it; afterwards the trainer holds the model of the round again.
 
         Args:
-            command: The round: its run, its plan, and its end.
+            command: The training command of the round.
             result: Result of the round's own training, which takes as many steps.
-            cancelled: Called before each batch; as for `LocalTrainer.run`.
+            cancelled: Called before each batch, as in `LocalTrainer.run`.
 
         Returns:
-            None where the device does not count in user accuracy, the disk lacks room for the state, the training was cancelled
-            or took too long, and after an error, which is logged and costs the round nothing.
+            None if the device does not count in user accuracy, the disk lacks room for the state, or the training was
+            cancelled or took too long; also after an error, which is logged and does not fail the round.
         """
         if not self._trainer.counts_in_ua:
             return None
@@ -90,7 +90,7 @@ class IndependentModel:
         return None
 
     def save(self, alone: Alone) -> None:
-        """Save the state for the next measurement. Where the disk refuses, an older state stays, with a warning."""
+        """Save the state for the next measure. If the disk refuses, the older state stays, with a warning."""
         try:
             self._opened().save(alone.record)
         except StateError as error:

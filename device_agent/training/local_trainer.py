@@ -1,8 +1,8 @@
 """LocalUpdate of Algorithm 1 (paper, lines 5-13 and Table 1): a device trains its own model on its own data.
 
-The model goes in and comes out as named tensors, private ones among them: what is private is the business of the
-caller. So are the optimizer's moments, which FedAvg-Adam sends along with the model. User accuracy is measured twice, on the
-device's test data: after download and patching, before training (the number the paper reports), and again after training.
+The model is a mapping of named tensors, with private ones; the caller separates public and private tensors. The moments of
+the optimizer, which FedAvg-Adam shares, are tensors too. User accuracy is measured twice on the device's test data: after
+download and patching, before training (the number in the paper), and again after training.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ CLIENT_OPTIMIZERS = ("sgd", "adam")
 
 @dataclass(frozen=True)
 class LocalResult:
-    """Result of a training. `tensors` is the whole model, private parts too, and the moments that the plan names.
+    """The result of a training.
 
-    `train_loss` is the mean over the steps, `train_s` the seconds that the steps took. The user accuracies are None where the
-    device does not count (`DeviceData.counts_in_ua`).
+    User accuracies are None if the device does not count (`DeviceData.counts_in_ua`). `tensors` is the whole model, with
+    private tensors and the moments of the plan. `train_loss` is the mean over the steps, `train_s` their time in seconds.
     """
 
     tensors: dict[str, Array]
@@ -48,10 +48,10 @@ class LocalResult:
 
 
 class LocalTrainer:
-    """One task and one device's data, with the model built once and used for every round.
+    """One task and one device's data, with one model for all rounds.
 
-    `test_data` are the device's own test inputs and targets; `validation_data` those that a personal model is chosen on, None
-    where there are none. Neither is trained on.
+    `test_data` are the device's own test inputs and targets. `validation_data` are those for the choice of a personal
+    model, None without any. Neither is used for training.
     """
 
     def __init__(self, task: Task, data: DeviceData) -> None:
@@ -67,7 +67,7 @@ class LocalTrainer:
         }
 
     def take(self, data: DeviceData) -> None:
-        """Train and measure on `data` from now on; nothing more is split off."""
+        """Train and measure on `data` from now on; no validation part is split off."""
         self.num_examples: int = len(data.train_x)
         self._train = _tensor(data.train_x), _tensor(data.train_y)
         self.test_data = _tensor(data.test_x), _tensor(data.test_y)
@@ -95,12 +95,25 @@ class LocalTrainer:
         cancelled: Callable[[], bool],
         measure_before: bool = True,
     ) -> LocalResult | None:
-        """Train the model in `tensors` (moments too, where there are any) by `plan`; None when cancelled between batches.
+        """Train a model by a plan. Equal arguments give equal results.
 
-        The same arguments give the same result. `on_step(done, total)` is called after each step. Without `measure_before` the
-        user accuracy before training is left out. Raises UsageError
-        for a plan that cannot be followed, SchemaMismatch for tensors of another model, DataError where the data
-        cannot be trained on, and UpdateRefused("not_finite") where the loss or a value diverges.
+        Args:
+            tensors: The model by name, with moments if there are any.
+            plan: The training plan.
+            first_batch: Number of batches that the device has taken before.
+            stream_seed: Seed of the device's stream of batches.
+            on_step: Called after each step with the steps done and their total.
+            cancelled: Called before each batch; True cancels the training.
+            measure_before: Whether to measure user accuracy before training.
+
+        Returns:
+            The result; None after a cancel.
+
+        Raises:
+            UsageError: The plan cannot be followed.
+            SchemaMismatch: The tensors are those of another model.
+            DataError: The data cannot be trained on.
+            UpdateRefused: "not_finite": the loss or a value diverged.
         """
         total = plan.steps_for(self.num_examples)
         if total < 1:
@@ -133,7 +146,7 @@ class LocalTrainer:
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
 
     def load(self, tensors: Tensors) -> None:
-        """Put the values in `tensors`, except moments, into the model. SchemaMismatch for another model's."""
+        """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
 
     def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:
@@ -170,7 +183,7 @@ class LocalTrainer:
         return user_accuracy(self.model, self.task, *self.test_data, cancelled=cancelled)
 
     def _optimizer(self, plan: TrainPlan, tensors: Tensors) -> ClientOptimizer:
-        """Optimizer of the plan, continuing from the moments in `tensors`; where there are none, from zero."""
+        """Return the optimizer of the plan, which continues from the moments in `tensors`, or from zero without any."""
         unknown = [moment for moment in plan.moments if moment not in MOMENTS]
         if unknown:
             raise unknown_name("optimizer moment", unknown[0], MOMENTS)
@@ -209,5 +222,5 @@ class LocalTrainer:
 
 
 def _tensor(array: Array) -> Tensor:
-    """Share the memory of `array` where torch can, which wants it contiguous and writable."""
+    """Return a tensor that shares the memory of `array` if torch can, which needs it contiguous and writable."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -1,8 +1,8 @@
 """A device's part of a round (Algorithm 1, lines 5-18): from the global model to an update without private values.
 
-Of what training gives, only tensors are packed that neither the owner's floor nor the request keeps private. That is the second
-of four locks. The first is the agent, which declines a request below the floor; the others are the codec, which has no message
-for a patch, and the coordinator, which refuses names that it did not ask for.
+Only tensors are packed that neither the owner's floor nor the request keeps private. That is the second of four locks. The
+first is the agent, which declines a request below the floor. The others are the codec, which has no message for a patch, and
+the coordinator, which refuses names outside the agreed schema.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ log = logging.getLogger("fedpatch.training")
 
 
 class LocalUpdate:
-    """Does the rounds of one device, one after the other; with `export`, `make_model` after each stages a personal model.
+    """Does the rounds of one device; with `export`, `make_model` stages a personal model after each of them.
 
-    `private` is the owner's policy of what stays at least, "" for the default (device_agent.policy.private_floor).
+    `private` is the owner's policy of the tensors that stay at least, "" for the default (device_agent.policy.private_floor).
     """
 
     def __init__(
@@ -71,13 +71,14 @@ class LocalUpdate:
         self._most = sys.maxsize, sys.maxsize
 
     def bound(self, max_steps: int, max_epochs: int) -> None:
-        """Refuse plans beyond the owner's limits (0: none), which the agent asked for the data that there were then."""
+        """Set the owner's limits (0: none). Plans beyond them are refused; the agent checked them for older data."""
         self._most = max_steps or sys.maxsize, max_epochs or sys.maxsize
 
     def take_new_data(self) -> int | None:
-        """Read the data again where they have changed; the number of training examples if that is another now.
+        """Read the data again if they have changed; return the number of training examples if that has changed.
 
-        Raises what `ReloadingDataset` raises; then the trainer has its old data, and they are read again before the next round.
+        Raises the errors of `ReloadingDataset`; then the trainer keeps its old data, and they are read again before the
+        next round.
         """
         before = self._trainer.num_examples
         changed = self._data.load_changed() if self._data else None
@@ -91,13 +92,27 @@ class LocalUpdate:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> tuple[Manifest, UpdateReport] | None:
-        """Train, save the patch, write the update to `command.update_path` (0600); None, no update, when cancelled.
+        """Train, save the patch, and write the update to `command.update_path` (0600).
 
-        A cancel in training leaves nothing, one in the measure of learning alone the patch, as one in the upload does. The
-        patch is saved before the update, and so is what its encoding leaves out: where there is an update, there is what
-        belongs to it. A round that is done again gives the same values. Raises WireError for a damaged model or steps that do
-        not lead to it, SchemaMismatch for one of another shape, UsageError for a plan or policy that cannot be followed,
-        UpdateRefused where training diverged, DataError, and StateError for files.
+        The patch, and the residual of the encoding, are saved before the update: an update never exists without them. A
+        repeated round gives the same values.
+
+        Args:
+            command: The training command.
+            on_step: Called after each step with the steps done and their total.
+            cancelled: Called before each batch; True cancels. A cancel in training leaves nothing; one in the measure of
+                learning alone leaves the patch.
+
+        Returns:
+            The description of the update; None after a cancel.
+
+        Raises:
+            WireError: The model is damaged, or the deltas do not lead to it.
+            SchemaMismatch: The model has another shape.
+            UsageError: The plan or the policy cannot be followed.
+            UpdateRefused: The training diverged.
+            DataError: The data cannot be trained on.
+            StateError: The disk refused.
         """
         trainer, plan = self._trainer, command.plan
         self._trained = None
@@ -138,7 +153,7 @@ class LocalUpdate:
         return manifest, report
 
     def _allowed(self, command: TrainCommand) -> Schema:
-        """What may leave in this round. UpdateRefused("private_value") where the request undercuts the owner's floor."""
+        """Return the schema of the tensors that may leave; UpdateRefused("private_value") for a request below the floor."""
         schema = self._trainer.schema
         floor = self._floor.of(schema)
         lacking = undercut(floor, command.private, schema)
@@ -156,7 +171,7 @@ class LocalUpdate:
             raise UsageError(f"{why}; nothing was trained")
 
     def _measures_alone(self, command: TrainCommand) -> bool:
-        """Whether learning alone is measured: it is left out where that would exceed a limit of the owner."""
+        """Return whether learning alone is measured: not if that would exceed a limit of the owner."""
         if not command.independent_ends_at:
             return False
         why = self._too_long(command.plan, measured=True)
@@ -171,11 +186,11 @@ class LocalUpdate:
 
     @property
     def makes_models(self) -> bool:
-        """Whether `make_model` is to be called after a round."""
+        """Whether `make_model` must be called after a round."""
         return self._export is not None
 
     def make_model(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Stage the personal model of the round that was just trained, unless work is `stopped`. Its failure is only logged."""
+        """Stage the personal model of the last round, unless work is `stopped`. A failure is only logged."""
         trained, self._trained = self._trained, None
         if self._export is None or trained is None:
             return
@@ -185,9 +200,9 @@ class LocalUpdate:
             self._export.stage(*trained)
 
     def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
-        """The same after a restart, from the update that waits and the patch that is saved.
+        """Stage the personal model after a restart, from the waiting update and the saved patch.
 
-        Its public tensors are those of the update: with an encoding that rounds, they are rounded.
+        Its public tensors are those of the update, which an encoding may have rounded.
         """
         if self._export is None:
             return
@@ -199,7 +214,7 @@ class LocalUpdate:
         self._export.stage(command, result)
 
     def _read_back(self, command: TrainCommand, manifest: Manifest) -> LocalResult:
-        """The result of a round from its files, with the model loaded into the trainer."""
+        """Return the result of a round from its files, with the model loaded into the trainer."""
         trainer = self._trainer
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
@@ -245,7 +260,7 @@ class LocalUpdate:
 
 @dataclass(frozen=True)
 class _Step:
-    """What training made of the public tensors of `model`; `seed` is for what is drawn where it is encoded."""
+    """The public tensors after training from `model`; `seed` is that of the encoding's rounding."""
 
     key: PatchKey
     public: Schema
@@ -255,7 +270,7 @@ class _Step:
 
 
 def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, Schema]:
-    """Policy of the command, and schema of the whole model with its moments."""
+    """Return the policy of the command, and the schema of the whole model with its moments."""
     ours = trainer.schema.digest
     if command.schema != ours:
         raise SchemaMismatch(
@@ -269,9 +284,9 @@ def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, 
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:
-    """Exactly the tensors of the patch's schema: saved ones, else the initial values, and zero for moments.
+    """Return exactly the tensors of the patch's schema: saved values, else initial ones, and zero for moments.
 
-    Saved moments that the plan no longer asks for are left out.
+    Saved moments that the plan does not use are left out.
     """
     initial = {} if all(spec.name in state.values for spec in schema.specs) else initial_tensors(task, seed)
     values: dict[str, Array] = {}
@@ -285,7 +300,7 @@ def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> d
 def _taken_apart(
     result: LocalResult, policy: PatchPolicy, schema: Schema, public: Schema
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Public tensors and patch; UpdateRefused("private_value") should the first ever hold a name that `public` does not."""
+    """Return the public tensors and the patch; UpdateRefused("private_value") if a public name is not in `public`."""
     update, patch = split(result.tensors, policy, schema)
     leaked = set(update).difference(public.names)
     if leaked:
@@ -294,7 +309,7 @@ def _taken_apart(
 
 
 def _plain(report: UpdateReport) -> dict[str, object]:
-    """As it travels: an update without a measure of learning alone has the bytes that it always had."""
+    """Return the report as it travels; without a measure of learning alone it has the same bytes as in earlier versions."""
     plain = asdict(report)
     if report.user_accuracy_independent is None:
         del plain["user_accuracy_independent"]

@@ -1,10 +1,10 @@
-"""From a trained model to one that applications can use: ONNX, compared with torch, and no worse than the present one.
+"""Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
 
-What is staged is the model as training leaves it: the global model of the round with the device's patch, trained on, the
-patch included. It is compared with the present model on the device's validation data: both are run by onnxruntime, the present
-one anew, since the data may have grown. Test data choose nothing. The user accuracy of the staged model is reported on them,
-and would be too high had it been chosen there. Without validation data the newest model is staged. All this is done while the
-update travels, and nothing that goes wrong here costs the round.
+The staged model is the model after training: the global model of the round with the device's patch, trained. It is compared
+with the present model on the device's validation data; onnxruntime runs both, since the data may have grown. The user
+accuracy of the staged model is measured on test data, which choose nothing: a choice on them would make it too high.
+Without validation data the newest model is staged. All this happens while the update travels, and a failure does not fail
+the round.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ log = logging.getLogger("fedpatch.models")
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
-    `keep_margin` is how much worse than the present model it may be on validation data, in the metric's own unit. `task_ref`
-    and `preparation` tell the metadata how an application prepares inputs.
+    `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
+    `task_ref` and `preparation` tell applications how to prepare inputs; they are written into the metadata.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class ModelExport:
         self._preparation = preparation
 
     def begin(self) -> None:
-        """A round begins: what an earlier one staged was never committed."""
+        """Delete a staged model of an earlier round, which was never committed."""
         try:
             self._store.discard_staged(self._trainer.task.name)
         except FedpatchError as error:
             log.warning("personal model: %s", error)
 
     def stage(self, command: TrainCommand, result: LocalResult) -> None:
-        """Stage the model that the trainer has just trained, unless the present one is to stay; the log says which."""
+        """Stage the model that the trainer has just trained, unless the present one stays; log which."""
         try:
             why = self._attempt(command, result)
         except FedpatchError as error:
@@ -80,7 +80,7 @@ class ModelExport:
             self._note(command, why)
 
     def leave_out(self, command: TrainCommand, why: str) -> None:
-        """There will be no model of this round; the log and the note say why."""
+        """Log and note the reason for which this round has no model."""
         self._note(command, why)
 
     def _note(self, command: TrainCommand, why: str) -> None:
@@ -89,7 +89,7 @@ class ModelExport:
         self._store.note_kept(self._trainer.task.name, StoredModel(key.run, key.round, why))
 
     def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
-        """As `_stage`; given up where it has ended this process before: rather no model than no rounds."""
+        """Call `_stage`, unless that has ended the process before: rounds are more important than models."""
         task = self._trainer.task.name
         self._store.prepare(task)
         if not self._store.attempts.begin(task, MAX_DEATHS):
@@ -104,7 +104,7 @@ class ModelExport:
             give_memory_back()
 
     def _stage(self, command: TrainCommand, result: LocalResult) -> str:
-        """Why the present model stays; empty where another is staged."""
+        """Stage the model; return the reason for which the present one stays, or ""."""
         # A round ends here: what its steps have freed is no use to the export, and what that frees none to anybody.
         give_memory_back()
         inputs = self._trainer.test_data[0].numpy()
@@ -165,14 +165,14 @@ class ModelExport:
         )
 
     def _user_accuracy(self, outputs: Array) -> float:
-        """Metric on test data. ExportRefused where it is no finite number."""
+        """Return the metric on test data; ExportRefused if it is not a finite number."""
         measured = float(self._trainer.task.metric(torch.from_numpy(outputs), self._trainer.test_data[1]))
         if not math.isfinite(measured):
             raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
         return measured
 
     def _worse_than_present(self, metadata: ModelMetadata) -> str:
-        """Why the present model stays, both measured on the validation data there are now; empty where it does not."""
+        """Return the reason for which the present model stays, or ""; both are measured on the present data."""
         present, found = self._present_on_validation(), metadata.validation_accuracy
         if present is None:
             return ""
@@ -188,7 +188,7 @@ class ModelExport:
         )
 
     def _on_validation(self, model: OnnxModel) -> float | None:
-        """Metric on validation data; None where there are none, or where it is no finite number."""
+        """Return the metric on validation data; None without such data, or if it is not a finite number."""
         if self._trainer.validation_data is None:
             return None
         inputs, targets = self._trainer.validation_data
@@ -196,9 +196,10 @@ class ModelExport:
         return measured if math.isfinite(measured) else None
 
     def _present_on_validation(self) -> float | None:
-        """As `_on_validation`, of the present model; None also where there is none to compare with.
+        """Return the metric of the present model on validation data; None if it cannot be compared.
 
-        A model that was made without validation data may have been trained on what is held out now, and look too good.
+        A model that was made without validation data may have been trained on the examples that are held out now, and look
+        too good.
         """
         path = self._store.current(self._trainer.task.name)
         if path is None or self._trainer.validation_data is None:
@@ -218,7 +219,7 @@ class ModelExport:
 
 
 def require_named_outputs(task: Task, outputs: Array) -> None:
-    """ExportRefused where the task names other classes than the model has outputs."""
+    """Raise ExportRefused if the task has another number of classes than the model has outputs."""
     if task.class_names and outputs.shape[1:] != (len(task.class_names),):
         raise ExportRefused(
             f"task {task.name!r} names {len(task.class_names)} classes, but its model gives outputs of shape "

@@ -1,7 +1,7 @@
-"""SGD and Adam as the paper's Table 1 needs them, by the functions beneath torch.optim.
+"""SGD and Adam as in the paper's Table 1, by the functions beneath torch.optim.
 
-The classes of torch.optim do the same arithmetic, but the first of them makes torch import its compiler: 70 MB of memory
-and, on a Raspberry Pi, half a minute, for something that is never used here.
+The classes of torch.optim do the same arithmetic, but the first of them imports torch's compiler: 70 MB of memory and, on a
+Raspberry Pi, half a minute, for code that is never used here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AdamState = Mapping[str, Tensor]
 
 
 class ClientOptimizer:
-    """Steps along the gradients that lie at `parameters`; what has none is left alone."""
+    """Steps along the gradients of `parameters`; a parameter without a gradient stays."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], learning_rate: float) -> None:
         self._parameters = list(parameters)
@@ -60,7 +60,7 @@ class Sgd(ClientOptimizer):
 
 
 class Adam(ClientOptimizer):
-    """Adam that goes on from `state`, which has an entry for each parameter and is changed in place."""
+    """Adam that continues from `state`, which has an entry for each parameter and is changed in place."""
 
     def __init__(
         self,

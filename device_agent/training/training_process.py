@@ -1,10 +1,10 @@
-"""The training process: the only one that holds torch, a device's data and its patch. It has no network.
+"""The training process: the only one with torch, a device's data and its patch. It has no network.
 
     python -P -m fedpatch.device_agent.training.training_process
 
-It is told what to do on standard input and answers on standard output (device_agent.job.training_messages). `-P` keeps the
-current directory from shadowing fedpatch's own modules. What the user's task prints goes to standard error, as does
-the log. When its input ends, so does the process, at once: it never outlives its agent.
+It reads commands from standard input and writes answers to standard output (device_agent.job.training_messages). `-P` keeps
+the current directory from shadowing fedpatch's own modules. Output of the user's task and the log go to standard error. The
+process ends with its input, at once: it never outlives its agent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ log = logging.getLogger("fedpatch.training")
 
 
 class TrainingControl:
-    """Commands of the agent to a training that is under way: pause, continue, cancel."""
+    """Commands of the agent to a training: pause, continue, cancel."""
 
     def __init__(self) -> None:
         self._cancelled = False
@@ -210,7 +210,15 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
 def answer(
     local_update: LocalUpdate, ready: Ready, command: TrainCommand, control: TrainingControl, outbox: AnswerWriter
 ) -> Answer:
-    """Do one round, send its progress and a changed number of examples, and return how it ended."""
+    """Do one round, and write its progress, a changed number of examples, and its result.
+
+    Args:
+        local_update: Does the rounds.
+        ready: The answer that announced the number of examples.
+        command: The training command.
+        control: Pauses and cancels the training.
+        outbox: Writes the answers.
+    """
     told_at = -PROGRESS_EVERY_S
 
     def on_step(done: int, total: int) -> None:
@@ -234,7 +242,7 @@ def answer(
 
 
 def fail_reason(error: Exception) -> FailReason:
-    """Code of an error for the coordinator."""
+    """Return the code of an error for the coordinator."""
     if isinstance(error, WireError):
         return FailReason.DOWNLOAD
     if isinstance(error, StateError):
@@ -245,7 +253,7 @@ def fail_reason(error: Exception) -> FailReason:
 
 
 def error_text(error: Exception) -> str:
-    """One line about an error, for people."""
+    """Return one line about an error."""
     text = str(error) if isinstance(error, FedpatchError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:MAX_DETAIL]
 
@@ -256,7 +264,7 @@ def _log_unexpected(error: Exception) -> None:
 
 
 def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep both ends of the channel to ourselves: to the task's code, standard input is empty and output is the log."""
+    """Take both ends of the channel: the task's code gets an empty standard input, and its output goes to the log."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
