@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
 from fedpatch.shared.tensors.encodings import FEEDBACK, decode, encode, greatest, rule_of
-from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
+from fedpatch.shared.tensors.error_feedback import (
+    is_residual,
+    pack_with_feedback,
+    residual_name,
+    step_with_feedback,
+)
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
@@ -286,3 +291,22 @@ def test_residual_of_values_that_are_not_finite_is_zero():
     values = np.array([1, np.nan, np.inf, 0], np.float32)
     _, after = packed_with({"w": values}, WEIGHT, "delta-int4", {"w": np.zeros(4, np.float32)}, {})
     assert not after["w:residual"].any()
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_step_with_feedback_returns_the_tensors_that_a_receiver_decodes(encoding):
+    step = step_with_feedback(trained(), MODEL, {}, encoding, base=BASE, seed=3, residual={})
+    assert same(step.tensors, reopened(step.packed, MODEL, BASE))
+
+
+def test_step_with_feedback_rounds_by_its_seed():
+    blobs = {
+        step_with_feedback(trained(), MODEL, {}, "delta-int4", base=BASE, seed=seed, residual={}).packed.blob
+        for seed in (1, 1, 2)
+    }
+    assert len(blobs) == 2
+
+
+def test_residual_names_are_recognised():
+    assert is_residual(residual_name("fc.weight"))
+    assert not is_residual("fc.weight")

@@ -10,7 +10,16 @@ from hypothesis.extra import numpy as hnp
 
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, UnexpectedTensors
-from fedpatch.shared.tensors.packing import MAX_META_BYTES, Packed, pack, unpack
+from fedpatch.shared.tensors.packing import (
+    MAX_DEPTH,
+    MAX_META_BYTES,
+    Packed,
+    is_plain,
+    max_blob_bytes,
+    max_raw_bytes,
+    pack,
+    unpack,
+)
 from fedpatch.shared.wire.messages import ENCODINGS
 from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
 
@@ -166,3 +175,35 @@ def test_pack_of_unreadable_meta_raises_value_error(meta):
     """Metadata is plain and small, or it is not sent."""
     with pytest.raises(ValueError, match="meta"):
         pack(VALUES, MODEL, meta, "fp32")
+
+
+def test_meta_nested_to_the_limit_comes_back():
+    meta = {"a": nested(MAX_DEPTH - 2)}
+    packed = pack(VALUES, MODEL, meta, "fp32")
+    found, _ = unpack(packed.blob, encoding="fp32", raw_bytes=packed.raw_bytes, schema=MODEL)
+    assert found == meta
+
+
+@pytest.mark.parametrize("value", [nested(MAX_DEPTH), {"a": {"a": nested(MAX_DEPTH - 1)}}], ids=["lists", "maps"])
+def test_meta_nested_deeper_is_not_plain(value):
+    assert not is_plain(value)
+
+
+def test_manifest_of_a_blob_names_its_schema_and_sizes():
+    packed = pack(VALUES, MODEL, {}, "fp32+zstd")
+    manifest = packed.manifest(100, MODEL)
+    sizes = (manifest.size_bytes, manifest.raw_bytes, manifest.chunk_bytes)
+    assert (manifest.schema, manifest.encoding) == (MODEL.digest, "fp32+zstd")
+    assert sizes == (len(packed.blob), packed.raw_bytes, 100)
+
+
+@pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
+def test_blob_of_random_values_and_the_largest_meta_fits_the_bound(encoding):
+    """Random bits: zstd cannot compress random values."""
+    schema = Schema((TensorSpec("w", (20_000,), "float64", "weight"),))
+    rng = np.random.default_rng(1)
+    values = {"w": rng.integers(-(2**62), 2**62, 20_000).view(np.float64)}
+    packed = pack(values, schema, {"a": rng.bytes(MAX_META_BYTES - 100)}, encoding)
+    assert packed.raw_bytes <= max_raw_bytes(schema)
+    assert len(packed.blob) <= max_blob_bytes(schema)
+    assert max_blob_bytes(schema) > max_raw_bytes(schema) * 1.005

@@ -19,6 +19,7 @@ from fedpatch.shared.tensors.arrays import (
     TensorSpec,
     UnexpectedTensors,
     base_name,
+    listing,
     moment_name,
     require_finite,
     values_digest,
@@ -261,3 +262,29 @@ def test_values_have_one_digest_whatever_their_layout():
     assert values_digest(other, schema) != expected.hexdigest()
     with pytest.raises(SchemaMismatch):
         values_digest({"a": values["a"]}, schema)
+
+
+@pytest.mark.parametrize(
+    ("spec", "trainable", "never_negative"),
+    [
+        (TensorSpec("fc.weight", (2,), "float32", "weight"), True, False),
+        (TensorSpec("bn.weight", (2,), "float32", "affine"), True, False),
+        (TensorSpec("bn.running_mean", (2,), "float32", "stats"), False, False),
+        (TensorSpec("bn.running_var", (2,), "float32", "stats"), False, True),
+        (TensorSpec("bn.num_batches_tracked", (), "int64", "stats"), False, True),
+        (TensorSpec("running_var", (2,), "float32", "buffer"), False, False),
+        (TensorSpec("fc.weight:exp_avg", (2,), "float32", "moment"), False, False),
+        (TensorSpec("fc.weight:exp_avg_sq", (2,), "float32", "moment"), False, True),
+        (TensorSpec("fc.weight:step", (), "float32", "moment"), False, True),
+    ],
+    ids=lambda value: value.name if isinstance(value, TensorSpec) else "",
+)
+def test_spec_is_trainable_or_never_negative_by_role_and_name(spec, trainable, never_negative):
+    assert (spec.trainable, spec.never_negative) == (trainable, never_negative)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(5, "'a', 'b', 'c', 'd', 'e'"), (6, "'a', 'b', 'c', 'd', 'e' and 1 more")]
+)
+def test_listing_names_five_and_counts_the_rest(count, shown):
+    assert listing("fedcba"[-count:]) == shown
