@@ -24,6 +24,7 @@ ROOMS = (
     "device_agent/job",
     "device_agent/models",
     "device_agent/runtime",
+    "device_agent/state",
     "device_agent/telemetry",
     "device_agent/training",
     "shared/app",

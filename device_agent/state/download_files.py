@@ -21,10 +21,10 @@ _INDEX = struct.Struct(">I")
 
 
 class PartialBlob:
-    """The download of one blob into `directory`; `have` are the indices of chunks from before.
+    """The download of one blob into `directory`; `have` are the indices of its chunks on disk.
 
     Raises:
-        StateError: The disk refuses; here and in each method.
+        StateError: The disk refused; here and in each method.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -59,14 +59,14 @@ class PartialBlob:
         return frozenset(i for (i,) in _INDEX.iter_unpack(data[:whole]) if i < self._manifest.chunk_count)
 
     def write(self, chunk: Chunk) -> None:
-        """Write a chunk to its place, then note that it is there."""
+        """Write a chunk to its place, then note its index."""
         with refusals_of(self.path):
             _write(self._data, chunk.data, chunk.index * self._manifest.chunk_bytes)
             _write(self._index, _INDEX.pack(chunk.index), self._notes_end)
         self._notes_end += _INDEX.size
 
     def verified(self) -> bool:
-        """Whether the blob has the SHA-256 of its manifest."""
+        """Return whether the blob has the SHA-256 of its manifest."""
         with refusals_of(self.path):
             return file_digest(self.path) == self._manifest.digest
 
@@ -87,13 +87,22 @@ class PartialBlob:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file in lower-case hex, read in pieces. Raises OSError."""
+    """Return the SHA-256 of a file in lower-case hex; the file is read in pieces. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cut_from_file(path: Path, manifest: Manifest, index: int) -> Chunk:
-    """Read chunk `index` of the blob in `path`, without the rest. StateError where it cannot be read."""
+    """Read one chunk of a blob.
+
+    Args:
+        path: File of the blob.
+        manifest: Its manifest.
+        index: Index of the chunk.
+
+    Raises:
+        StateError: The chunk cannot be read.
+    """
     with refusals_of(path), path.open("rb") as file:
         file.seek(index * manifest.chunk_bytes)
         data = file.read(manifest.chunk_bytes)
@@ -101,17 +110,17 @@ def cut_from_file(path: Path, manifest: Manifest, index: int) -> Chunk:
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:
-    """Write all of `data`, or raise OSError: a disk that is nearly full takes a part without an error."""
+    """Write all of `data`; raise OSError if a nearly full disk takes a part only."""
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
 
 
 class Downloads:
-    """The blobs of one download in `directory`. All other files there are deleted: memory cards are small.
+    """The blobs of one download in `directory`. All other files there are deleted, since memory cards are small.
 
     Raises:
-        StateError: The disk refuses; here and in each method.
+        StateError: The disk refused; here and in each method.
     """
 
     def __init__(self, directory: Path, blobs: Sequence[Manifest]) -> None:
@@ -131,11 +140,11 @@ class Downloads:
 
     @property
     def have(self) -> dict[str, frozenset[int]]:
-        """Chunks that were here at the beginning, by the digest of their blob."""
+        """The chunks on disk at the start, by the digest of their blob."""
         return {digest: blob.have for digest, blob in self._blobs.items()}
 
     def path(self, digest: str) -> Path:
-        """File of a blob."""
+        """Return the file of a blob."""
         return self._blobs[digest].path
 
     def write(self, chunk: Chunk) -> None:
@@ -143,7 +152,7 @@ class Downloads:
         self._blobs[chunk.digest].write(chunk)
 
     def verified(self) -> bool:
-        """Whether each blob has the SHA-256 of its manifest."""
+        """Return whether each blob has the SHA-256 of its manifest."""
         return all(blob.verified() for blob in self._blobs.values())
 
     def close(self) -> None:

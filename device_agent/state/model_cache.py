@@ -1,8 +1,7 @@
-"""The global model of the last round, as a file: with it, a device downloads only the deltas to the next version.
+"""The global model of the last round as a file: with it, a device downloads only the deltas to the next version.
 
-It holds public tensors alone, as the coordinator published them or as they follow from its deltas: no patch, no residual. It is
-a convenience: where it is lost or damaged, the whole model is downloaded. The training process writes it; the agent reads no
-more than the version, and deletes it.
+It holds public tensors only: no patch, no residual. If it is lost or damaged, the whole model is downloaded. The training
+process writes it; the agent only reads its version, and deletes it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ModelCache:
         self.path = directory / "global.model"
 
     def version(self) -> str:
-        """Digest of the held version, "" for none. The rest of the file is only checked by `read`."""
+        """Return the digest of the held version; "" for none. Only `read` checks the rest of the file."""
         try:
             with self.path.open("rb") as file:
                 start = file.read(content_start(_LINE) + _MAX_HEADER_BYTES)
@@ -48,7 +47,7 @@ class ModelCache:
             return ""
 
     def read(self) -> tuple[Held, bytes]:
-        """Read the description and the blob. StateError where there is none, or it is damaged."""
+        """Return the description and the blob; StateError if there is none, or it is damaged."""
         with refusals_of(self.path):
             data = self.path.read_bytes()
         content = unseal(self.path, _LINE, data, "a global model")
@@ -56,23 +55,23 @@ class ModelCache:
         return held, bytes(content[length:])
 
     def tidy(self) -> None:
-        """Delete the unfinished file of a writer that was killed; for the only writer. StateError."""
+        """Delete the unfinished file of a killed writer; called by the only writer. Raises StateError."""
         with refusals_of(self.path):
             remove_unfinished(self.path.parent)
 
     def write(self, held: Held, blob: bytes) -> None:
-        """Replace the held model. StateError where the disk refuses; the former model then stays."""
+        """Replace the held model; StateError if the disk refuses, and then the old model stays."""
         with refusals_of(self.path):
             make_directory(self.path.parent)
             write_atomic(self.path, seal(_LINE, msgpack.packb(asdict(held)) + blob))
 
     def forget(self) -> None:
-        """Delete the held model. StateError where the disk refuses."""
+        """Delete the held model; StateError if the disk refuses."""
         with refusals_of(self.path):
             self.path.unlink(missing_ok=True)
 
 
 def _header(path: Path, start: bytes | memoryview) -> tuple[Held, int]:
-    """The description at the start of a content, and its length in bytes."""
+    """Return the description at the start of a content, and its length in bytes."""
     fields, length = read_header(path, start, _FIELDS)
     return Held(**fields), length

@@ -89,7 +89,7 @@ class PatchRecord:
 
 @dataclass(frozen=True)
 class PatchEntry:
-    """One patch file, for people. `modified_s` is its time in seconds since 1970; `problem` says what is wrong with it."""
+    """One patch file for a list. `modified_s` is its Unix time in seconds; `problem` describes damage."""
 
     path: Path
     size_bytes: int
@@ -103,10 +103,10 @@ class PatchEntry:
 
 
 class PatchStore:
-    """The patches of one device in `directory` (0700; made if absent); this object is their only writer.
+    """The patches of one device in `directory` (0700; made if it is missing); this object is their only writer.
 
-    Permissions that let others read are tightened, with a warning. A refusal would cost the device its patch and protect
-    nothing, since the files have been readable before.
+    Permissions that let others read are tightened, with a warning. An error would cost the device its patch and protect
+    nothing, since the files were readable before.
 
     Raises:
         StateError: The directory cannot be used.
@@ -120,11 +120,12 @@ class PatchStore:
             remove_unfinished(directory)
 
     def load(self, key: PatchKey, run: str, round: int, *, same_run: bool = False) -> PatchState:
-        """Load the patch to train a round from; the empty state where there is none yet.
+        """Return the patch to train a round from; the empty state if there is none yet.
 
-        After a coordinator went back, that is the patch from before the requested round, exactly, if it is the round of either
-        version or lies between them; else the oldest known patch of the run. Such a patch has been trained a little further,
-        which does no harm: it is merged with the coordinator's model, and its values fit this device's own data.
+        After a coordinator has gone back to an earlier round, that is the patch from before the requested round, exactly,
+        if that is the round of either version or lies between them; else the oldest known patch of the run. Such a patch
+        has been trained a little further, which does no harm: it is merged with the coordinator's model, and its values fit
+        this device's own data.
 
         Args:
             key: Identity of the patch.
@@ -151,13 +152,13 @@ class PatchStore:
         return previous.after if previous.round < round else previous.before
 
     def save(self, record: PatchRecord) -> None:
-        """Write a record durably and keep the version before it; nothing is written where nothing changes.
+        """Write a record durably and keep the version before it; an equal record is not written again.
 
-        A version of the same run that is not older than the record is of a round that is repeated: it is replaced, and the kept
-        version stays.
+        A version of the same run that is not older than the record belongs to a repeated round: it is replaced, and the
+        kept version stays.
 
         Raises:
-            StateError: The disk refuses; all versions are then as they were.
+            StateError: The disk refused; all versions are unchanged.
         """
         path = self.directory / record.key.file_name
         data = _encode(record)
@@ -189,7 +190,7 @@ class PatchStore:
         return None
 
     def _earlier(self, key: PatchKey, newest: PatchRecord) -> PatchRecord | None:
-        """The kept version, if it leads up to the newest."""
+        """Return the kept version, if it leads up to the newest."""
         try:
             kept = _read(previous_of(self.directory / key.file_name), key)
         except StateError as error:
@@ -198,14 +199,14 @@ class PatchStore:
         return kept if kept is not None and kept.run == newest.run and kept.round <= newest.round else None
 
     def _set_aside(self, path: Path) -> None:
-        """Keep a damaged file from becoming the previous version of the next one."""
+        """Rename a damaged file, so that it does not become the previous version of the next one."""
         with refusals_of(path):
             os.replace(path, path.with_name(path.name + ".damaged"))
             sync_directory(self.directory)
 
 
 def patch_problem(path: Path, *, alone: bool = False) -> str:
-    """Find why no version of the patch at `path` can be read, as PatchStore.load would raise; "" where one can. Needs no numpy.
+    """Return the reason for which no version of the patch at `path` can be read; "" if one can. Needs no numpy.
 
     With `alone` only the file itself is read.
     """
@@ -225,13 +226,13 @@ def patch_problem(path: Path, *, alone: bool = False) -> str:
 
 
 def patch_mend(path: Path) -> str:
-    """Hint for a patch of which no version can be read."""
+    """Return the remedy for a patch of which no version can be read."""
     lost = "what this device has learned of its own for that task is lost with them, unless a backup has them"
     return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {lost}"
 
 
 def list_patches(directory: Path) -> list[PatchEntry]:
-    """List every patch in `directory`, by task. Reads only, so an agent may be at work. Needs no numpy."""
+    """Return every patch in `directory`, by task. It only reads, so an agent may be at work. Needs no numpy."""
     entries = []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
@@ -250,7 +251,7 @@ def list_patches(directory: Path) -> list[PatchEntry]:
 
 
 def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str]]]:
-    """The policy's text and the private names of every patch of a task, of any schema. Reads only; needs no numpy.
+    """Return the policy's text and the private names of every patch of a task, for any schema. Needs no numpy.
 
     Raises:
         StateError: Neither version of a patch can be read, so its policy is unknown.
@@ -287,7 +288,7 @@ def _policy_and_names(path: Path) -> tuple[str, frozenset[str]]:
 
 
 def _read(path: Path, key: PatchKey) -> PatchRecord | None:
-    """None where there is no file; StateError where it is damaged, or not the patch of `key`. OSError."""
+    """Read a patch; None if there is no file. StateError if it is damaged, or not the patch of `key`. Raises OSError."""
     try:
         _tighten(path, 0o600)
         record = _decode(path, path.read_bytes())
@@ -299,7 +300,7 @@ def _read(path: Path, key: PatchKey) -> PatchRecord | None:
 
 
 def _is_repeated(path: Path, written: bytes, record: PatchRecord) -> bool:
-    """Whether what lies at `path` is of the record's run and of no earlier round; what is damaged is not kept either."""
+    """Return whether the file at `path` is of the record's run and of no earlier round, or is damaged."""
     try:
         header, _ = _header(path, written)
     except StateError:

@@ -1,11 +1,11 @@
-"""What coarse encodings left out of this device's updates: kept here, and added to the next update (error feedback).
+"""The rounding errors of coarse encodings, which are added to the device's next update (error feedback).
 
-A file beside the patch, of the same rights, for the same task, schema and policy, tells what was left after one round; the
-one before it is kept too. So a round that is repeated begins with what was left before it, and gives the same update again;
-what is of another run or encoding is left alone, and then nothing is added.
+A file beside the patch, with the same rights, for the same task, schema and policy, has the residual after one round; the file
+before it is kept too. So a repeated round begins with the residual before it, and gives the same update again. A residual of
+another run or encoding is left alone, and then nothing is added.
 
-There is a value for each one that is trained, and a card is written in every round. So a file holds one state where the patch's
-holds two, and four bits for a value: rounded at random, they leave out a fiftieth of the energy of what is left out.
+There is a value for each trained value, and a card is written in every round. So a file holds one state where the patch's holds
+two, with four bits for a value, rounded at random, which lose a fiftieth of the residual's energy.
 
 Seide, F., et al.: 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs,
 Interspeech 2014, section 3.
@@ -54,7 +54,16 @@ class ResidualStore:
         self._directory = directory
 
     def load(self, key: PatchKey, of: ResidualOf, public: Schema) -> dict[str, Array]:
-        """Load the residual of the round before `of`, float32 by `NAME:residual`; empty where there is none."""
+        """Return the residual of the round before a given one.
+
+        Args:
+            key: Identity of the patch.
+            of: The round, with its encoding and schema.
+            public: Schema of the public tensors.
+
+        Returns:
+            float32 arrays by `NAME:residual`; empty if there is none.
+        """
         path = self._path(key)
         for candidate in (path, previous_of(path)):
             known = _read(candidate, public)
@@ -63,7 +72,18 @@ class ResidualStore:
         return {}
 
     def save(self, key: PatchKey, of: ResidualOf, public: Schema, values: Tensors, seed: int) -> None:
-        """Save the residual of a round and keep the former file. StateError where the disk refuses; nothing changes then."""
+        """Save the residual of a round, and keep the former file.
+
+        Args:
+            key: Identity of the patch.
+            of: The round, with its encoding and schema.
+            public: Schema of the public tensors.
+            values: Residuals by `NAME:residual`.
+            seed: Seed of the rounding.
+
+        Raises:
+            StateError: The disk refused; nothing has changed.
+        """
         path = self._path(key)
         with refusals_of(path):
             if not values:
@@ -79,12 +99,18 @@ class ResidualStore:
 
 
 def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
-    """The residuals that `load` returns after `save` was called with these."""
+    """Return the residuals that `load` returns after `save` with the same arguments.
+
+    Args:
+        values: Residuals by `NAME:residual`.
+        public: Schema of the public tensors.
+        seed: Seed of the rounding.
+    """
     return _unpacked(*_packed(values, public, seed), public)
 
 
 def _before(known: ResidualOf, of: ResidualOf) -> bool:
-    """Whether what one round left is for the other to add."""
+    """Return whether the residual `known` is to be added in the round `of`."""
     same = (known.encoding, known.schema, known.run) == (of.encoding, of.schema, of.run)
     return same and known.round < of.round
 
@@ -112,7 +138,7 @@ def _unpacked(blob: bytes, raw_bytes: int, public: Schema) -> dict[str, Array]:
 
 
 def _read(path: Path, public: Schema) -> tuple[ResidualOf, dict[str, Array]] | None:
-    """None where there is no file, or one that is damaged or of another model: what it told is lost, and costs little."""
+    """Read a residual; None if there is no file, or it is damaged or of another model, which costs little."""
     try:
         with refusals_of(path):
             data = path.read_bytes() if path.exists() else b""

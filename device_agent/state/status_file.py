@@ -1,7 +1,4 @@
-"""That this agent is running, for its neighbours on the same device: a lock on its directory, and what it is doing.
-
-How an agent stands, read from its state directory by another process of the same device.
-"""
+"""The presence of an agent on its own device: a lock on its directory, its status file, and the reading of both."""
 
 from __future__ import annotations
 
@@ -38,17 +35,17 @@ MAX_BOOTS = 16
 
 
 def host_as_device_id() -> str:
-    """The host's name made to fit what a topic allows: `[a-z0-9][a-z0-9_-]{0,31}`."""
+    """Return the host's name in the form that a topic allows: `[a-z0-9][a-z0-9_-]{0,31}`."""
     name = re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().lower()).strip("-_")
     return name[:32] or "device"
 
 
 def lock_state_dir(directory: Path) -> FileLock:
-    """Make the state directory where absent, keep other agents out, and delete unfinished files of a killed one.
+    """Make the state directory if it is missing, lock it, and delete unfinished files of a killed agent.
 
     Raises:
         UsageError: Another agent uses the directory, or others may write there.
-        StateError: The disk refuses.
+        StateError: The disk refused.
     """
     with refusals_of(directory):
         make_directory(directory)
@@ -63,7 +60,7 @@ def lock_state_dir(directory: Path) -> FileLock:
 
 
 def former_boots(directory: Path) -> tuple[str, ...]:
-    """Nonces of earlier starts in this state directory, the latest last; none where the file is absent or damaged."""
+    """Return the nonces of earlier starts in this state directory, the latest last; none if the file is missing or damaged."""
     try:
         boots = json.loads((directory / STATUS_NAME).read_bytes())["boots"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
@@ -72,7 +69,7 @@ def former_boots(directory: Path) -> tuple[str, ...]:
 
 
 class StatusFile:
-    """`status.json` for `fedpatch-agent status`, written only when something has changed.
+    """`status.json` for `fedpatch-agent status`, written only after a change.
 
     It is replaced in one rename and not flushed: each flush wears a memory card, and after a power cut no agent runs.
     """
@@ -83,7 +80,7 @@ class StatusFile:
         self._last: dict[str, Any] = {}
 
     def write(self, changing: Mapping[str, Any]) -> None:
-        """Write the status, with the wall clock's time of the change. A full disk costs the status, not the job."""
+        """Write the status with the wall clock's time of the change. A full disk costs the status, not the job."""
         if dict(changing) == self._last:
             return
         self._last = dict(changing)
@@ -116,7 +113,7 @@ class AgentStatus:
 
 
 def read_standing(state_dir: Path) -> AgentStatus:
-    """Read the status. UsageError where no agent ever ran, StateError where its files cannot be read."""
+    """Read the status. UsageError if no agent ever ran, StateError if its files cannot be read."""
     lock = state_dir / LOCK_NAME
     try:
         running = is_held(lock)

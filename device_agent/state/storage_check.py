@@ -1,4 +1,4 @@
-"""Check whether this device can store what a round needs, before the round is accepted; and find damaged files.
+"""Checks that the device can store a round before it accepts the round, and finds damaged files.
 
 A device that accepts and then fails for its disk costs the others a round, each time. So it declines, with the reason.
 """
@@ -56,7 +56,7 @@ class Storage:
         self._known: tuple[object, str] | None = None
 
     def problem(self, task: str, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
-        """Find why the device cannot store what the work needs; None where it can.
+        """Return the reason for which the device cannot store the work; None if it can.
 
         Args:
             task: Name of the task of the request.
@@ -103,9 +103,9 @@ def _alone_mend(path: Path) -> str:
 
 
 def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
-    """Find every damaged file of the agent's state: whether rounds are declined for it, the problem, the remedy.
+    """Return every damaged file of the agent's state: whether rounds are declined for it, the problem, the remedy.
 
-    Everything is read to its end, and nothing is changed. StateError where a directory cannot be read.
+    All files are read to their end, and nothing is changed. StateError if a directory cannot be read.
     """
     yield from _patch_problems(directory / PATCHES)
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
@@ -143,7 +143,7 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
 
 
 def _held_bytes(path: Path) -> int:
-    """Bytes that the disk has allocated for the file; a download has its final size from the beginning."""
+    """Return the bytes that the disk has allocated for the file; a download has its final size from the beginning."""
     try:
         return path.stat().st_blocks * 512
     except OSError:

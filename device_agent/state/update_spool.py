@@ -1,4 +1,4 @@
-"""The update that waits to be committed, on disk: a device may be switched off before the coordinator commits it."""
+"""The update that waits for its commit, on disk: a device may be switched off before the coordinator commits it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UpdateSpool:
     """At most one update. Training writes it to `update_path`; it counts once `save` has noted it.
 
     Raises:
-        StateError: The disk refuses; here and in each method.
+        StateError: The disk refused; here and in each method.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -52,22 +52,22 @@ class UpdateSpool:
             write_atomic(self._note, seal(_LINE, to_bytes(spooled)))
 
     def note_committed(self) -> None:
-        """Note that the update is committed and waits for its personal model alone, also after a restart."""
+        """Note that the update is committed and waits only for its personal model, also after a restart."""
         with refusals_of(self._note):
             os.replace(self._note, self._committed)
             sync_directory(self._note.parent)
 
     def load(self) -> Spooled | None:
-        """Load the note of the update that waits; None where none does. A damaged update is dropped with a warning."""
+        """Return the note of the waiting update; None without one. A damaged update is deleted with a warning."""
         return self._load(self._note)
 
     def committed(self) -> Spooled | None:
-        """Load the note of a committed update whose personal model is still to be made; None where there is none."""
+        """Return the note of a committed update whose personal model is not made yet; None without one."""
         with refusals_of(self._committed):
             return self._load(self._committed) if self._committed.exists() else None
 
     def committed_key(self) -> JobKey | None:
-        """Job of that update, also where the update itself is damaged or gone; None where there is no note."""
+        """Return the job of that update, also if the update itself is damaged or missing; None without a note."""
         try:
             with refusals_of(self._committed):
                 return _read_note(self._committed).key if self._committed.exists() else None
@@ -91,9 +91,9 @@ class UpdateSpool:
 
     @classmethod
     def problem(cls, directory: Path) -> str:
-        """Find what is wrong with an update in `directory` that waits, to be committed or for its personal model.
+        """Return the damage of an update in `directory` that waits for its commit or its personal model; "" for none.
 
-        Nothing is changed. "" where nothing is wrong, or none waits.
+        Nothing is changed.
         """
         problems = (cls._problem(directory / note, directory / UPDATE) for note in (NOTE, COMMITTED))
         return next(filter(None, problems), "")
@@ -112,7 +112,7 @@ class UpdateSpool:
         return ""
 
     def check(self, manifest: Manifest) -> None:
-        """Raise StateError where the update differs from `manifest`: the coordinator counts such bytes as an offence."""
+        """Raise StateError if the update differs from `manifest`: the coordinator counts such bytes as an offence."""
         with refusals_of(self.update_path):
             if file_digest(self.update_path) == manifest.digest:
                 return
@@ -136,7 +136,7 @@ class _DamagedNote(StateError):
 
 
 def _read_note(path: Path) -> Spooled:
-    """Read a note. WireError or _DamagedNote where it is damaged; OSError. Older versions wrote notes without a checksum."""
+    """Read a note. WireError or _DamagedNote if it is damaged; OSError. Older versions wrote notes without a checksum."""
     data = path.read_bytes()
     if not data.startswith(_LINE[:8]):
         return from_bytes(data, Spooled)
