@@ -28,6 +28,7 @@ ROOMS = (
     "device_agent/telemetry",
     "device_agent/training",
     "shared/app",
+    "shared/config",
     "shared/diagnostics",
     "shared/errors.py",
     "shared/mqtt",

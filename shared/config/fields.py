@@ -1,8 +1,8 @@
-"""How a settings dataclass declares its fields, and what a value of each field must be.
+"""Declaration of settings: the fields of a settings class, and the check of their values.
 
-A settings class is a frozen dataclass derived from `Settings`; each field is made by `setting(...)`, whose rules (help,
-unit, range, choices) serve the check, the command-line option and the reference page alike. Reading files, the
-environment and flags is the work of shared/config/load.py.
+A settings class is a frozen dataclass derived from `Settings`. Each field is made by `setting(...)`, whose rules (help, unit,
+range, choices) serve the check, the command-line option and the reference page. shared/config/load.py reads files, the
+environment and flags.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a text must look like: a regular expression for all of it, and the same in words."""
+    """The form of a text: a regular expression for all of it, and the same in words."""
 
     regex: str
     words: str
@@ -43,7 +43,7 @@ NAME = Pattern("[a-z0-9][a-z0-9_-]{0,31}", "1 to 32 of a-z, 0-9, _ and -, beginn
 
 @dataclass(frozen=True)
 class Rules:
-    """What `setting` was told about a field."""
+    """The arguments of `setting` for a field."""
 
     help: str
     group: str
@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """What a value may be, in words; empty where anything of its type goes."""
+        """The permitted values in words; "" if any value of the type is permitted."""
         rules = self.rules
         limits = (("at least", rules.ge), ("above", rules.gt), ("at most", rules.le))
         words = [f"{word} {_number(limit)}" for word, limit in limits if limit is not None]
@@ -91,7 +91,7 @@ class Setting:
 
     @property
     def default_words(self) -> str:
-        """The default as people read it."""
+        """The default in words."""
         if self.required:
             return "required"
         if self.rules.default_means:
@@ -105,19 +105,20 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of all settings. Values are checked by shared.config.load.load, not when constructed by hand."""
+    """Base of all settings. shared.config.load.load checks values; a constructor call does not."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_"
 
     def check(self) -> list[tuple[str, ...]]:
-        """Problems that a field's rules cannot see: (the field to blame, what is wrong with it, other fields in it...).
+        """Return the problems that the rules of a single field cannot find.
 
-        What a field is to blame for with another one is not told while that one is itself wrong.
+        Each is a tuple of the field to name, the text, and other fields that take part. A problem with another field is left
+        out while that field is itself invalid.
         """
         return []
 
     def refusals(self, **parsers: Callable[[Any], object]) -> list[tuple[str, ...]]:
-        """Of fields that are set, by name: what the parser of their text says against it by a UsageError; for `check`."""
+        """Return the problems of fields whose text a parser refuses with a UsageError; for `check`. None values pass."""
         problems: list[tuple[str, ...]] = []
         for name, parse in parsers.items():
             try:
@@ -144,12 +145,22 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
     secret: bool = False,
     none_word: str = NONE_WORD,
 ) -> Any:
-    """Declare a field of a settings class; without `default` it is required, and `example` must then be a valid value.
+    """Declare a field of a settings class.
 
-    `ge`, `gt`, `le` are limits of numbers; `choices` and `pattern` are of a text, or of each in a list of texts (a field
-    of type `tuple[str, ...]`: an array in TOML, elsewhere commas stand between them). `default_means` tells what the
-    default (None, say) stands for, and `none_word` is what a person writes for None. A `secret` has no option
-    on the command line and is never shown. The help of a required setting must read on from "say".
+    Args:
+        default: The default. Without it the setting is required, and `example` must be a valid value.
+        help: Description for the reference and `--help`. That of a required setting must read on from "say".
+        group: Heading of the group of settings.
+        unit: Unit of a number.
+        default_means: Meaning of the default in words.
+        example: A valid value.
+        ge: Least number.
+        gt: Number below all permitted ones.
+        le: Greatest number.
+        choices: Permitted texts; for a list of texts, permitted elements.
+        pattern: Form of a text, or of each element of a list.
+        secret: The setting has no option on the command line and is never shown.
+        none_word: Word for None in a file, variable or option.
     """
     rules = Rules(help, group, unit, default_means, example, ge, gt, le, tuple(choices), pattern, secret, none_word)
     if default is MISSING and not example:
@@ -158,7 +169,7 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
 
 
 def settings_of(cls: type[Settings]) -> tuple[Setting, ...]:
-    """Every field of `cls`, fields of one group side by side, otherwise in the order of their definition."""
+    """Return the settings of a class, those of one group together, otherwise in the order of their definition."""
     hints = get_type_hints(cls)
     found = []
     for item in fields(cls):
@@ -174,7 +185,7 @@ def settings_of(cls: type[Settings]) -> tuple[Setting, ...]:
 
 
 def from_text(one: Setting, text: str) -> Any:
-    """Value of an environment variable or an option, checked; ValueError with a sentence where it cannot be."""
+    """Convert and check the text of an environment variable or an option; ValueError for an invalid one."""
     if _means_none(one, text):
         return None
     try:
@@ -186,7 +197,7 @@ def from_text(one: Setting, text: str) -> Any:
 
 
 def from_value(one: Setting, value: object) -> Any:
-    """Value that already has a type (TOML's, or Python's), checked; ValueError with a sentence where it cannot be."""
+    """Check a value of TOML or Python; ValueError for an invalid one."""
     if _means_none(one, value):
         return None
     if one.kind is Path:
@@ -211,7 +222,7 @@ def _means_none(one: Setting, value: object) -> bool:
 
 
 def _checked(one: Setting, value: Any) -> Any:
-    """`value` as exactly the type of the setting, within its limits."""
+    """Return `value` in the type of the setting, after a check of its limits."""
     if one.kind in (int, float):
         return _checked_number(one, value)
     if one.kind is bool:

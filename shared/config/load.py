@@ -1,7 +1,7 @@
-"""Settings from four places: defaults, a TOML file, the environment, flags. The later place wins.
+"""Loads settings from four places: defaults, a TOML file, the environment, flags. The later place wins.
 
-`load` checks what every place says, also where a later one overrides it, and raises all problems at once. The file is
-flat: one `key = value` per setting, keys as the fields are called.
+`load` checks the values of all places, also of overridden ones, and raises all problems at once. The file is flat: one
+`key = value` for each setting, with the names of the fields as keys.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _VARIABLE_SIMILARITY = 0.85
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was given: `place` is a line of a file, a variable, an option, or "default"."""
+    """The place of a value: a line of a file, a variable, an option, or "default"."""
 
     place: str
     tells_key: bool = True
 
     def problem(self, key: str, text: object) -> str:
-        """`text` about the setting `key`, beginning with the place."""
+        """Return `text` about the setting `key`, with the place first."""
         if self == DEFAULT:
             return f"{key}: {text}"
         return f"{self.place}: {text}" if self.tells_key else f"{self.place}: {key}: {text}"
@@ -51,17 +51,26 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class Loaded(Generic[S]):
-    """Settings, and for each field where its value came from."""
+    """Settings, with the origin of each field."""
 
     settings: S
     origins: Mapping[str, Origin]
 
 
 def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object | None]) -> S:
-    """Settings of `cls`: flag before environment before file before default. Raises ConfigError with all problems.
+    """Load settings.
 
-    `flags` go by field name, None meaning not given; a text is read like a variable. Variables are `cls.env_prefix`
-    and the field's name in capitals; an empty one counts as not set. `none` unsets an optional field.
+    Args:
+        cls: The settings class.
+        file: A TOML file; None for none.
+        environ: Environment variables. That of a setting is `cls.env_prefix` and its name in capitals; an empty one is not set.
+        flags: Values of options by field name; None for an option that is not given. A text is parsed like a variable.
+
+    Returns:
+        The settings: flag before environment before file before default. `none` unsets an optional field.
+
+    Raises:
+        ConfigError: With all problems.
     """
     return load_with_origins(cls, file=file, environ=environ, flags=flags).settings
 
@@ -69,7 +78,17 @@ def load(cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: 
 def load_with_origins(
     cls: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object | None]
 ) -> Loaded[S]:
-    """Like `load`, and tells where each value came from."""
+    """Load settings as `load` does, with the origin of each value.
+
+    Args:
+        cls: The settings class.
+        file: As for `load`.
+        environ: As for `load`.
+        flags: As for `load`.
+
+    Raises:
+        ConfigError: With all problems.
+    """
     reader = _Reader({one.name: one for one in settings_of(cls)})
     if file is not None:
         reader.read_file(file)
@@ -173,7 +192,7 @@ def _text_of(file: Path) -> str:
 
 
 def public_values(settings: Settings) -> dict[str, str | int | float | bool | list[str] | None]:
-    """Every field but the secrets, by name, as plain data to store and show; `load` takes it back as `flags`."""
+    """Return every field but the secrets, by name, as plain data to store and show; `load` accepts it as `flags`."""
     values = {}
     for one in settings_of(type(settings)):
         if not one.rules.secret:
@@ -186,7 +205,7 @@ def public_values(settings: Settings) -> dict[str, str | int | float | bool | li
 
 
 def to_toml(settings: Settings, origins: Mapping[str, Origin] | None = None) -> str:
-    """The settings as a configuration file that loads back to the same, but for secrets; `origins` become comments."""
+    """Return the settings as a configuration file, without secrets; `origins` become comments."""
     lines: list[str] = []
     group = None
     for one in settings_of(type(settings)):
@@ -205,11 +224,11 @@ def to_toml(settings: Settings, origins: Mapping[str, Origin] | None = None) -> 
 
 
 def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator: a typer command gets one option per field of `cls`, `--config FILE` and `--print-config`.
+    """Return a decorator that gives a typer command an option per field of `cls`, `--config FILE` and `--print-config`.
 
-    The command takes the loaded settings as its keyword argument `settings`; its own parameters stay, by keyword. The
-    options are texts that default to None: their values are judged by `load`, together with all others, so that the
-    precedence holds and a mistake reads the same wherever it was made.
+    The command gets the loaded settings as its keyword argument `settings`; its own parameters stay, by keyword. The options
+    are texts with the default None. `load` checks their values together with those of all other places, so that the
+    precedence holds and an error has the same text in each place.
     """
     known = settings_of(cls)
 

@@ -1,7 +1,6 @@
-"""Where keys stand in the text of a TOML document, and how values are written in one.
+"""Lines of keys in a TOML document, and changes of values in its text.
 
-tomllib gives values without their lines. `key_lines` finds the lines of a document that tomllib has already accepted,
-so it may take the syntax for granted.
+tomllib returns values without their lines, and writes nothing. `key_lines` works on documents that tomllib has accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TOKEN = re.compile(
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Line (from 1) of the first mention of each top-level key or table of `text`, a valid TOML document."""
+    """Return the line, from 1, of the first mention of each top-level key or table of a valid TOML document."""
     lines: dict[str, int] = {}
     for key, begin, _end, _is_table in _entries(text):
         lines.setdefault(key, text.count("\n", 0, begin) + 1)
@@ -39,10 +38,15 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def with_values(text: str, values: Mapping[str, str], without: Collection[str] = ()) -> str:
-    """`text`, a valid TOML document, with these texts at its top level; the rest stays as it was, comments included.
+    """Change texts at the top level of a TOML document; the rest stays, with its comments.
 
-    A line that has its key takes the value; new keys come before the first table; those of `without` go. ValueError where
-    that is not what the document says then, as for a key that is a table.
+    Args:
+        text: A valid TOML document.
+        values: Texts by key. A line with the key gets the value; new keys come before the first table.
+        without: Keys to remove.
+
+    Raises:
+        ValueError: The result does not have these values, as for a key that is a table.
     """
     entries = list(_entries(text))
     tables = [begin for _key, begin, _end, is_table in entries if is_table]
