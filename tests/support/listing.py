@@ -7,6 +7,7 @@ ask whether a file exists before it is read says nothing about the moment of rea
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -35,3 +36,12 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def open_files(directory: Path) -> list[str]:
+    """Return the files below `directory` that this process has open. Files of other tests come and go meanwhile."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return sorted(path for path in found if path.startswith(f"{directory.resolve()}/"))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import os
-
 import pytest
 
 from fedpatch.device_agent.state.download_files import Downloads
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.chunked_transfer import cut
 from tests.device_agent.delta_jobs import STEP_BLOBS, STEPS
+from tests.support.listing import open_files
 from tests.support.specs import model
 
 
@@ -72,8 +70,6 @@ def test_a_blob_that_cannot_be_opened_leaves_no_other_open(tmp_path):
     """An agent lives for months: a file that stays open at each try would use them up."""
     (tmp_path / f"{STEPS[1].digest}.part").mkdir(parents=True)
     (tmp_path / f"{STEPS[1].digest}.part" / "in the way").touch()
-    gc.collect()  # what earlier tests left closes no file meanwhile
-    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(StateError):
         Downloads(tmp_path, STEPS)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import resource
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from fedpatch.device_agent.state.download_files import PartialBlob, cut_from_file, file_digest
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.chunked_transfer import cut, describe
+from tests.support.listing import open_files
 
 BLOB = random.Random(0).randbytes(2050)
 MANIFEST = describe(BLOB, chunk_bytes=100, encoding="fp32", raw_bytes=len(BLOB), schema="5c" * 32)
@@ -132,12 +132,10 @@ def test_half_a_chunk_is_no_chunk(tmp_path):
 
 def test_a_download_that_cannot_begin_leaves_no_file_open(tmp_path):
     """An agent that tries again each round must not run out of descriptors."""
-    gc.collect()  # what earlier tests left closes no file meanwhile
-    before = os.listdir("/proc/self/fd")
     for _ in range(3):
         with files_end_at(1000), pytest.raises(StateError):
             PartialBlob(tmp_path, MANIFEST)
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("use", [PartialBlob.verified, PartialBlob.discard])
