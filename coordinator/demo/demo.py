@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedpatch.coordinator.demo.broker import EmbeddedBroker
-from fedpatch.coordinator.demo.devices import DemoDevice, device_names, start_device, stop_devices, wait_until_ready
+from fedpatch.coordinator.demo.devices import (
+    DemoDevice,
+    device_names,
+    serve_forks,
+    start_device,
+    stop_devices,
+    wait_until_ready,
+)
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, StatusMessage, View
 from fedpatch.coordinator.rounds.run_records import RunSummary
@@ -63,7 +70,7 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
         _broker(settings.broker) as broker,
     ):
         run_settings = settings.run_settings(broker=broker, state_dir=out / "coordinator", fleet=FLEET)
-        with _devices(settings, task, broker, out / _DEVICES) as devices:
+        with serve_forks(out / _DEVICES) as forks, _devices(settings, task, broker, out / _DEVICES, forks) as devices:
             prepare(run_settings)  # raises errors of the settings before the wait for devices
             forget_the_former()
             wait_until_ready(devices, settings.wait_s, lambda there: view.show(_starting(settings, there)))
@@ -76,7 +83,9 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
 
 
 @contextmanager
-def _devices(settings: DemoSettings, task: Task, broker: str, directory: Path) -> Iterator[list[DemoDevice]]:
+def _devices(
+    settings: DemoSettings, task: Task, broker: str, directory: Path, forks: Path
+) -> Iterator[list[DemoDevice]]:
     started: list[DemoDevice] = []
     try:
         for index, name in enumerate(device_names(settings.devices)):
@@ -85,6 +94,7 @@ def _devices(settings: DemoSettings, task: Task, broker: str, directory: Path) -
             options += ["--max-model-mib", str(settings.max_model_mib)]
             # The user of a demo owns its devices, so their limits allow the plan of the run.
             options += ["--private", settings.private, "--max-steps", "100000000", "--max-epochs", "100000"]
+            options += ["--fork-server", str(forks)]
             started.append(start_device(name, options, directory))
         yield started
     finally:

@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,39 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_AGENT_")}
     roots = [str(import_root()), kept.get("PYTHONPATH", "")]
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, roots))}
+
+
+@contextlib.contextmanager
+def serve_forks(directory: Path) -> Iterator[Path]:
+    """Start the server that imports torch once for all devices, and yield its socket.
+
+    Agents may connect at once: their connections wait until the server has imported torch. An agent whose server failed starts
+    its training process as a program.
+
+    Args:
+        directory: Holds the socket and the server's log.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedpatch-demo-") as private, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(private) / "fork-server"
+        listener.bind(str(path))
+        listener.listen(4096)
+        command = [sys.executable, "-P", "-m", "fedpatch.device_agent.training.fork_server", str(listener.fileno())]
+        with (directory / "fork-server.log").open("wb") as output:
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+                env=_environment(),
+            )
+        listener.close()  # a connection is refused once the server ended
+        with server:
+            try:
+                yield path
+            finally:
+                server.kill()
 
 
 def _last_words(log: Path) -> str:

@@ -61,6 +61,10 @@ def run(
         bool, typer.Option("--until-stdin-closes", hidden=True, help="End with whoever holds the other end of stdin.")
     ] = False,
     root: ConditionsRoot = Path("/"),
+    fork_server: Annotated[
+        Path | None,
+        typer.Option("--fork-server", hidden=True, help="Socket of a server that forks training processes."),
+    ] = None,
 ) -> None:
     """Serve a fleet with this device's data until SIGTERM (exit code 0) or Ctrl-C (130).
 
@@ -69,7 +73,7 @@ def run(
     """
     from fedpatch.device_agent.runtime.startup import run_agent
 
-    raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes, root=root))
+    raise typer.Exit(run_agent(settings, until_stdin_closes=until_stdin_closes, root=root, fork_server=fork_server))
 
 
 @command(app, "doctor", example="fedpatch-agent doctor --config agent.toml")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -24,6 +25,7 @@ from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
+from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
@@ -70,13 +72,20 @@ class Ports:
     root: Path = Path("/")
 
 
-def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root: Path = Path("/")) -> int:
+def run_agent(
+    settings: AgentSettings,
+    *,
+    until_stdin_closes: bool = False,
+    root: Path = Path("/"),
+    fork_server: Path | None = None,
+) -> int:
     """Run one device's agent until SIGTERM (exit code 0) or SIGINT (130).
 
     Args:
         settings: Checked settings.
         until_stdin_closes: Whether the agent also ends when its standard input does.
         root: Root of the file system in which facts about the device are read.
+        fork_server: Unix socket of a server that forks training processes; None starts each as a program.
 
     Raises:
         FedpatchError: The agent cannot start; the class says why and gives the exit code.
@@ -84,7 +93,8 @@ def run_agent(settings: AgentSettings, *, until_stdin_closes: bool = False, root
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     check_holder(settings.tls_files, identity.fleet, "device", identity.device)
     queue: EventQueue = SimpleQueue()
-    ports = Ports(manager=ServiceManager.from_environment(), root=root)
+    trainer = partial(Trainer, launch=launch_through(fork_server))
+    ports = Ports(trainer=trainer, manager=ServiceManager.from_environment(), root=root)
     if warning := exposure(parse_broker_url(settings.broker)):
         log.warning(warning)
     with lock_state_dir(settings.state_dir.absolute()):

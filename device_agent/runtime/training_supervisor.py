@@ -11,12 +11,10 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
@@ -33,6 +31,7 @@ from fedpatch.device_agent.job.training_messages import (
     read_answer,
     write_message,
 )
+from fedpatch.device_agent.runtime.training_launch import Launch, start_program
 from fedpatch.device_agent.training.resource_limits import limit_in_words
 from fedpatch.shared.errors import WireError
 
@@ -72,10 +71,14 @@ class Trainer:
     Args:
         setup: First command of each process.
         events: Takes the events; called on threads of this object, so it should only enqueue.
+        launch: Starts a process.
     """
 
-    def __init__(self, setup: WorkerSetup, events: Callable[[TrainerEvent], None]) -> None:
+    def __init__(
+        self, setup: WorkerSetup, events: Callable[[TrainerEvent], None], launch: Launch = start_program
+    ) -> None:
         self.setup = setup
+        self._launch = launch
         self._events = events
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -131,7 +134,7 @@ class Trainer:
 
     def _running_child(self) -> _Child:
         if self._child is None:
-            self._child = _Child(self.setup, self._events, self._forget)
+            self._child = _Child(self.setup, self._events, self._forget, self._launch)
         return self._child
 
     def _forget(self, child: _Child) -> bool:
@@ -158,17 +161,16 @@ class _Child:
     """One run of the training process, with a thread for each of its two outputs."""
 
     def __init__(
-        self, setup: WorkerSetup, events: Callable[[TrainerEvent], None], forget: Callable[[_Child], bool]
+        self,
+        setup: WorkerSetup,
+        events: Callable[[TrainerEvent], None],
+        forget: Callable[[_Child], bool],
+        launch: Launch,
     ) -> None:
         self._events = events
         self._forget = forget
         self._limit = limit_in_words(setup)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedpatch.device_agent.training.training_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.process = launch()
         self._owed: list[JobKey] = []
         self._last_words = ""
         self._log_thread = threading.Thread(target=self._copy_log, name="trainer-log", daemon=True)
@@ -180,7 +182,7 @@ class _Child:
     def send(self, command: Command) -> None:
         """Write a command; the end of a process that has just died is its answer."""
         with contextlib.suppress(OSError, ValueError):  # ValueError: its end was seen, and the pipe closed, meanwhile
-            write_message(cast(BinaryIO, self.process.stdin), command)
+            write_message(self.process.stdin, command)
 
     def train(self, command: TrainCommand) -> None:
         """Send a round, which must be answered from now on."""
@@ -190,7 +192,7 @@ class _Child:
     def stop(self) -> None:
         """End the process by ending its input, and wait for it."""
         with contextlib.suppress(OSError):
-            cast(BinaryIO, self.process.stdin).close()
+            self.process.stdin.close()
         self._wait()
         for thread in (self._answer_thread, self._log_thread):
             if thread is not threading.current_thread():
@@ -198,7 +200,7 @@ class _Child:
 
     def _read_answers(self) -> None:
         failed: SetupFailed | None = None
-        with cast(BinaryIO, self.process.stdout) as stream:
+        with self.process.stdout as stream:
             try:
                 while failed is None and (answer := read_answer(stream)) is not None:
                     if isinstance(answer, SetupFailed):
@@ -212,7 +214,7 @@ class _Child:
                 self.process.kill()
             self._wait()
         with contextlib.suppress(OSError):
-            cast(BinaryIO, self.process.stdin).close()
+            self.process.stdin.close()
         # Once it is forgotten, it is given nothing more: what it owes now is lost.
         if self._forget(self):
             lost = tuple(self._owed)
@@ -222,7 +224,7 @@ class _Child:
     def _copy_log(self) -> None:
         """Copy standard error into the log; a first word that is a level sets the level of its line."""
         level = logging.INFO
-        with cast(BinaryIO, self.process.stderr) as stream:
+        with self.process.stderr as stream:
             for line in stream:
                 text = line.decode(errors="replace").rstrip()
                 self._last_words = text or self._last_words

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.device_agent.job.training_messages import Ready, TrainProgress, WorkerSetup
+from fedpatch.device_agent.runtime.training_launch import Launch, start_program
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 
 TIMEOUT_S = 120
@@ -25,12 +26,17 @@ def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
 class Watched:
     """A Trainer and a queue of its events."""
 
-    def __init__(self, folder: Path, task: str = "tests.device_agent.toy_tasks:SLOW", data: str = "ann:23") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        task: str = "tests.device_agent.toy_tasks:SLOW",
+        data: str = "ann:23",
+        launch: Launch = start_program,
+    ) -> None:
         self.patches = folder / "patches"
         self.events: queue.Queue = queue.Queue()
-        self.trainer = Trainer(
-            WorkerSetup(task, data, str(folder), str(self.patches), "ann", private="none"), self.events.put
-        )
+        setup = WorkerSetup(task, data, str(folder), str(self.patches), "ann", private="none")
+        self.trainer = Trainer(setup, self.events.put, launch)
 
     def next(self):
         """Next event."""

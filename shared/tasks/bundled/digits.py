@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpatch.shared.app.plugins import import_optional
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 from fedpatch.shared.tasks.bundled.image_shards import Images, device_shares
@@ -49,12 +49,27 @@ def load_data(spec: str, root: Path) -> DeviceData:
 def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
     """`load_data` of each of `specs`, with the data read only once."""
     parsed = [parse_data_spec(spec) for spec in specs]
-    why = "digits: scikit-learn holds the data"
-    datasets = import_optional("sklearn.datasets", why, "pip install 'fedpatch[demo]'", DataError)
-    pixels, labels = datasets.load_digits(return_X_y=True)
+    pixels, labels = _read_digits()
     is_test = _test_mask(labels)
-    train, test = (_images(pixels[chosen].astype(np.uint8), labels[chosen]) for chosen in (~is_test, is_test))
+    train, test = (_images(pixels[chosen], labels[chosen]) for chosen in (~is_test, is_test))
     return device_shares(parsed, train, test, white=WHITE, usual_noise=USUAL_NOISE)
+
+
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels (n, 64), uint8, and labels (n,), int64, from scikit-learn's file.
+
+    The import of scikit-learn takes 0.8 s of processor time, and reading the file 0.03 s.
+    """
+    package = find_spec("sklearn")
+    folders = package.submodule_search_locations if package else None
+    if not folders:
+        raise DataError("digits: scikit-learn holds the data and is not installed: pip install 'fedpatch[demo]'")
+    path = Path(folders[0], "datasets", "data", "digits.csv.gz")
+    try:
+        rows = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"digits: {path} cannot be read ({error}); install scikit-learn again") from error
+    return rows[:, :-1], rows[:, -1].astype(np.int64)
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:

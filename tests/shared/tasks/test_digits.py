@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +113,7 @@ def test_a_simulation_shares_out_the_whole_data_set_by_its_seed():
 
 def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):
     """What holds the data is optional, so its absence is told with the mend."""
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("fedpatch.shared.tasks.bundled.digits.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'fedpatch\[demo\]'"):
         _load("shard:0/10")
 

@@ -1,0 +1,106 @@
+"""Training processes that a fork server starts: the same updates, the same ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from fedpatch.coordinator.demo.devices import serve_forks
+from fedpatch.device_agent.job.training_messages import Ready, Trained
+from fedpatch.device_agent.runtime.training_launch import launch_through
+from fedpatch.device_agent.runtime.training_supervisor import Died
+from tests.device_agent.device_rounds import ADAM, Scene, key
+from tests.device_agent.toy_tasks import SLOW
+from tests.device_agent.watched_training_process import TIMEOUT_S, Watched
+
+
+@pytest.fixture(scope="module")
+def fork_server(installed, tmp_path_factory):
+    with serve_forks(tmp_path_factory.mktemp("server")) as path:
+        yield path
+
+
+@pytest.fixture
+def start(installed, tmp_path):
+    """Start a training process through a fork server; None starts the program."""
+    started: list[Watched] = []
+
+    def start(fork_server) -> Watched:
+        watched = Watched(tmp_path / str(len(started)), launch=launch_through(fork_server))
+        started.append(watched)
+        watched.trainer.start()
+        return watched
+
+    yield start
+    for watched in started:
+        watched.trainer.stop()
+
+
+def has_ended(pid: int) -> bool:
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_forked_process_and_program_publish_equal_updates(start, fork_server, tmp_path):
+    scene, updates = Scene(tmp_path, SLOW, ADAM, "none"), []
+    for server in (fork_server, None):
+        watched = start(server)
+        watched.trainer.train(scene.command())
+        trained = watched.outcome()
+        assert isinstance(trained, Trained)
+        _, update = scene.update(trained.manifest)  # its meta have the duration
+        updates.append({name: value.tobytes() for name, value in update.items()})
+    assert updates[0] == updates[1]
+
+
+def test_killed_forked_process_loses_its_round_and_is_replaced(start, fork_server, tmp_path):
+    watched = start(fork_server)
+    scene = Scene(tmp_path, SLOW, ADAM, "none")
+    watched.trainer.train(replace(scene, plan=replace(ADAM, steps=100_000)).command(round=21))
+    watched.until_training()
+    os.kill(watched.trainer.pid, signal.SIGKILL)
+    died = watched.outcome()
+    assert isinstance(died, Died) and died.killed and "SIGKILL" in died.detail
+    assert died.lost == (key(21),)
+    watched.trainer.train(scene.command(round=21))
+    assert isinstance(watched.next(), Ready)
+    assert isinstance(watched.outcome(), Trained)
+
+
+def test_stopped_trainer_ends_its_forked_process(start, fork_server):
+    watched = start(fork_server)
+    assert isinstance(watched.next(), Ready)
+    pid = watched.trainer.pid
+    watched.trainer.stop()
+    assert has_ended(pid)
+
+
+def test_exit_code_of_forked_process_reaches_the_supervisor(start, fork_server, tmp_path):
+    watched = Watched(tmp_path, "no_such_module:TASK", launch=launch_through(fork_server))
+    watched.trainer.start()
+    assert "no_such_module" in watched.outcome().detail
+    watched.trainer.stop()
+
+
+def test_absent_fork_server_starts_the_program(start, tmp_path):
+    watched = start(tmp_path / "no-server")
+    assert isinstance(watched.next(), Ready)
+
+
+def test_fork_server_that_failed_starts_the_program(start, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, ExitStack() as stack:
+        patched.setattr("fedpatch.coordinator.demo.devices.sys.executable", "/bin/false")
+        path = stack.enter_context(serve_forks(tmp_path))
+        patched.undo()
+        assert isinstance(start(path).next(), Ready)
