@@ -11,13 +11,14 @@ Such files are not compared with a checksum: they are whatever their owner has p
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -41,6 +42,8 @@ _GZIP = b"\x1f\x8b"
 _OWN_FILES = "files:"
 _WHOLE = "shard:0/1"
 _SIDE = 28
+_BLOCK = 1_000
+"""Images that are read at once."""
 _FETCH_AGAIN = "delete it to fetch it again"
 _REPLACE = "replace it by a whole file in MNIST's format"
 
@@ -206,8 +209,27 @@ def _images(images: Path, labels: Path) -> Images:
 
 
 def _take(path: Path, positions: np.ndarray) -> np.ndarray:
-    images: np.ndarray = read_idx(path)[positions]
-    return images.reshape(len(positions), -1)
+    """Return some images of a file that was checked, (len(positions), pixels) uint8; the file is never whole in memory."""
+    order = np.argsort(positions)
+    ascending = positions[order]
+    with _open_idx(path) as stream:
+        axes = stream.read(4)[3]
+        size = math.prod(struct.unpack(f">{axes}I", stream.read(4 * axes))[1:])
+        found = np.empty((len(positions), size), np.uint8)
+        for first in range(0, int(ascending[-1]) + 1 if len(positions) else 0, _BLOCK):
+            block = stream.read(_BLOCK * size)
+            images = np.frombuffer(block, np.uint8, len(block) // size * size).reshape(-1, size)
+            if not len(images):
+                raise DataError(f"mnist: {path} has become shorter; {_REPLACE}")
+            begin, end = np.searchsorted(ascending, (first, first + len(images)))
+            found[order[begin:end]] = images[ascending[begin:end] - first]
+    return found
+
+
+def _open_idx(path: Path) -> IO[bytes]:
+    with path.open("rb") as stream:
+        zipped = stream.read(2) == _GZIP
+    return gzip.open(path) if zipped else path.open("rb")
 
 
 TASK = Task(
