@@ -22,6 +22,10 @@ ATTACKS: tuple[Attack, ...] = (
 )
 
 
+NAMED = ("refused", "the broker ends the connection", "the broker's access rules")
+"""Protections against attacks whose names say what they do."""
+
+
 def rows() -> list[tuple[str, str, str]]:
     """Name, what it does, what stops it."""
     thefts = [(one.name, one.does, "the broker's access rules") for one in THEFTS]
@@ -34,7 +38,7 @@ def markdown() -> str:
     stopped: dict[str, dict[str, list[str]]] = {}
     for name, does, stopped_by in rows():
         kind, _, rest = name.rpartition(": ")
-        about = "" if stopped_by.startswith("refused") else f" ({does})"  # there the name says it
+        about = "" if stopped_by.startswith(NAMED) else f" ({does})"
         stopped.setdefault(stopped_by, {}).setdefault(kind, []).append(rest + about)
     lines = ["| protection | attacks |", "|---|---|"]
     for protection, kinds in stopped.items():
