@@ -271,7 +271,7 @@ def walk_coordinator() -> dict[str, Walk]:
             metrics=None,
         )
         make_any: Any = make_link
-        ports = connection.Ports(link=make_any, chunk_bytes=lambda *_: CHUNK_BYTES, remember=lambda _: None)
+        ports = connection.Ports(link=make_any, chunk_bytes=lambda *_: CHUNK_BYTES)
         view: Any = SimpleNamespace(show=lambda _: None, say=lambda _: None)
         with profiler:
             run_execution.start_run(settings, view, ports)

@@ -50,10 +50,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What commands note in the home directory does not go into that of whoever runs the tests; no proxy is between them."""
+def _no_proxy() -> Iterator[None]:
+    """No proxy is between tests and their servers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         patch.setenv("no_proxy", "localhost,127.0.0.1,::1,[::1]")
         yield
 

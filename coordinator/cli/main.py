@@ -81,7 +81,6 @@ app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of an id, or: last.")]
 
-_SHOWN_PLACES = 3
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
@@ -302,12 +301,11 @@ def _view() -> RunView:
 def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
     """Open a registry for reading; print its path where it was found by default."""
     from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
-    from fedpatch.coordinator.storage.state_dirs import default, find, with_runs
+    from fedpatch.coordinator.storage.state_dirs import default, find
 
     found = find(state_dir, run)
     if state_dir is None and run in (None, LAST) and found != default():
-        others = [str(place) for place in with_runs() if place != found][:_SHOWN_PLACES]
-        say(f"in {found}" + (f"; --state-dir names another, such as {', '.join(others)}" if others else ""))
+        say(f"in {found}")
     return Registry(found / REGISTRY_FILE, readonly=True)
 
 

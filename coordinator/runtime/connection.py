@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -21,7 +20,6 @@ from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.state_dirs import remember
 from fedpatch.shared.app.signals import signals_told
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
@@ -60,7 +58,6 @@ class Ports:
         interrupts: Makes signals events of a queue.
         chunk_bytes: Returns the largest chunk that the broker accepts.
         prepare: Builds the model and the terms of a run.
-        remember: Notes a state directory for `fedpatch`'s other commands.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -74,7 +71,6 @@ class Ports:
     interrupts: Callable[[EventQueue], AbstractContextManager[None]] = interrupts_into
     chunk_bytes: Callable[[RunSettings, str], int] = find_chunk_bytes
     prepare: Callable[[RunSettings], Prepared] = prepare
-    remember: Callable[[Path], None] = remember
 
 
 REAL = Ports()

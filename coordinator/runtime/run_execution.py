@@ -124,7 +124,6 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
             with refusals_of(state_dir):
                 make_directory(state_dir)
             locks.enter_context(_fleet_lock(state_dir, settings.fleet))
-        ports.remember(state_dir)
         with Registry(state_dir / REGISTRY_FILE) as registry:
             registry.abandon_running(settings.fleet)
             run = registry.create_run(

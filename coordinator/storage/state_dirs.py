@@ -1,46 +1,19 @@
-"""Finds the state directory of a run: the one that is named, or one in which runs were started before.
-
-So `fedpatch show RUN` works after `fedpatch demo --out DIR` without a path. The paths of state directories are noted, the
-latest first, in `$XDG_STATE_HOME/fedpatch/state-dirs` (~/.local/state by default).
-"""
+"""Finds the state directory of a run: the one that is named, or one below the current directory."""
 
 from __future__ import annotations
 
-import logging
-import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.database import exists
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
-from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import StateError, UsageError
 
 DEMO_SUBDIRECTORY = "coordinator"
-MAX_NOTED = 50
-
-_SHOWN_MATCHES = 5
-
-_log = logging.getLogger("fedpatch.coordinator")
-
-
-def remember(state_dir: Path) -> None:
-    """Note a state directory; if the home directory cannot be written, nothing is noted.
-
-    If there are too many notes, missing directories are dropped first, so that temporary ones do not displace others.
-    """
-    latest = [str(state_dir.absolute())]
-    lines = latest + [line for line in _noted() if line not in latest]
-    if (excess := len(lines) - MAX_NOTED) > 0:
-        gone = [line for line in reversed(lines[1:]) if not _has_runs(Path(line))][:excess]
-        lines = [line for line in lines if line not in gone]
-    try:
-        _notes().parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(_notes(), "".join(f"{line}\n" for line in lines[:MAX_NOTED]).encode())
-    except (OSError, RuntimeError, UnicodeError) as error:
-        _log.debug("the state directory is not noted: %s", error)
+_DEMO_OUTS = ("demo-out", "fedpatch-demo")
+"""Directories of `make demo` and of `fedpatch demo`."""
 
 
 def default() -> Path:
@@ -48,13 +21,18 @@ def default() -> Path:
     return RunSettings.state_dir.absolute()
 
 
+def with_runs() -> list[Path]:
+    """Return the directories below the current one that have runs: the default, then those of demos."""
+    demos = [Path(out, DEMO_SUBDIRECTORY).absolute() for out in _DEMO_OUTS]
+    return [place for place in (default(), *demos) if _has_runs(place)]
+
+
 def find(named: Path | None, run: str | None = None) -> Path:
     """Return the state directory to read; it may not exist.
 
     Args:
         named: The directory of --state-dir, or the directory of a demo. It is used as it is.
-        run: Id of a run, or its beginning, that is searched in all noted directories. Without an id (None, "last") the result
-            is the default directory or, if that has no runs, the latest one with runs.
+        run: Id of a run, or its beginning. Without an id (None, "last") the result is the first directory with runs.
 
     Raises:
         UsageError: No directory has the run, or several runs match.
@@ -64,18 +42,9 @@ def find(named: Path | None, run: str | None = None) -> Path:
         inner = named / DEMO_SUBDIRECTORY
         return inner if not _has_runs(named) and _has_runs(inner) else named
     places = with_runs()
-    if not places:
-        return default()
-    return places[0] if run in (None, LAST) else _place_of(str(run), places)
-
-
-def with_runs() -> list[Path]:
-    """Return the directories with runs: the default one, then the noted ones, the latest first.
-
-    A noted directory that belongs to another user by now is left out.
-    """
-    noted = [place for place in map(Path, _noted()) if _is_own(place)]
-    return [place for place in dict.fromkeys((default(), *noted)) if _has_runs(place)]
+    if len(places) < 2 or run in (None, LAST):
+        return places[0] if places else default()
+    return _place_of(str(run), places)
 
 
 def find_to_resume(named: Path | None, run: str) -> Path:
@@ -96,50 +65,22 @@ def find_to_resume(named: Path | None, run: str) -> Path:
 def _place_of(run: str, places: Sequence[Path]) -> Path:
     """Return the directory that has the run of that id, or the only run whose id begins so."""
     matches: dict[str, Path] = {}
-    damaged = []
     for place in places:
         try:
             with Registry(place / REGISTRY_FILE, readonly=True) as registry:
-                ids = [info.id for info in registry.runs()]
-        except (StateError, UsageError):  # one that is damaged, or gone by now, hides no other
-            damaged.append(place)
+                matches |= {info.id: place for info in registry.runs() if run and info.id.startswith(run)}
+        except (StateError, UsageError):  # one that is damaged hides no other
             continue
-        if run in ids:
-            return place
-        for one in ids:
-            if run and one.startswith(run):
-                matches.setdefault(one, place)
+    if run in matches:
+        return matches[run]
     if len(matches) > 1:
-        shown = ", ".join(f"{one} in {place}" for one, place in list(matches.items())[:_SHOWN_MATCHES])
+        shown = ", ".join(f"{one} in {place}" for one, place in matches.items())
         raise UsageError(f"run {run!r} could be any of {shown}; write more of the id, or name one with --state-dir")
     if not matches:
-        searched = ", ".join(str(place) for place in places if place not in damaged) or "nothing"
-        unread = f"; cannot be read: {', '.join(map(str, damaged))}" if damaged else ""
-        raise UsageError(
-            f"unknown run {run!r} (searched: {searched}{unread}); `fedpatch runs --state-dir PATH` lists those in PATH"
-        )
+        searched = ", ".join(map(str, places))
+        raise UsageError(f"unknown run {run!r} (searched: {searched}); --state-dir names another directory")
     return next(iter(matches.values()))
 
 
 def _has_runs(place: Path) -> bool:
     return exists(place / REGISTRY_FILE)
-
-
-def _is_own(place: Path) -> bool:
-    try:
-        return place.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _notes() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "fedpatch" / "state-dirs"
-
-
-def _noted() -> Iterator[str]:
-    try:
-        text = _notes().read_text(encoding="utf-8", errors="replace")
-    except (OSError, RuntimeError):
-        return
-    yield from (line for line in text.splitlines() if line.startswith("/"))

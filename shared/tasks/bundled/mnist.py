@@ -17,8 +17,9 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -226,7 +227,7 @@ def _take(path: Path, positions: np.ndarray) -> np.ndarray:
     return found
 
 
-def _open_idx(path: Path) -> IO[bytes]:
+def _open_idx(path: Path) -> gzip.GzipFile | BufferedReader:
     with path.open("rb") as stream:
         zipped = stream.read(2) == _GZIP
     return gzip.open(path) if zipped else path.open("rb")

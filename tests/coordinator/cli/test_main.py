@@ -18,7 +18,6 @@ import pytest
 from fedpatch.coordinator.aggregation.strategies import STRATEGIES
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.state_dirs import remember
 from tests.coordinator.device_sightings import seen
 from tests.support.programs import Ended, install
 
@@ -69,11 +68,12 @@ def state_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def elsewhere(state_dir: Path, tmp_path_factory, monkeypatch) -> Path:
-    """The same, noted as the latest, seen from an empty directory."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("home")))
-    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
-    remember(state_dir)
-    return state_dir
+    """The same, as the state directory of a demo in the current directory."""
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    copied: Path = here / "demo-out" / "coordinator"
+    shutil.copytree(state_dir, copied)
+    return copied
 
 
 def _first_run(state_dir: Path) -> str:
@@ -147,7 +147,7 @@ def test_state_directory_may_come_from_the_environment(fedpatch, state_dir, monk
 
 
 @pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",)])
-def test_default_state_directory_is_the_latest_and_printed_on_stderr(fedpatch, elsewhere, argv):
+def test_state_directory_of_demo_is_read_and_printed_on_stderr(fedpatch, elsewhere, argv):
     """Where the current directory has no runs."""
     ended = fedpatch(*argv, "--json")
     assert (ended.code, ended.err) == (0, f"in {elsewhere}\n")
@@ -155,13 +155,9 @@ def test_default_state_directory_is_the_latest_and_printed_on_stderr(fedpatch, e
     assert fedpatch("show", _first_run(elsewhere)).err == ""
 
 
-def test_other_state_directories_are_named_on_stderr(fedpatch, elsewhere, tmp_path):
-    """One is shown."""
-    other = tmp_path / "other"
-    other.mkdir()
-    shutil.copy(elsewhere / REGISTRY_FILE, other)
-    remember(other)
-    assert fedpatch("runs").err == f"in {other}; --state-dir names another, such as {elsewhere}\n"
+def test_default_state_directory_comes_before_the_demos_and_is_not_printed(fedpatch, elsewhere):
+    shutil.copytree(elsewhere, elsewhere.parents[1] / "fedpatch-state")
+    assert fedpatch("runs").err == ""
 
 
 def test_resume_last_needs_the_state_directory(fedpatch, elsewhere):

@@ -191,7 +191,6 @@ class SimulatedCoordinator:
             interrupts=self._at_work,
             chunk_bytes=lambda settings, boot: world.chunk_bytes,
             prepare=lambda settings: prepared(),
-            remember=lambda directory: None,
             **parts,
         )
 
