@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, StoreUpdate
+from fedpatch.coordinator.rounds.round_messages import ActiveRound
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
@@ -19,7 +20,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
-from tests.support.specs import model, report, run_spec, said, there, told, update
+from tests.support.specs import gone, model, report, run_spec, said, there, told, update
 
 BLOB = b"u" * 350
 DIGEST = update(BLOB).digest
@@ -36,10 +37,33 @@ def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any
 def asking(devices: str = "ab", **changes: Any) -> Engine:
     """An engine whose first round has invited these devices."""
     made = engine(devices=len(devices), **changes)
-    for device in devices:
-        made.handle(DevicePresence(device, there()), 0.0)
+    join(made, devices)
     made.handle(ModelPublished(model()), 0.0)
     return made
+
+
+def join(made: Engine, devices: Iterable[str], now: float = 0.0, boot: str = "b1") -> None:
+    """Devices come online."""
+    for device in devices:
+        made.handle(DevicePresence(device, there(boot)), now)
+
+
+def leave(made: Engine, devices: Iterable[str], now: float) -> None:
+    """Devices go offline."""
+    for device in devices:
+        made.handle(DevicePresence(device, gone()), now)
+
+
+def current(made: Engine) -> ActiveRound:
+    """The open round."""
+    assert made.open is not None
+    return made.open
+
+
+def end_of(effects: Iterable[Effect]) -> EndRun:
+    """The only end of the run among these effects."""
+    [end] = [effect for effect in effects if isinstance(effect, EndRun)]
+    return end
 
 
 def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 1, **changes: Any) -> list[Effect]:

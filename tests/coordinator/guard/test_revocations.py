@@ -15,7 +15,6 @@ from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, Ro
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
-    DevicePresence,
     DevicesRevoked,
     ModelPublished,
     RunStarted,
@@ -23,7 +22,7 @@ from fedpatch.coordinator.rounds.run_events import (
 )
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
-from tests.coordinator.engines import engine, send
+from tests.coordinator.engines import current, engine, join, send
 from tests.support.specs import model, run_spec, there
 
 WORDS = logging.getLogger("fedpatch.coordinator").name
@@ -43,8 +42,7 @@ def started(devices: str = "ab") -> Engine:
     """An engine whose devices are there, in the middle of a round."""
     made = engine(devices=len(devices))
     made.handle(RunStarted(), 0.0)
-    for device in devices:
-        made.handle(DevicePresence(device, there()), 0.0)
+    join(made, devices)
     return made
 
 
@@ -89,9 +87,8 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
     assert CountEvent("a", "failed", "revoked") in poll(revocations, run, 2.0)
-    assert run.open is not None
-    assert run.open.round.participants["a"].state is State.FAILED
-    assert run.open.round.participants["b"].state is not State.FAILED
+    assert current(run).round.participants["a"].state is State.FAILED
+    assert current(run).round.participants["b"].state is not State.FAILED
 
 
 def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: Path):
@@ -104,8 +101,7 @@ def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: P
     assert poll(revocations, run, 0.0) == []
     run.handle(ModelPublished(model()), 0.0)
     assert poll(revocations, run, 1.0) == [CountEvent("a", "failed", "revoked")]
-    assert run.open is not None
-    states = {device: one.state for device, one in run.open.round.participants.items()}
+    states = {device: one.state for device, one in current(run).round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
     assert poll(revocations, run, 2.0) == []
 

@@ -15,7 +15,7 @@ from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_p
 from fedpatch.shared.wire.messages import Accept, CoordinatorState, Envelope, Progress
 from fedpatch.shared.wire.reason_codes import JobPhase
 from fedpatch.shared.wire.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
-from tests.coordinator.engines import BLOB, asking, engine, report_of, send
+from tests.coordinator.engines import BLOB, asking, current, engine, report_of, send
 from tests.coordinator.observability.statuses import collecting, fleet, passed_on, record, text_of, waiting
 from tests.shared.arbitrary_messages import of_message
 from tests.support.specs import model, there
@@ -62,8 +62,7 @@ class TestStatusMessage:
         send(made, "b", Accept(10))
         status = status_message(made, 8.0).status
         assert (status.round_bytes_down, status.round_bytes_up) == (model().size_bytes, len(BLOB))
-        assert made.open is not None
-        assert made.open.record("aggregated").bytes_up == status.round_bytes_up
+        assert current(made).record("aggregated").bytes_up == status.round_bytes_up
 
     def test_expected_time_is_that_of_earlier_rounds(self):
         """None in the first round."""

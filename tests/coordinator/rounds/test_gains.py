@@ -24,7 +24,6 @@ def report(before, alone, after=None):
 
 
 def test_figures_of_reports_count_devices_with_both_measures():
-    """Figures of reports count devices with both measures."""
     found = figures(
         [report(0.5, 0.7, 0.8), report(0.9, 0.8, 0.9), report(0.5, 0.5, 0.5), report(None, 0.5), report(0.5, None)],
         MetricTerms(),
@@ -41,29 +40,25 @@ def test_figures_of_reports_count_devices_with_both_measures():
     )
 
 
-def test_figures_of_an_error_measure_are_the_other_way_round():
-    """Figures of an error measure are the other way round."""
+def test_figures_of_an_error_measure_count_lower_as_better():
     found = figures([report(0.2, 0.5)], MetricTerms("mse", "min"))
     assert found["gaining"] == 1.0
     assert found["gain"] == pytest.approx(0.3)
 
 
 def test_figures_without_a_measure_are_empty_and_no_loss():
-    """Figures without a measure are empty and no loss."""
     assert figures([REPORT], MetricTerms()) == {}
     assert not fleet_loses({})
     assert loss_warning([RECORD]) == ""
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
-def test_a_fleet_in_which_everybody_gains_or_is_equal_never_loses(pairs):
-    """A fleet in which everybody gains or is equal never loses."""
+def test_fleet_without_a_losing_device_never_loses(pairs):
     reports = [report(max(pair), min(pair)) for pair in pairs]
     assert not fleet_loses(figures(reports, MetricTerms()))
 
 
 def test_the_warning_follows_the_last_measure_and_names_the_remedy():
-    """The warning follows the last measure and names the remedy."""
     loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
     gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
     warning = loss_warning([RECORD, loses, replace(RECORD, round=11)])
@@ -76,8 +71,7 @@ def test_the_warning_follows_the_last_measure_and_names_the_remedy():
     assert RoundRecord.from_dict(loses.to_dict()) == loses
 
 
-def test_a_measure_is_asked_for_every_n_rounds_but_never_in_the_first():
-    """A measure is asked for every n rounds but never in the first."""
+def test_measure_is_requested_every_n_rounds_but_not_in_the_first():
     assert [n for n in range(1, 31) if measures_independent(10, n)] == [10, 20, 30]
     assert [n for n in range(1, 4) if measures_independent(1, n)] == [2, 3]
     assert not any(measures_independent(0, n) for n in range(1, 31))

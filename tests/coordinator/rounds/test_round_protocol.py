@@ -34,15 +34,13 @@ def asked(effects) -> list[str]:
 
 class TestInvitations:
     def test_state_all_terms(self):
-        """Task schema, plan, model, and how the update is to travel; each device is counted as invited."""
         bench = Bench("ab", deadline_s=300.0)
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]
         terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
         request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
         assert told(bench.begun) == [("a", request), ("b", request)]
 
-    def test_are_repeated_until_they_are_answered(self):
-        """Whoever has not answered is asked again, with what is left of the time."""
+    def test_unanswered_invitations_are_repeated_with_the_time_that_is_left(self):
         bench = Bench("abc")
         bench.hear("a", Accept(10))
         bench.hear("b", Decline(DeclineReason.UNWILLING))
@@ -54,8 +52,7 @@ class TestInvitations:
         bench.hear("c", Accept(10))
         assert bench.open.tick(2 * REINVITE_S) == []
 
-    def test_leave_no_more_time_than_the_run_has(self):
-        """The time limit of the run is the deadline of its last round."""
+    def test_deadline_is_limited_by_the_time_limit_of_the_run(self):
         bench = Bench("a", limit_s=40.0)
         [(_, request)] = told(bench.begun)
         assert isinstance(request, WorkRequest)
@@ -65,8 +62,7 @@ class TestInvitations:
 
 
 class TestAnswers:
-    def test_accepting_counts_once(self):
-        """A repeated acceptance is no other device."""
+    def test_repeated_acceptance_counts_once(self):
         bench = Bench("ab")
         assert counted(bench.hear("a", Accept(10), Accept(10))) == [("a", "accepted", "")]
 
@@ -74,27 +70,24 @@ class TestAnswers:
         "body", [Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.DOWNLOADING, 0, 1), Offer(update())], ids=str
     )
     def test_a_sign_of_work_counts_as_accepting(self, body):
-        """Whoever works has accepted, also where the word itself was lost or overtaken."""
+        """The acceptance itself may be lost or arrive later."""
         bench = Bench("ab")
         assert counted(bench.hear("a", body, Accept(10))) == [("a", "accepted", "")]
         assert bench.open.round.accepted() == ["a"]
 
-    def test_accepting_again_after_a_restart_is_no_other_acceptance(self):
-        """One invitation has one acceptance in the books."""
+    def test_acceptance_after_a_restart_is_not_counted_again(self):
         bench = Bench("ab").accept_all()
         bench.see("a", there("b2"))
         assert counted(bench.hear("a", Accept(10))) == []
 
-    def test_progress_is_a_fraction(self):
-        """It is kept for the view, whatever a device claims."""
+    def test_progress_is_kept_as_a_fraction_of_at_most_one(self):
         bench = Bench("ab").accept_all()
         for done, total, fraction in ((1, 4, 0.25), (9, 4, 1.0), (0, 0, 1.0)):
             bench.hear("a", Progress(JobPhase.TRAINING, done, total))
             assert bench.fleet.members["a"].progress == fraction
         assert bench.state("a") is State.TRAINING
 
-    def test_declining_counts_once(self):
-        """With the reason; or the owner's condition, where one is named."""
+    def test_repeated_decline_counts_once_with_its_reason_or_condition(self):
         bench = Bench("ab")
         decline = Decline(DeclineReason.SCHEMA_MISMATCH, "why")
         assert counted(bench.hear("a", decline, decline)) == [("a", "declined", "schema_mismatch")]
@@ -102,8 +95,7 @@ class TestAnswers:
         assert counted(bench.hear("b", hot)) == [("b", "declined", "too_hot")]
         assert bench.open.round.reasons(State.DECLINED) == {"schema_mismatch": 1, "too_hot": 1}
 
-    def test_giving_up_counts_once(self):
-        """With its reason."""
+    def test_repeated_failure_counts_once_with_its_reason_or_condition(self):
         bench = Bench("ab").accept_all()
         failed = Failed(FailReason.TRAINING)
         assert counted(bench.hear("a", failed, failed)) == [("a", "failed", "training")]
@@ -111,8 +103,7 @@ class TestAnswers:
         abandoned = Failed(FailReason.UNWILLING, Condition.PAUSED)
         assert counted(Bench("ab").accept_all().hear("b", abandoned)) == [("b", "failed", "paused")]
 
-    def test_what_only_a_coordinator_says_is_nothing(self):
-        """A device that speaks out of its part is not answered."""
+    def test_messages_of_a_coordinator_are_ignored(self):
         assert Bench().hear("a", Cancel("late"), Ack(update().digest, b"")) == []
 
     @pytest.mark.parametrize(
@@ -122,7 +113,7 @@ class TestAnswers:
     )
     @pytest.mark.parametrize("end", ["late", "failed", "declined"])
     def test_work_of_a_device_that_is_out_is_cancelled(self, body, end):
-        """Whatever shows that a device works on after the round went on without it."""
+        """Messages of work: the round went on without the device."""
         bench = Bench("abc", quorum=0.1)
         bench.hear("b", Accept(10))
         bench.lose("a", end)
@@ -134,12 +125,10 @@ class TestMissingChunks:
         """Asks for these chunks of the model."""
         return Need(model().digest, Bitmap(3, indices).to_bytes())
 
-    def test_are_published_again(self):
-        """Those that are asked for, and no others."""
+    def test_requested_chunks_are_published_again(self):
         assert Bench().hear("a", self.need(0, 2)) == [ResendChunks(model().digest, (0, 2))]
 
-    def test_of_another_model_are_not(self):
-        """Nor nonsense, nor nothing."""
+    def test_requests_for_another_model_or_no_chunk_are_ignored(self):
         nonsense = (Need("00" * 32, b"\x01"), Need(model().digest, b"\xff"), self.need())
         assert Bench().hear("a", *nonsense) == []
 
@@ -149,14 +138,12 @@ class TestPresence:
         """What a device says it is on."""
         return JobStatus(RUN, epoch, round_number, phase)
 
-    def test_of_strangers_is_nothing(self):
-        """A device that was not invited plays no part in this round."""
+    def test_presence_of_a_device_that_was_not_invited_is_ignored(self):
         bench = Bench("a")
         assert bench.see("z", there()) == []
         assert bench.see("z", gone()) == []
 
     def test_a_device_that_vanishes_is_lost_once(self):
-        """Its last will is counted, a second copy is not."""
         bench = Bench("ab").accept_all()
         assert counted(bench.see("a", gone()) + bench.see("a", gone())) == [("a", "lost", "")]
         assert bench.state("a") is State.LOST
@@ -170,14 +157,13 @@ class TestPresence:
         ],
     )
     def test_a_device_that_comes_back_with_its_job_goes_on(self, phase, state):
-        """Same start, same job: it is where it says it is."""
         bench = Bench("ab").accept_all()
         bench.see("a", gone())
         bench.see("a", there(job=self.job(phase)))
         assert bench.state("a") is state
 
     def test_a_device_that_restarted_is_asked_again(self):
-        """It has forgotten what it was doing."""
+        """It has lost its work."""
         bench = Bench("ab").accept_all()
         bench.hear("a", Progress(JobPhase.TRAINING, 1, 2))
         assert asked(bench.see("a", there("b2"))) == ["a"]
@@ -185,13 +171,12 @@ class TestPresence:
         assert bench.open.next_deadline() == REINVITE_S
 
     def test_a_device_that_restarted_with_its_update_goes_on(self):
-        """What it had finished before it was switched off is not lost."""
         bench = Bench("ab").accept_all()
         bench.see("a", there("b2", job=self.job(JobPhase.UPLOADING)))
         assert bench.state("a") is State.UPLOADING
 
     def test_a_device_that_is_back_without_its_job_is_asked_again(self):
-        """As is one whose connection broke before the request came through."""
+        """Also where the connection broke before the request came through."""
         bench = Bench("abc")
         bench.hear("a", Accept(10))
         bench.see("b", gone())
@@ -202,7 +187,7 @@ class TestPresence:
     @pytest.mark.parametrize("phase", list(JobPhase))
     @pytest.mark.parametrize("other", [{"epoch": 0}, {"round_number": 7}], ids=str)
     def test_a_device_on_another_job_is_asked_until_it_answers(self, phase, other):
-        """The same round before the coordinator's restart is another job, too; a newer request replaces it."""
+        """The same round before the coordinator's restart is another job, too."""
         bench = Bench("ab").accept_all()
         assert asked(bench.see("a", there(job=self.job(phase, **other)))) == ["a"]
         assert asked(bench.open.tick(5.0)) == asked(bench.open.tick(8.0)) == ["a"]
@@ -210,7 +195,7 @@ class TestPresence:
         assert asked(bench.open.tick(11.0)) == []
 
     def test_a_presence_that_is_older_than_the_job_stops_no_upload(self):
-        """The broker tells retained presence again when the coordinator reconnects; the device goes on sending."""
+        """The broker sends retained presence again when the coordinator reconnects."""
         bench = Bench("ab").accept_all()
         bench.hear("a", Offer(update()))
         bench.see("a", there())
@@ -218,16 +203,14 @@ class TestPresence:
         bench.open.stored("a", update().digest, report(), 3.0)
         assert bench.state("a") is State.REPORTED
 
-    def test_a_device_that_has_reported_is_left_alone(self):
-        """Neither a restart nor a will undoes its report."""
+    def test_restart_or_will_after_the_report_changes_nothing(self):
         bench = Bench("ab").accept_all()
         bench.upload("a")
         bench.open.stored("a", update().digest, report(), 3.0)
         assert bench.see("a", gone()) + bench.see("a", there("b2")) + bench.see("a", there("b2")) == []
         assert bench.state("a") is State.REPORTED
 
-    def test_an_upload_survives_a_broken_connection(self):
-        """What had arrived need not be sent again."""
+    def test_upload_goes_on_after_a_broken_connection(self):
         bench = Bench("ab").accept_all()
         bench.hear("a", Offer(update()))
         bench.open.on_chunk("a", cut(BLOB, update(), 2), 2.0)
@@ -235,8 +218,7 @@ class TestPresence:
         bench.see("a", there(job=self.job(JobPhase.UPLOADING)))
         assert told(bench.hear("a", Offer(update()))) == [("a", Grant(update().digest, 4, b"\x04"))]
 
-    def test_a_device_that_went_away_for_too_long_is_given_up(self):
-        """After `rejoin_s` the round goes on, and what the device then does is cancelled."""
+    def test_device_away_longer_than_rejoin_s_fails_and_is_cancelled(self):
         bench = Bench("ab", rejoin_s=30.0, quorum=0.5).accept_all()
         bench.see("a", gone(), now=5.0)
         bench.open.tick(35.0)
@@ -244,8 +226,7 @@ class TestPresence:
         assert bench.see("a", there(job=self.job(JobPhase.TRAINING)), now=36.0) == []
         assert told(bench.hear("a", Progress(JobPhase.TRAINING, 1, 2), now=37.0)) == [("a", Cancel("failed"))]
 
-    def test_after_the_round_is_nothing(self):
-        """Nobody is asked when collecting is over."""
+    def test_presence_after_collecting_is_ignored(self):
         bench = Bench("ab", min_cohort=2)
         bench.open.tick(10.0)
         assert bench.open.round.phase is Phase.FAILED

@@ -40,8 +40,7 @@ def refusal(effects) -> Refused:
 
 
 class TestOffers:
-    def test_are_granted_while_slots_are_free(self):
-        """The others are told when to come back, and are called when it is their turn."""
+    def test_offers_are_granted_while_slots_are_free(self):
         bench = Bench("abc", upload_slots=2).accept_all()
         answers = [told(bench.hear(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
         assert [type(answer) for answer in answers] == [Grant, Grant, RetryAfter]
@@ -49,8 +48,7 @@ class TestOffers:
         bench.hear("a", Failed(FailReason.TRAINING))
         assert told(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
 
-    def test_take_the_slot_of_a_silent_device(self):
-        """The round wakes up for that."""
+    def test_offer_takes_the_slot_of_a_silent_device(self):
         bench = Bench("ab", upload_slots=1).accept_all()
         bench.hear("a", Offer(update(b"a" * 350)))
         bench.hear("b", Offer(update(b"b" * 350)))
@@ -69,8 +67,7 @@ class TestOffers:
         ],
         ids=str,
     )
-    def test_that_cannot_be_are_refused(self, changes, reason):
-        """Before a byte of them is taken."""
+    def test_impossible_offers_are_refused(self, changes, reason):
         bench = Bench("ab").accept_all()
         manifest: Manifest = replace(update(), **changes)
         effects = bench.hear("a", Offer(manifest))
@@ -80,8 +77,7 @@ class TestOffers:
         assert bench.chunks("a") == []
 
     @pytest.mark.parametrize("end", ["declined", "failed", "late"])
-    def test_of_a_device_that_is_out_are_refused_as_late(self, end):
-        """Its update has no place in this round any more."""
+    def test_offers_of_a_device_that_is_out_are_refused_as_late(self, end):
         bench = Bench("abc", quorum=0.1)
         bench.hear("b", Accept(10))
         bench.lose("a", end)
@@ -91,8 +87,7 @@ class TestOffers:
 
 
 class TestUpdates:
-    def test_are_stored_before_they_are_committed(self):
-        """The last chunk asks for storage, and says nothing to the device yet."""
+    def test_updates_are_stored_before_they_are_committed(self):
         bench = Bench("ab").accept_all()
         assert bench.upload("a")[-1] == StoreUpdate(1, "a", update(), BLOB)
         assert bench.state("a") is State.UPLOADING
@@ -101,15 +96,13 @@ class TestUpdates:
         assert counted(effects) == [("a", "reported", "")]
         assert bench.state("a") is State.REPORTED
 
-    def test_are_acknowledged_on_the_way(self):
-        """And chunks of nobody are not."""
+    def test_chunks_are_acknowledged_if_they_were_offered(self):
         bench = Bench("ab", upload_window=4).accept_all()
         bench.hear("a", Offer(update()))
         assert told(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
         assert bench.open.on_chunk("b", cut(BLOB, update(), 1), 2.0) == []
 
-    def test_that_are_committed_are_committed_again(self):
-        """The device did not hear it; it still counts once."""
+    def test_offer_of_a_committed_update_is_committed_again_and_counts_once(self):
         bench = Bench("ab").accept_all()
         bench.upload("a")
         bench.open.stored("a", DIGEST, report(), 3.0)
@@ -118,15 +111,13 @@ class TestUpdates:
         assert (told(again), counted(again)) == ([("a", Committed(DIGEST))], [])
         assert len(bench.open.reports) == 1
 
-    def test_of_a_device_that_has_reported_are_refused(self):
-        """One update per device and round."""
+    def test_second_update_of_a_device_is_refused(self):
         bench = Bench("ab").accept_all()
         bench.upload("a")
         bench.open.stored("a", DIGEST, report(), 3.0)
         assert refusal(bench.hear("a", Offer(update(b"other")))).reason is RefuseReason.ALREADY_COMMITTED
 
-    def test_whose_bytes_are_others_are_refused(self):
-        """The SHA-256 of the whole is the announced one, or nothing is stored."""
+    def test_update_with_another_digest_is_refused_and_not_stored(self):
         bench = Bench("ab").accept_all()
         bench.hear("a", Offer(update()))
         parts = [cut(BLOB, update(), index) for index in range(3)]
@@ -136,8 +127,7 @@ class TestUpdates:
         assert told(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
         assert bench.state("a") is State.FAILED
 
-    def test_that_are_not_acceptable_fail_the_device(self):
-        """The reason is told, cut to what a message holds, and counted."""
+    def test_rejected_update_fails_the_device_and_counts_the_reason(self):
         bench = Bench("ab", quorum=0.5).accept_all()
         bench.upload("a")
         effects = bench.open.refuse("a", DIGEST, RefuseReason.NOT_FINITE, "x" * 900, 3.0)
@@ -145,8 +135,8 @@ class TestUpdates:
         assert counted(effects) == [("a", "refused", "not_finite")]
         assert bench.open.round.reasons(State.FAILED) == {"not_finite": 1}
 
-    def test_that_come_after_the_end_are_not_promised_anything(self):
-        """What cannot count any more is refused, though it lies on the disk: `committed` is a promise."""
+    def test_update_stored_after_the_end_is_refused(self):
+        """`committed` is a promise that the update counts."""
         bench = Bench("ab", grace_s=20.0, quorum=0.5).accept_all()
         bench.upload("a")
         bench.upload("b", b"b" * 350)
@@ -159,8 +149,7 @@ class TestUpdates:
 
 
 class TestEnd:
-    def test_tells_those_who_are_late(self):
-        """And forgets what they had begun to upload."""
+    def test_late_devices_are_cancelled_and_their_uploads_dropped(self):
         bench = Bench("abc", quorum=0.3, grace_s=5.0).accept_all()
         bench.hear("b", Offer(update(b"b" * 350)))
         bench.upload("a")
@@ -170,8 +159,7 @@ class TestEnd:
         assert bench.chunks("b", b"b" * 350) == []
         assert bench.open.next_deadline() is None
 
-    def test_record_has_it_all(self):
-        """Who was asked, what became of them, what it cost."""
+    def test_record_counts_devices_reasons_and_bytes(self):
         bench = Bench("abcdef", quorum=0.4, recruit_deadline_s=10.0, grace_s=5.0)
         for device in "abcd":
             bench.hear(device, Accept(10))
@@ -195,8 +183,7 @@ class TestEnd:
         assert record.failures == {"training": 1, "not_finite": 1}
         assert record.refused == {"not_finite": 1}
 
-    def test_record_of_a_round_without_measurements_has_none(self):
-        """Devices that do not count leave no number, not a wrong one."""
+    def test_record_without_measurements_has_no_user_accuracy(self):
         bench = Bench("ab").accept_all()
         bench.upload("a")
         bench.open.stored("a", DIGEST, report(None), 3.0)
@@ -207,8 +194,7 @@ class TestEnd:
 class TestCountedOut:
     """A device that the round has counted out, and what still arrives from it."""
 
-    def test_chunks_of_a_device_that_was_lost_are_not_taken(self):
-        """Its last chunk may come when it has long been given up; nothing of it may reach the disk."""
+    def test_chunks_of_a_device_that_was_given_up_are_ignored(self):
         bench = Bench("abc", quorum=0.1, rejoin_s=5.0).accept_all()
         bench.hear("a", Offer(update()))
         manifest = update()
@@ -220,8 +206,7 @@ class TestCountedOut:
         assert bench.state("a") is State.FAILED
         assert bench.open.on_chunk("a", parts[-1], 9.0) == []
 
-    def test_a_device_that_declines_after_all_gives_its_slot_back(self):
-        """Whoever waits is served."""
+    def test_device_that_declines_after_its_offer_frees_its_slot(self):
         bench = Bench("abc", upload_slots=1).accept_all()
         bench.hear("a", Offer(update()))
         bench.hear("b", Offer(update(b"v" * 350)))
@@ -231,7 +216,6 @@ class TestCountedOut:
 
 
 def test_chunks_that_several_devices_miss_are_published_once():
-    """Whoever asks gets what all get, so the others need not ask for the same again."""
     bench = Bench("abc").accept_all()
     need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
     asked = [bench.hear(device, need, now=2.0) for device in "abc"]
@@ -240,7 +224,7 @@ def test_chunks_that_several_devices_miss_are_published_once():
 
 
 def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
-    """A thousand devices take a broker seconds; with fewer that wait it is sooner done, and then whoever asks is served."""
+    """A thousand devices take a broker seconds; fewer waiting devices take less."""
     large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
     need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
     takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
@@ -252,7 +236,6 @@ def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
 
 
 def test_a_bitmap_that_fits_no_chunks_of_the_model_asks_for_nothing():
-    """A device may send any bytes: too few, too many, or those of another model."""
     repairs = ChunkResender(model())
     for missing in (b"", b"\xff", b"\xff" * 9):
         assert repairs.due(Need(model().digest, missing), 100.0) == ()

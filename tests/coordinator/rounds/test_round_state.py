@@ -92,8 +92,7 @@ def collecting(phase: Phase) -> bool:
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s in State for e in Event], ids=str)
-def test_each_event_in_each_state(state, event):
-    """Every pair of state and event leads where the grid says, and `handle` tells whether that is somewhere else."""
+def test_each_event_in_each_state_leads_where_the_grid_says(state, event):
     current = begun(policy=RoundPolicy(9, 1, 0.2, 50.0, 100.0, 20.0, 15.0))
     current.participants["a"].state = state
     moved = current.handle("a", event, 1.0, "why")
@@ -104,7 +103,7 @@ def test_each_event_in_each_state(state, event):
 
 @given(policies(), STEPS)
 def test_any_round_is_over_in_time(policy, steps):
-    """However events come, nothing is awaited after the deadline and the grace time, once it is looked at."""
+    """Nothing is awaited after the deadline and the grace time."""
     current, now = begun(100.3, policy=policy), 100.3
     for wait_s, device, event in steps:
         now += wait_s
@@ -116,7 +115,7 @@ def test_any_round_is_over_in_time(policy, steps):
 
 @given(policies(), STEPS)
 def test_deadlines_lead_to_the_end(policy, steps):
-    """Woken at `next_deadline` and at no other time, a round comes to its end, and each waking has an effect."""
+    """Woken at `next_deadline` only, a round comes to its end, and each waking has an effect."""
     current, now = begun(100.3, policy=policy), 100.3
     for wait_s, device, event in steps:
         now += wait_s
@@ -136,7 +135,6 @@ def test_deadlines_lead_to_the_end(policy, steps):
 )
 @given(policies(), STEPS, st.floats(0, 1))
 def test_nothing_happens_before_the_next_deadline(policy, steps, fraction):
-    """A tick before `next_deadline` finds nothing to do, so nobody has to look earlier."""
     current, now = begun(policy=policy), 0.0
     for wait_s, device, event in steps:
         now += wait_s
@@ -151,7 +149,7 @@ def test_nothing_happens_before_the_next_deadline(policy, steps, fraction):
 
 @given(policies(), STEPS)
 def test_no_device_counts_twice(policy, steps):
-    """What is reported, declined, failed or late stays so, and a closed round has its quorum."""
+    """A final state stays, and a closed round has its quorum."""
     current, now = begun(policy=policy), 0.0
     final: dict[str, State] = {}
     for wait_s, device, event in steps:
@@ -170,7 +168,6 @@ def test_no_device_counts_twice(policy, steps):
 
 @given(policies(), STEPS)
 def test_devices_are_counted_as_they_are(policy, steps):
-    """What is kept for the sake of large fleets says the same as the participants themselves."""
     current, now = begun(policy=policy), 0.0
     for wait_s, device, event in steps:
         now += wait_s
@@ -182,8 +179,7 @@ def test_devices_are_counted_as_they_are(policy, steps):
 
 
 @given(policies(), STEPS, st.floats(0, 50), st.booleans())
-def test_parts_add_up_to_the_time_of_the_round(policy, steps, aggregate_s, finished):
-    """The seconds of all phases are the seconds of the round, and none is negative."""
+def test_phases_add_up_to_the_time_of_the_round(policy, steps, aggregate_s, finished):
     current, now = Round(1, policy, 7.0), 9.5
     current.begin(DEVICES, now)
     for wait_s, device, event in steps:
@@ -204,8 +200,7 @@ def test_parts_add_up_to_the_time_of_the_round(policy, steps, aggregate_s, finis
 
 
 @given(policies(), STEPS)
-def test_illegal_driving_changes_nothing(policy, steps):
-    """What the program may not do now raises IllegalTransition and leaves the round exactly as it was."""
+def test_illegal_calls_raise_and_change_nothing(policy, steps):
     current, now = Round(1, policy, 0.0), 0.0
     with pytest.raises(IllegalTransition, match="selecting"):
         current.finish(0.0)
@@ -225,8 +220,7 @@ def test_illegal_driving_changes_nothing(policy, steps):
         assert insides(current) == before
 
 
-def test_before_it_begins_nothing_is_awaited():
-    """While devices are selected there is no deadline, and events have no effect."""
+def test_round_before_it_begins_ignores_events_and_time():
     current = Round(3, POLICY, 5.0)
     assert current.next_deadline() is None
     assert not current.handle("a", Event.ACCEPT, 6.0)
@@ -234,8 +228,7 @@ def test_before_it_begins_nothing_is_awaited():
     assert current.phase is Phase.SELECTING
 
 
-def test_time_before_the_invitation_is_the_selections():
-    """A round that is given up before anybody was asked spent its time, but on no device."""
+def test_round_abandoned_before_it_begins_spent_its_time_on_selection():
     current = Round(3, POLICY, 5.0)
     current.abandon(8.0, "interrupted")
     assert (current.phase, current.failure) == (Phase.FAILED, "interrupted")

@@ -35,59 +35,50 @@ def collecting(**changes) -> Round:
 
 
 class TestRecruiting:
-    def test_ends_when_everybody_has_answered(self):
-        """Nobody is waited for who said no."""
+    def test_recruiting_ends_when_all_have_answered(self):
         current = play(begun(quorum=0.5), 1.0, "a:accept", "b:decline", "c:accept")
         assert current.phase is Phase.RECRUITING
         assert play(current, 2.0, "d:decline").phase is Phase.COLLECTING
         assert current.reasons(State.DECLINED) == {"": 2}
 
-    def test_takes_more_than_are_wanted(self):
-        """Where more devices were invited than are wanted, all may work; only the wanted number counts for the quorum."""
+    def test_more_accepting_devices_than_the_target_all_work(self):
         current = play(begun(target=2, quorum=1.0), 1.0, "a:accept", "b:accept")
         assert current.phase is Phase.RECRUITING
         assert play(current, 2.0, "c:accept", "d:accept").phase is Phase.COLLECTING
         assert (current.needed, len(current.accepted())) == (2, 4)
 
-    def test_ends_at_its_deadline_with_those_that_are_there(self):
-        """A device that does not answer costs the recruiting time, not the round."""
+    def test_recruiting_ends_at_its_deadline(self):
         current = play(begun(quorum=0.25), 1.0, "a:accept")
         assert current.next_deadline() == 10.0
         current.tick(10.0)
         assert (current.phase, current.devices(State.LATE)) == (Phase.COLLECTING, ["b", "c", "d"])
 
-    def test_ends_at_the_rounds_deadline_if_that_is_earlier(self):
-        """A run's time limit may leave less time than recruiting would take."""
+    def test_recruiting_ends_at_the_deadline_of_the_round(self):
         current = begun(deadline_s=5.0)
         assert current.next_deadline() == 5.0
         current.tick(5.0)
         assert current.over
 
     @pytest.mark.parametrize(("min_cohort", "accepting"), [(1, ""), (2, "a"), (4, "abc")])
-    def test_fails_without_enough_devices(self, min_cohort, accepting):
-        """Below the smallest cohort the round is not worth its while."""
+    def test_too_few_accepting_devices_fail_the_round(self, min_cohort, accepting):
         current = begun(min_cohort=min_cohort)
         play(current, 1.0, *(f"{device}:accept" for device in accepting))
         current.tick(10.0)
         assert (current.phase, current.failure) == (Phase.FAILED, "too_few_accepted")
 
-    def test_fails_at_once_when_all_decline(self):
-        """Nothing is waited for when nothing can come."""
+    def test_declines_of_all_fail_the_round_at_once(self):
         current = play(begun("ab"), 1.0, "a:decline", "b:decline")
         assert (current.phase, current.failure) == (Phase.FAILED, "too_few_accepted")
 
-    def test_of_nobody_fails_at_once(self):
-        """A round without devices is over when it begins."""
+    def test_round_without_devices_fails_at_once(self):
         assert begun("").failure == "too_few_accepted"
 
-    def test_waits_for_a_device_that_vanished_before_it_answered(self):
-        """It may come back until recruiting ends."""
+    def test_recruiting_waits_for_a_device_that_vanished(self):
         current = play(begun("ab"), 1.0, "a:accept", "b:vanish")
         assert current.phase is Phase.RECRUITING
         assert play(current, 2.0, "b:restart", "b:accept").phase is Phase.COLLECTING
 
-    def test_takes_a_report_before_it_ends(self):
-        """A quick device may be done while others have not answered."""
+    def test_report_while_recruiting_counts(self):
         current = play(begun("ab", quorum=0.5), 1.0, "a:report")
         assert current.phase is Phase.RECRUITING
         current.tick(10.0)
@@ -95,27 +86,23 @@ class TestRecruiting:
 
 
 class TestCollecting:
-    def test_closes_at_once_when_all_have_reported(self):
-        """The last report closes the round."""
+    def test_last_report_closes_the_round(self):
         current = play(collecting(), 5.0, "a:report", "b:report", "c:report")
         assert current.phase is Phase.COLLECTING
         assert play(current, 6.0, "d:report").phase is Phase.AGGREGATING
 
-    def test_of_more_than_are_wanted_closes_after_the_first_ones(self):
-        """With over-selection the quickest make the quorum, and the rest has the grace time."""
+    def test_over_selected_round_closes_a_grace_time_after_the_quorum(self):
         current = play(collecting(target=2, quorum=1.0), 5.0, "c:report", "a:report")
         assert (current.phase, current.next_deadline()) == (Phase.COLLECTING, 25.0)
         current.tick(25.0)
         assert (current.phase, current.devices(State.LATE)) == (Phase.AGGREGATING, ["b", "d"])
 
-    def test_of_more_than_are_wanted_survives_those_that_drop_out(self):
-        """The devices over and above make up for those that fail."""
+    def test_over_selected_devices_make_up_for_failures(self):
         current = play(collecting(target=2, quorum=1.0), 5.0, "a:fail", "b:vanish")
         current.tick(50.0)
         assert play(current, 60.0, "c:report", "d:report").phase is Phase.AGGREGATING
 
-    def test_gives_stragglers_the_grace_time_after_the_quorum(self):
-        """From the quorum on the rest has so long and no longer."""
+    def test_stragglers_have_the_grace_time_after_the_quorum(self):
         current = play(collecting(), 5.0, "a:report", "b:report", "c:report", "d:offer")
         assert (current.needed, current.quorum_s, current.next_deadline()) == (3, 5.0, 25.0)
         current.tick(24.9)
@@ -123,22 +110,19 @@ class TestCollecting:
         current.tick(25.0)
         assert (current.phase, current.devices(State.LATE)) == (Phase.AGGREGATING, ["d"])
 
-    def test_closes_at_the_deadline_with_the_quorum_though_grace_is_left(self):
-        """The deadline is the end for stragglers, also for one that is uploading."""
+    def test_deadline_ends_the_grace_time(self):
         current = play(collecting(), 95.0, "a:report", "b:report", "c:report", "d:offer")
         assert current.next_deadline() == 100.0
         current.tick(100.0)
         assert current.phase is Phase.AGGREGATING
 
-    def test_waits_past_the_deadline_for_uploads_that_make_the_quorum(self):
-        """Updates that are nearly there are worth the grace time."""
+    def test_uploads_that_make_the_quorum_are_awaited_past_the_deadline(self):
         current = play(collecting(), 90.0, "a:report", "b:report", "c:offer", "d:train")
         current.tick(100.0)
         assert (current.phase, current.next_deadline()) == (Phase.COLLECTING, 120.0)
         assert play(current, 110.0, "c:report").phase is Phase.AGGREGATING
 
-    def test_fails_when_those_uploads_do_not_come(self):
-        """After the grace time the quorum is missed, or as soon as it cannot be met any more."""
+    def test_missing_uploads_after_the_deadline_fail_the_round(self):
         current = play(collecting(), 90.0, "a:report", "b:report", "c:offer")
         current.tick(120.0)
         assert (current.phase, current.failure) == (Phase.FAILED, "quorum_missed")
@@ -146,49 +130,42 @@ class TestCollecting:
         current.tick(100.0)
         assert play(current, 105.0, "c:vanish").failure == "quorum_missed"
 
-    def test_fails_at_the_deadline_without_the_quorum(self):
-        """Uploads that could not make the quorum are not waited for."""
+    def test_uploads_short_of_the_quorum_are_not_awaited(self):
         current = play(collecting(), 90.0, "a:report", "b:offer")
         assert current.next_deadline() == 100.0
         current.tick(100.0)
         assert (current.phase, current.failure) == (Phase.FAILED, "quorum_missed")
         assert current.devices(State.LATE) == ["b", "c", "d"]
 
-    def test_fails_as_soon_as_the_quorum_is_out_of_reach(self):
-        """With too few devices left at work there is nothing to wait for."""
+    def test_quorum_out_of_reach_fails_the_round_at_once(self):
         current = play(collecting(), 5.0, "a:fail")
         assert current.phase is Phase.COLLECTING
         assert play(current, 6.0, "b:fail").failure == "quorum_missed"
 
-    def test_needs_the_smallest_cohort_whatever_the_quorum(self):
-        """A quorum of few devices is still no fewer than the policy's minimum."""
+    def test_quorum_is_at_least_min_cohort(self):
         current = play(collecting(quorum=0.1, min_cohort=3), 5.0, "a:report", "b:report")
         assert current.quorum_s is None
         assert play(current, 6.0, "c:report").quorum_s == 6.0
 
     @pytest.mark.parametrize(("quorum", "needed"), [(0.01, 1), (0.5, 2), (0.7, 3), (0.75, 3), (0.76, 4), (1.0, 4)])
-    def test_rounds_the_quorum_up(self, quorum, needed):
-        """The share of the devices that the round is meant for, in whole devices."""
+    def test_quorum_is_rounded_up(self, quorum, needed):
         assert collecting(quorum=quorum).needed == needed
 
 
 class TestLostDevices:
-    def test_are_waited_for_then_given_up(self):
-        """All others have reported: the round waits the absence out, then closes."""
+    def test_lost_device_fails_after_rejoin_s(self):
         current = play(collecting(grace_s=90.0), 5.0, "a:vanish", "b:report", "c:report", "d:report")
         assert (current.phase, current.next_deadline()) == (Phase.COLLECTING, 20.0)
         current.tick(20.0)
         assert (current.phase, current.reasons(State.FAILED)) == (Phase.AGGREGATING, {"lost": 1})
 
-    def test_that_come_back_go_on(self):
-        """A sign of the same job puts the device where it is."""
+    def test_lost_device_that_comes_back_goes_on(self):
         current = play(collecting(), 5.0, "a:train", "a:vanish")
         assert play(current, 10.0, "a:offer").devices(State.UPLOADING) == ["a"]
         current.tick(20.0)
         assert current.devices(State.UPLOADING) == ["a"]
 
-    def test_are_counted_from_their_last_absence(self):
-        """Coming and going twice is not being away for long; a second will of the same absence is no news."""
+    def test_rejoin_s_counts_from_the_last_absence(self):
         current = play(collecting(), 5.0, "a:vanish")
         play(current, 15.0, "a:accept", "a:vanish")
         play(current, 29.0, "a:vanish")
@@ -196,14 +173,7 @@ class TestLostDevices:
         current.tick(30.0)
         assert current.devices(State.FAILED) == ["a"]
 
-    def test_that_come_back_too_late_stay_out(self):
-        """What the round has given up it does not take back."""
-        current = play(collecting(), 5.0, "a:vanish")
-        current.tick(20.0)
-        assert not current.handle("a", Event.OFFER, 21.0)
-
-    def test_that_restart_begin_again(self):
-        """A device that lost its work is asked again, and still counts as one that accepted."""
+    def test_restarted_device_is_invited_again_and_still_counts(self):
         current = play(collecting(), 5.0, "a:train", "a:restart")
         assert (current.devices(State.INVITED), len(current.accepted()), current.needed) == (["a"], 4, 3)
         play(current, 6.0, "a:accept", "a:train", "a:offer", "a:report", "b:report", "c:report", "d:report")
@@ -211,8 +181,7 @@ class TestLostDevices:
 
 
 class TestBooks:
-    def test_time_is_cut_along_the_last_report(self):
-        """Each phase has the seconds of the device that closed the round."""
+    def test_phases_have_the_seconds_of_the_last_report(self):
         current = Round(1, replace(POLICY, target=2), 0.0)
         current.begin(("a", "b"), 1.0)
         play(current, 3.0, "a:accept", "b:accept")
@@ -227,8 +196,7 @@ class TestBooks:
         assert (seconds.train, seconds.upload, seconds.aggregate) == (8.0, 1.5, 3.5)
         assert current.elapsed_s(20.0) == 20.0
 
-    def test_time_lost_by_a_restart_is_the_time_of_what_it_interrupted(self):
-        """A phase begins when the device was first seen in it."""
+    def test_time_lost_by_a_restart_counts_for_the_interrupted_phase(self):
         current = play(begun("a"), 1.0, "a:accept")
         play(current, 2.0, "a:train")
         play(current, 5.0, "a:restart")
@@ -239,24 +207,20 @@ class TestBooks:
         seconds = current.phase_seconds()
         assert (seconds.recruit, seconds.download, seconds.train, seconds.upload) == (1.0, 1.0, 7.0, 1.0)
 
-    def test_time_left_is_what_a_request_states(self):
-        """It counts down to the deadline and stops at zero."""
+    def test_remaining_time_stops_at_zero(self):
         current = begun()
         assert [current.remaining_s(now) for now in (0.0, 40.0, 100.0, 110.0)] == [100.0, 60.0, 0.0, 0.0]
 
-    def test_models_are_counted_where_they_arrived(self):
-        """A device that trained or did more has had the whole model."""
+    def test_devices_that_trained_or_more_had_the_model(self):
         current = play(collecting(), 5.0, "a:train", "b:offer", "c:report")
         assert len(current.had_model()) == 3
 
-    def test_an_interrupt_while_aggregating_keeps_the_times(self):
-        """Giving up late takes nothing from the phases before."""
+    def test_interrupt_while_aggregating_keeps_the_times(self):
         current = play(collecting(), 5.0, *(f"{device}:report" for device in "abcd"))
         current.abandon(8.0, "interrupted")
         assert current.phase_seconds().aggregate == 3.0
 
-    def test_reasons_are_counted(self):
-        """How often each reason led to a state."""
+    def test_reasons_of_a_state_are_counted(self):
         current = begun()
         for device, reason in (("a", "unwilling"), ("b", "unwilling"), ("c", "unknown_task")):
             current.handle(device, Event.DECLINE, 1.0, reason)
@@ -267,32 +231,23 @@ class TestBooks:
 class TestWhoCounts:
     """The quorum is a share of the devices that the round is meant for (coordinator.cohort.quorum)."""
 
-    def test_one_of_ten_that_accepts_makes_no_round(self):
-        """Nine decline: what the tenth would report is not the fleet's."""
+    def test_one_of_ten_accepting_fails_the_round(self):
         current = play(begun("abcdefghij", quorum=0.8), 1.0, "a:accept", *(f"{one}:decline" for one in "bcdefghij"))
         assert (current.needed, current.phase, current.failure) == (8, Phase.FAILED, "too_few_accepted")
 
-    def test_a_device_that_is_not_invited_since_it_is_away_counts(self):
-        """The round is meant for ten, of which eight could be invited: all of these must report."""
-        current = begun("abcdefgh", target=10, quorum=0.8)
-        assert current.needed == 8
-
-    def test_an_offender_leaves_the_count(self):
-        """The three others make the quorum of four of which one has left."""
+    def test_offender_leaves_the_count(self):
         current = collecting(quorum=0.8)
         assert current.needed == 4
         assert current.handle("d", Event.FAIL, 2.0, "not_finite", leaves=True)
         assert (current.needed, current.phase) == (3, Phase.COLLECTING)
         assert play(current, 3.0, "a:report", "b:report", "c:report").phase is Phase.AGGREGATING
 
-    def test_a_device_that_fails_by_misfortune_counts(self):
-        """Of four that must all report one cannot: the quorum is missed."""
+    def test_device_that_fails_without_offence_counts(self):
         current = collecting(quorum=0.8)
         current.handle("d", Event.FAIL, 2.0, "training")
         assert (current.needed, current.failure) == (4, "quorum_missed")
 
-    def test_one_device_alone_never_makes_a_round_of_two(self):
-        """The other one is an offender: one device must not decide alone."""
+    def test_round_of_two_with_an_offender_fails(self):
         current = play(begun("ab", quorum=0.8), 1.0, "a:accept", "b:accept")
         current.handle("b", Event.FAIL, 2.0, "not_finite", leaves=True)
         assert (current.needed, current.failure) == (2, "quorum_missed")
@@ -305,8 +260,7 @@ class TestWhoCounts:
         current.handle("d", Event.FAIL, 2.0, "not_finite", leaves=True)
         assert current.needed == 3
 
-    def test_an_event_that_changes_nothing_takes_no_device_out_of_the_count(self):
-        """Its update is committed; what it is refused later does not make its round smaller."""
+    def test_event_without_effect_changes_no_count(self):
         current = play(collecting(quorum=0.8), 2.0, "d:report")
         assert not current.handle("d", Event.FAIL, 3.0, "quarantined", leaves=True)
         assert current.needed == 4

@@ -23,13 +23,12 @@ from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Failed, Grant, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
-from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, engine, kinds, report_of, send
+from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, current, engine, kinds, report_of, send
 from tests.support.specs import counted, gone, model, there, told, update
 
 
 class TestBeginning:
-    def test_waits_for_the_devices_it_was_told_of(self):
-        """The first round needs so many, and says when it stops waiting."""
+    def test_first_round_waits_for_the_expected_devices(self):
         made = engine(devices=2, wait_s=60.0)
         assert (made.next_deadline(), made.required_devices()) == (60.0, 2)
         assert made.handle(DevicePresence("a", there()), 1.0) == []
@@ -37,8 +36,7 @@ class TestBeginning:
         assert (made.last_round, made.next_deadline()) == (1, None)
         assert sorted({device for device, _ in told(made.handle(ModelPublished(model()), 3.0))}) == ["a", "b"]
 
-    def test_ends_the_run_when_they_do_not_come(self):
-        """With what to look at."""
+    def test_run_without_enough_devices_fails_after_wait_s(self):
         made = engine(devices=2, wait_s=60.0)
         made.handle(DevicePresence("a", there()), 1.0)
         assert made.handle(TimePassed(), 59.9) == []
@@ -49,8 +47,8 @@ class TestBeginning:
         assert "--wait-s" in finish.detail
         assert made.handle(TimePassed(), 61.0) + made.handle(DevicePresence("b", there()), 62.0) == []
 
-    def test_ends_the_run_when_its_time_is_up_before(self):
-        """The time limit holds for waiting, too, whatever floating point makes of it."""
+    def test_time_limit_ends_the_wait_for_devices(self):
+        """Also where floating point rounds the deadline."""
         made = engine(devices=1, wait_s=60.0, time_limit_s=0.3, now=1_000_000.1)
         deadline = made.next_deadline()
         assert deadline is not None
@@ -59,8 +57,7 @@ class TestBeginning:
         assert finish.reason is Stopped.DEADLINE
         assert finish.detail.startswith("no round began: 0 of 1 devices came within 0.3 s; are the agents running")
 
-    def test_of_later_rounds_needs_only_a_cohort(self):
-        """Who stays away after the first round is not waited for; when all are away, the wait starts over."""
+    def test_later_round_needs_only_a_cohort(self):
         made = asking("ab", quorum=0.5, wait_s=60.0, rejoin_s=30.0)
         send(made, "b", Failed(FailReason.TRAINING), 1.0)
         report_of(made, "a")
@@ -74,8 +71,7 @@ class TestBeginning:
         assert made.records[-1].failures == {"lost": 1}
         assert made.open is None
 
-    def test_wakes_up_for_nothing_while_it_waits(self):
-        """A pause that is over is not waited for again: waking in the past would never end."""
+    def test_waiting_engine_has_no_deadline_in_the_past(self):
         made = asking("a", wait_s=60.0, max_failed_rounds=9)
         made.handle(DevicePresence("a", gone()), 1.0)
         made.handle(TimePassed(), 100.0)
@@ -87,24 +83,21 @@ class TestBeginning:
         assert made.stopped is Stopped.FAILED
         assert now == 160.0
 
-    def test_sleeps_while_there_is_no_broker(self):
-        """Also when a pause ends meanwhile."""
+    def test_engine_without_a_broker_has_no_deadline(self):
         made = asking("a", max_failed_rounds=9)
         made.handle(LinkChanged(connected=False), 1.0)
         made.handle(TimePassed(), 100.0)
         made.handle(TimePassed(), 200.0)
         assert made.next_deadline() is None
 
-    def test_of_a_run_that_was_taken_up_again_goes_on_counting(self):
-        """The records of earlier epochs are the rounds before; its devices are waited for again."""
+    def test_resumed_run_continues_the_round_numbers(self):
         before = [RoundRecord(number, "failed", 2, 0, 0, 0, failure="quorum_missed") for number in (1, 2, 3)]
         made = engine(before, epoch=2, devices=2, rounds=5, max_failed_rounds=3)
         assert (made.last_round, made.required_devices(), made.stopped) == (3, 2, None)
         made.handle(DevicePresence("a", there()), 1.0)
         assert made.handle(DevicePresence("b", there()), 1.0) == [PublishModel(4)]
 
-    def test_of_a_run_that_was_taken_up_again_goes_on_with_those_that_are_left(self):
-        """Once it has waited in vain for the others; where too few for a cohort are left, it cannot."""
+    def test_resumed_run_goes_on_without_missing_devices_if_a_cohort_is_left(self):
         before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
         for least, comes in ((2, [PublishModel(2)]), (3, [])):
             made = engine(before, epoch=2, devices=3, rounds=5, wait_s=60.0, min_cohort=least)
@@ -113,8 +106,7 @@ class TestBeginning:
             assert [one for one in made.handle(TimePassed(), 60.0) if isinstance(one, PublishModel)] == comes
             assert made.stopped is (None if comes else Stopped.FAILED)
 
-    def test_of_a_run_that_was_taken_up_again_does_not_wait_a_day_for_one_that_is_off(self):
-        """However long the first round waits for all: a minute, and without a single one as long as that."""
+    def test_resumed_run_waits_return_s_for_missing_devices(self):
         before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
         made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
         assert made.handle(TimePassed(), 4_000.0) == []
@@ -132,15 +124,13 @@ class TestBeginning:
     @pytest.mark.parametrize(
         ("changes", "reason"), [({"rounds": 1}, Stopped.MAX_ROUNDS), ({"target_ua": 0.5}, Stopped.TARGET_UA)]
     )
-    def test_of_a_run_that_was_over_ends_it_at_once(self, changes, reason):
-        """Taking it up again changes nothing."""
+    def test_resumed_run_that_was_over_ends_at_once(self, changes, reason):
         done = RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.5)
         assert engine([done], **changes).stopped is reason
 
 
 class TestRound:
-    def test_goes_from_reports_to_the_next_round(self):
-        """The last report closes it; the aggregate is made of those that reported; the record is kept."""
+    def test_last_report_leads_to_aggregate_record_and_next_round(self):
         made = asking("ab")
         assert counted(report_of(made, "b")) == [("b", "reported", "")]
         assert report_of(made, "a", 6.0)[-1] == AggregateUpdates(1, ("a", "b"))
@@ -149,8 +139,7 @@ class TestRound:
         [record] = made.records
         assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
 
-    def test_that_fails_is_closed(self):
-        """Those who were late are told, the model is taken off the broker, nothing is aggregated."""
+    def test_failed_round_cancels_late_devices_and_retracts_the_model(self):
         made = asking("ab")
         send(made, "a", Accept(10))
         send(made, "b", Accept(10))
@@ -159,29 +148,25 @@ class TestRound:
         assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert made.records[0].failure == "quorum_missed"
 
-    def test_refuses_what_is_not_acceptable(self):
-        """And fails when nobody is left."""
+    def test_rejected_update_is_refused_and_the_round_fails(self):
         made = asking("a", rounds=1)
         send(made, "a", Accept(10))
         effects = made.handle(UpdateRejected(made.last_round, "a", DIGEST, RefuseReason.NOT_FINITE, "NaN"), 5.0)
         assert told(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
         assert (made.records[0].refused, made.stopped) == ({"not_finite": 1}, Stopped.MAX_ROUNDS)
 
-    def test_frees_slots_for_those_who_wait(self):
-        """Whatever freed one: here a device that gives up."""
+    def test_free_slot_is_granted_to_a_waiting_device(self):
         made = asking("abc", upload_slots=1, quorum=0.5)
         for device in "abc":
             send(made, device, Offer(update(device.encode() * 350)))
         [(device, body)] = told(send(made, "a", Failed(FailReason.TRAINING), 2.0))
         assert (device, type(body)) == ("b", Grant)
 
-    def test_cannot_be_aggregated_before_its_time(self):
-        """The machine refuses what the program does out of order."""
+    def test_aggregated_before_the_reports_raises(self):
         made = asking("a")
         with pytest.raises(IllegalTransition):
             made.handle(Aggregated(), 1.0)
-        assert made.open is not None
-        assert made.open.round.phase is Phase.RECRUITING
+        assert current(made).round.phase is Phase.RECRUITING
 
 
 class TestStaleMessages:
@@ -195,8 +180,7 @@ class TestStaleMessages:
         ],
         ids=str,
     )
-    def test_are_refused_in_their_own_terms(self, changes, reason):
-        """So that the device knows what it may forget."""
+    def test_stale_offer_is_refused_and_stale_work_cancelled(self, changes, reason):
         made = asking("ab", epoch=2)
         changes = {"epoch": 2} | changes
         [(_, body)] = told(send(made, "a", Offer(update()), **changes))
@@ -204,8 +188,7 @@ class TestStaleMessages:
         assert body.reason is reason
         assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
 
-    def test_of_devices_that_were_not_asked_are_refused(self):
-        """Nobody invites himself."""
+    def test_offer_of_a_device_that_was_not_invited_is_refused(self):
         made = asking("ab")
         made.handle(DevicePresence("z", there()), 1.0)
         [(_, body)] = told(send(made, "z", Offer(update())))
@@ -213,14 +196,12 @@ class TestStaleMessages:
         assert body.reason is RefuseReason.NOT_INVITED
         assert made.handle(ChunkReceived("z", cut(BLOB, update(BLOB), 0)), 1.0) == []
 
-    def test_while_aggregating_are_late(self):
-        """Save for what was committed, which is committed again."""
+    def test_messages_while_aggregating_are_late_unless_committed(self):
         made = aggregating()
         assert told(send(made, "a", Offer(update(BLOB)), 6.0)) == [("a", Committed(DIGEST))]
         assert told(send(made, "b", Need(model().digest, b"\x01"), 6.0)) == [("b", Cancel("late"))]
 
-    def test_after_the_run_have_an_answer(self):
-        """A late offer of a committed update is always good news, of any other never."""
+    def test_offers_after_the_run_are_committed_again_or_refused(self):
         made = asking("a", rounds=1)
         report_of(made, "a")
         made.handle(Aggregated(), 9.0)
@@ -230,8 +211,7 @@ class TestStaleMessages:
         assert isinstance(body, Refused)
         assert made.handle(ChunkReceived("a", cut(BLOB, update(BLOB), 0)), 10.0) == []
 
-    def test_last_wills_of_connections_before_are_nothing(self):
-        """The device lives."""
+    def test_last_will_of_an_earlier_connection_is_ignored(self):
         made = asking("ab")
         made.handle(DevicePresence("a", there("b2")), 1.0)
         assert made.handle(DevicePresence("a", gone("b1")), 2.0) == []
@@ -239,8 +219,7 @@ class TestStaleMessages:
 
 
 class TestEnd:
-    def test_at_the_target(self):
-        """The last aggregated round is as good as it should be."""
+    def test_run_ends_at_the_target_accuracy(self):
         made = asking("a", target_ua=0.9, rounds=9)
         report_of(made, "a", accuracy=0.8)
         made.handle(Aggregated(), 6.0)
@@ -248,8 +227,7 @@ class TestEnd:
         report_of(made, "a", accuracy=0.95)
         assert made.handle(Aggregated(), 9.0)[-1] == EndRun(Stopped.TARGET_UA, "")
 
-    def test_after_an_interrupt(self):
-        """In every phase of a round, and before there is one; the second one changes nothing."""
+    def test_interrupt_ends_the_run_in_every_phase_once(self):
         assert engine().handle(Interrupted(), 1.0) == [EndRun(Stopped.INTERRUPTED, "")]
         selecting = engine()
         selecting.handle(DevicePresence("a", there()), 1.0)
