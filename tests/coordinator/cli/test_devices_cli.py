@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 from tests.support.programs import Ended, Program
 
 

@@ -19,7 +19,7 @@ from fedpatch.coordinator.aggregation.strategies import STRATEGIES
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import remember
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 from tests.support.programs import Ended, install
 
 ROUNDS = (

@@ -27,7 +27,7 @@ from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryAfter
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 from tests.coordinator.engines import asking
 from tests.support.specs import TASK, gone, said, there, told, update
 

@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_records import DeviceInfo
 from fedpatch.coordinator.storage.migrations import COUNTERS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 
 
 def _device(name: str, fleet: str = "kitchen", *, online: bool = True, version: str = "0.1.0") -> DeviceInfo:

@@ -17,8 +17,7 @@ def update(size: int) -> dict[str, np.ndarray]:
 
 
 @given(STEPS)
-def test_what_is_kept_is_the_last_of_each_device_and_bounded(steps):
-    """An update is here as it was given or not at all, and all of them together fit."""
+def test_cache_keeps_the_last_update_of_a_device_within_its_limit(steps):
     decoded, given_last = DecodedCache(20), {}
     for device, size in steps:
         given_last[device] = update(size)
@@ -28,8 +27,7 @@ def test_what_is_kept_is_the_last_of_each_device_and_bounded(steps):
         assert sum(found["w"].nbytes for found in kept.values()) <= 20
 
 
-def test_after_a_round_there_is_room_for_the_next():
-    """Nothing is left of a round that is over."""
+def test_clear_makes_room():
     decoded = DecodedCache(10)
     decoded.keep("a", update(10))
     decoded.keep("b", update(1))

@@ -16,8 +16,8 @@ from tests.coordinator.engines import asking
 from tests.coordinator.fake_link import RecordedLink
 
 
-def test_what_strangers_say_is_counted_under_no_name():
-    """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
+def test_garbage_of_unknown_devices_is_counted_under_no_name():
+    """Names that nobody knows can be invented without end."""
     connection: Any = SimpleNamespace(
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
     )

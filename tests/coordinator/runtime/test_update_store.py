@@ -61,7 +61,6 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_updates_come_out_in_the_order_in_which_they_arrived(disk, executor):
-    """One that is written sooner than the one before it waits."""
     done = threading.Semaphore(0)
     storing = UpdateWriter(disk.keep, done.release, executor)
     storing.submit(update_of("a"))
@@ -74,8 +73,7 @@ def test_updates_come_out_in_the_order_in_which_they_arrived(disk, executor):
     assert [kept for _, kept in storing.completed()] == ["A", "B"]
 
 
-def test_whoever_wants_room_waits_for_the_oldest_alone(disk, executor):
-    """With two on their way and one allowed, the first is waited for and the second is not."""
+def test_completed_waits_for_the_oldest_beyond_the_limit(disk, executor):
     storing = UpdateWriter(disk.keep, executor=executor)
     storing.submit(update_of("a"))
     storing.submit(update_of("b"))
@@ -86,8 +84,7 @@ def test_whoever_wants_room_waits_for_the_oldest_alone(disk, executor):
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threaded, executor):
-    """The error of the other thread ends the run as its own would."""
+def test_error_of_the_disk_is_raised_by_completed(threaded, executor):
 
     def full(_effect: StoreUpdate) -> None:
         raise StateError("no space left")
@@ -99,8 +96,7 @@ def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threaded, executor):
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threaded, executor):
-    """Files of a round that is over are gone before the next is folded."""
+def test_discard_runs_what_was_postponed(tmp_path, threaded, executor):
     storing = UpdateWriter(str, executor=executor if threaded else None)
     storing.submit(update_of("a"))
     storing.run_later(lambda: (tmp_path / "there").touch())
@@ -153,8 +149,7 @@ def committed(bench: Bench) -> list[str]:
     return [device for device, envelope in bench.sent if isinstance(envelope.body, Committed)]
 
 
-def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
-    """While one is written the next is taken, and each is committed only once it is on the disk."""
+def test_updates_are_committed_in_order_once_written(bench, slow, woken):
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     slow.may["b"].set()
@@ -167,8 +162,7 @@ def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
     assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {2.0}
 
 
-def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(bench, slow):
-    """It is not counted, and after a crash nothing is found of it that nobody was promised."""
+def test_update_written_after_the_round_is_not_counted(bench, slow):
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     slow.may["a"].set()

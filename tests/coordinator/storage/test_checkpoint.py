@@ -9,10 +9,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,6 +31,7 @@ from fedpatch.coordinator.storage.checkpoint import (
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
+from tests.support.disks import small_disk
 from tests.support.paths import ROOT
 
 PUBLIC = Schema(
@@ -72,8 +73,7 @@ def states(draw) -> tuple[Schema, ServerState]:
 
 
 @given(states())
-def test_a_state_comes_back_bit_for_bit(drawn):
-    """Of every strategy, with the moments of clients and server, the round, the schema and the meta."""
+def test_checkpoint_round_trip_keeps_every_bit(drawn):
     public, state = drawn
     meta = {"run": "r-1", "epochs": [1, 2], "user_accuracy": 0.25}
     with tempfile.TemporaryDirectory() as folder:
@@ -83,16 +83,14 @@ def test_a_state_comes_back_bit_for_bit(drawn):
     assert (schema, told) == (public, meta)
 
 
-def test_what_is_loaded_can_be_trained_on(tmp_path):
-    """Arrays are their own memory, not a window on the file."""
+def test_loaded_arrays_are_writable(tmp_path):
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     loaded, _, _ = load_checkpoint(tmp_path)
     loaded.tensors["fc1.weight"] += 1.0
     assert loaded.tensors["fc1.weight"][0, 0] == 2.5
 
 
-def test_the_last_two_checkpoints_are_kept(tmp_path):
-    """One to carry on from, one in case; leftovers of a write that was killed go too."""
+def test_last_two_checkpoints_are_kept_and_leftovers_removed(tmp_path):
     run = tmp_path / "runs" / "r-1"
     for number in range(1, 12):
         save_checkpoint(run, state_of(number), PUBLIC, {})
@@ -104,8 +102,7 @@ def test_the_last_two_checkpoints_are_kept(tmp_path):
 
 
 @given(place=st.floats(0, 1), truncate=st.booleans())
-def test_damage_anywhere_is_found_and_the_version_before_is_used(place, truncate):
-    """One bit turned over, or the end missing: both are what a dying SD card does."""
+def test_damage_anywhere_falls_back_to_the_checkpoint_before(place, truncate):
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         save_checkpoint(directory, state_of(1), PUBLIC, {"n": 1})
@@ -119,8 +116,7 @@ def test_damage_anywhere_is_found_and_the_version_before_is_used(place, truncate
         assert meta == {"n": 1}
 
 
-def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, caplog):
-    """Somebody should look at that disk; the run carries on meanwhile."""
+def test_fallback_is_logged_and_ends_with_the_next_save(tmp_path, caplog):
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
     flip(damaged, 0.9)
@@ -135,8 +131,7 @@ def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, c
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 100, None], ids=["empty", "zeros", "a directory"])
-def test_whatever_lies_in_the_place_of_the_newest_the_one_before_is_used(tmp_path, caplog, left):
-    """As a repaired file system leaves it; the round is played again, and its checkpoint takes that place."""
+def test_garbage_in_place_of_the_newest_falls_back(tmp_path, caplog, left):
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
     damaged.unlink()
@@ -148,8 +143,7 @@ def test_whatever_lies_in_the_place_of_the_newest_the_one_before_is_used(tmp_pat
     assert sorted(path.name for path in tmp_path.glob("*.fp")) == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
 
 
-def test_a_run_that_goes_on_may_delete_what_is_about_to_be_read(tmp_path, caplog, monkeypatch):
-    """Between a look at what there is and the reading, two rounds may end: what is newer then is read, without a word."""
+def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(tmp_path, caplog, monkeypatch):
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     read = checkpoint._read
 
@@ -164,8 +158,7 @@ def test_a_run_that_goes_on_may_delete_what_is_about_to_be_read(tmp_path, caplog
     assert caplog.text == ""
 
 
-def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, caplog, monkeypatch):
-    """It may be another user's, or lie on a bad sector; the mend is not about writing."""
+def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     newest = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
     read = Path.read_bytes
@@ -181,8 +174,7 @@ def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, caplog, monk
     assert line.startswith(f"{newest}: Input/output error; make sure that it may be read; carrying on from round 1")
 
 
-def test_damage_to_the_older_one_is_of_no_interest(tmp_path, caplog):
-    """It is not even read, and goes when its time has come."""
+def test_damaged_older_checkpoint_is_not_read(tmp_path, caplog):
     older = save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
     flip(older, 0.5)
@@ -191,8 +183,7 @@ def test_damage_to_the_older_one_is_of_no_interest(tmp_path, caplog):
     assert (older.exists(), caplog.messages) == (False, [])
 
 
-def test_where_no_checkpoint_is_whole_each_is_told(tmp_path):
-    """With the files and the mend."""
+def test_only_damaged_checkpoints_raises_with_each_file(tmp_path):
     for number in (1, 2):
         flip(save_checkpoint(tmp_path, state_of(number), PUBLIC, {}), 0.5)
     with pytest.raises(StateError) as caught:
@@ -205,15 +196,13 @@ def test_where_no_checkpoint_is_whole_each_is_told(tmp_path):
     assert lines[2] == f"no checkpoint in {tmp_path} is whole; start a new run"
 
 
-def test_where_there_is_none_that_is_told(tmp_path):
-    """An empty directory, or none."""
+def test_no_checkpoint_raises(tmp_path):
     for directory in (tmp_path, tmp_path / "absent"):
         with pytest.raises(StateError, match="holds no checkpoint"):
             load_checkpoint(directory)
 
 
-def test_foreign_files_and_other_versions_are_told_apart(tmp_path):
-    """A text file under that name, and a format that this version does not know."""
+def test_foreign_files_and_other_versions_raise(tmp_path):
     path = tmp_path / "checkpoint-000001.fp"
     for content, said in ((b"hello", "is not a checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
         path.write_bytes(content)
@@ -221,8 +210,7 @@ def test_foreign_files_and_other_versions_are_told_apart(tmp_path):
             load_checkpoint(tmp_path)
 
 
-def test_a_disk_that_refuses_is_told_and_the_checkpoint_before_stays(tmp_path):
-    """The file may not grow beyond a limit, as on a full card."""
+def test_refused_write_raises_and_keeps_the_checkpoint_before(tmp_path):
     save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
     program = f"""
 import resource
@@ -245,8 +233,7 @@ except StateError as error:
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
 
 
-def test_the_exported_model_is_read_by_numpy_without_moments(tmp_path):
-    """Public names, shapes, dtypes and values; equal models are equal files."""
+def test_exported_model_is_read_by_numpy_without_moments(tmp_path):
     tensors = {**state_of(1).tensors, "file": np.arange(3, dtype=np.int8), "empty": np.zeros((0, 2), np.float16)}
     path = tmp_path / "out" / "model.npz"
     export_model(path, tensors)
@@ -258,8 +245,7 @@ def test_the_exported_model_is_read_by_numpy_without_moments(tmp_path):
 
 
 @given(st.binary(max_size=200))
-def test_an_update_is_kept_as_it_came_until_its_round_is_dropped(blob):
-    """Rounds and devices do not touch each other."""
+def test_update_is_kept_until_its_round_is_dropped(blob):
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "r-1"
         store_update(run, 1, "pi-1", b"before")
@@ -274,23 +260,58 @@ def test_an_update_is_kept_as_it_came_until_its_round_is_dropped(blob):
             load_update(run, 1, "pi-1")
 
 
-def test_a_damaged_update_is_not_trained_on(tmp_path):
-    """It was whole when it was committed, so this is the disk's doing."""
+def test_damaged_update_raises(tmp_path):
     flip(store_update(tmp_path, 1, "pi-1", bytes(100)), 0.9)
     with pytest.raises(StateError, match=r"pi-1.fp: is damaged"):
         load_update(tmp_path, 1, "pi-1")
 
 
 @pytest.mark.parametrize("device", ["../pi", "pi/1", "", ".", "Pi"])
-def test_a_device_cannot_name_a_file_elsewhere(tmp_path, device):
-    """Only names that fit a topic become file names."""
+def test_device_name_outside_the_topic_alphabet_is_refused(tmp_path, device):
     with pytest.raises(ValueError, match="no device's name"):
         store_update(tmp_path / "run", 1, device, b"x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_may_keep_tensors_of_its_own(tmp_path):
-    """A strategy need not limit itself to the public schema or its dtypes."""
-    state = replace(state_of(3), server={"momentum": np.arange(6.0).reshape(2, 3), "count": np.array(7)})
-    save_checkpoint(tmp_path, state, PUBLIC, {})
-    assert equal(load_checkpoint(tmp_path)[0], state)
+def test_full_disk_keeps_the_checkpoints_before_and_no_partial_file(tmp_path):
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        run = disk.path / "r-1"
+        for number in (1, 2):
+            save_checkpoint(run, state_of(number), PUBLIC, {})
+        before = {path.name: path.read_bytes() for path in run.iterdir()}
+        disk.fill()
+        remedy = "No space left on device; free some space on this disk"
+        with pytest.raises(StateError, match=rf"checkpoint-000003\.fp: {remedy}"):
+            save_checkpoint(run, state_of(3), PUBLIC, {})
+        with pytest.raises(StateError, match=rf"pi-1\.fp: {remedy}"):
+            store_update(run, 3, "pi-1", bytes(10_000))
+        assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+        assert list((run / "updates").rglob("*.*")) == []
+        disk.empty()
+        save_checkpoint(run, state_of(3), PUBLIC, {})
+        assert load_checkpoint(run)[0].round == 3
+
+
+def test_readonly_disk_raises_and_can_be_read(tmp_path):
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        save_checkpoint(disk.path, state_of(1), PUBLIC, {})
+        disk.make_readonly()
+        with pytest.raises(StateError, match=r"Read-only file system; this disk is read-only.* mount it read-write"):
+            save_checkpoint(disk.path, state_of(2), PUBLIC, {})
+        assert equal(load_checkpoint(disk.path)[0], state_of(1))
+
+
+def test_checkpoint_of_an_earlier_version_without_encoding_is_read_as_compressed(tmp_path, monkeypatch):
+
+    def write(path: Path, magic: bytes, content: bytes) -> None:
+        fields = msgpack.unpackb(content)
+        for part in ("tensors", "server"):
+            del fields[part]["encoding"]
+        real(path, magic, msgpack.packb(fields))
+
+    real = checkpoint._write
+    monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")
+    monkeypatch.setattr(checkpoint, "_write", write)
+    save_checkpoint(tmp_path, state_of(3), PUBLIC, {})
+    monkeypatch.undo()
+    assert equal(load_checkpoint(tmp_path)[0], state_of(3))

@@ -18,8 +18,7 @@ def ledger_of(number: int = 1, **changes: Any) -> RoundJournal:
     return replace(RoundJournal(number, 2, ("b", "a", "c"), "ab" * 32), **changes)
 
 
-def test_the_open_round_is_known_until_it_is_over(registry):
-    """With who accepted, and in the order in which devices were drawn; its record takes its place."""
+def test_open_round_is_known_until_its_record(registry):
     run = new_run(registry).id
     now = BootTime("boot", 10.0, 1e9)
     assert registry.rounds.unfinished(run, now) is None
@@ -34,8 +33,7 @@ def test_the_open_round_is_known_until_it_is_over(registry):
     assert registry.rounds.records(run) == [record_of(1)]
 
 
-def test_the_open_round_keeps_its_offenders_and_those_that_it_was_not_meant_for(registry):
-    """From the moment of the offence on, and when the round goes on in another epoch."""
+def test_open_round_keeps_offenders_and_absent_devices(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.exclude_offender(run, "a", "not_finite")
     assert registry.rounds.unfinished(run, now) is None
@@ -48,8 +46,7 @@ def test_the_open_round_keeps_its_offenders_and_those_that_it_was_not_meant_for(
     assert registry.rounds.unfinished(run, now) == replace(ledger, offenders={"a": "not_finite", "b": "damaged"})
 
 
-def test_a_round_that_goes_on_keeps_its_updates_and_no_others(registry):
-    """What a killed coordinator left of an earlier round goes when the next is opened."""
+def test_opened_round_keeps_its_own_updates_only(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.add_update(run, update_of(round=1))
     registry.rounds.add_update(run, update_of(round=2))
@@ -58,7 +55,7 @@ def test_a_round_that_goes_on_keeps_its_updates_and_no_others(registry):
     assert registry.rounds.unfinished(run, now) == ledger_of(2, accepted=frozenset("b"))
 
 
-def test_the_deadline_comes_nearer_while_nobody_is_there_but_for_an_interrupt(registry):
+def test_spent_time_counts_on_while_the_coordinator_is_away(registry):
     """By the machine's own clock as long as it runs, by the wall clock after a boot, and never backwards."""
     run, then = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     registry.rounds.open(run, ledger_of(spent_s=5.0), then)
@@ -77,8 +74,7 @@ def test_the_deadline_comes_nearer_while_nobody_is_there_but_for_an_interrupt(re
     assert registry.rounds.unfinished(run, BootTime("boot", 101.0, 0.0)) == ledger_of(spent_s=21.0)
 
 
-def test_going_back_forgets_what_came_after(registry):
-    """The rounds since the model that is left are played again."""
+def test_roll_back_forgets_later_rounds(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     for number in (1, 2, 3):
         registry.rounds.finish(run, record_of(number))
@@ -89,8 +85,7 @@ def test_going_back_forgets_what_came_after(registry):
     assert (registry.rounds.unfinished(run, now), registry.rounds.updates(run, 4)) == (None, [])
 
 
-def test_an_update_counts_once_and_other_bytes_are_refused(registry):
-    """The same again is fine, a second opinion is not; another round or device is another matter."""
+def test_update_counts_once_and_other_bytes_are_refused(registry):
     run = new_run(registry).id
     assert registry.rounds.add_update(run, update_of())
     assert not registry.rounds.add_update(run, update_of())
