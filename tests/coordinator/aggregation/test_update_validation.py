@@ -36,8 +36,7 @@ def _read(schema: Schema = SCHEMA, w: float = 1.0, registered: int | None = None
     )[0].train_loss
 
 
-def test_an_update_that_keeps_the_terms_is_taken():
-    """Its report and its tensors as they were sent."""
+def test_update_within_the_terms_is_accepted():
     assert _read() == report().train_loss
 
 
@@ -64,8 +63,7 @@ def test_an_update_that_keeps_the_terms_is_taken():
     ],
     ids=lambda value: str(value) if isinstance(value, RefuseReason) else "",
 )
-def test_an_update_is_refused_with_its_reason(changes, reason, words):
-    """Whatever else may be right about it."""
+def test_update_is_refused_with_its_reason(changes, reason, words):
     with pytest.raises(UpdateRefused) as refused:
         _read(**changes)
     assert refused.value.reason == reason and words in str(refused.value)
@@ -80,8 +78,7 @@ def test_an_update_is_refused_with_its_reason(changes, reason, words):
         ({"encoding": "fp16"}, RefuseReason.SCHEMA_MISMATCH),
     ],
 )
-def test_an_offer_is_refused_before_the_first_chunk(changes, reason):
-    """What its manifest tells is enough."""
+def test_offer_is_refused_with_its_reason(changes, reason):
     offered = model()
     check_offer(offered, schema=offered.schema, encoding="fp32", max_bytes=10_000)
     with pytest.raises(UpdateRefused) as refused:

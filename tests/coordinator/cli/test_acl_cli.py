@@ -40,7 +40,6 @@ def expected(fleet: str, members: dict[str, str]) -> set[tuple[str, str, str]]:
 
 @given(fleet=NAMES, devices=st.sets(NAMES, max_size=5), watchers=st.sets(NAMES, max_size=3))
 def test_acl_file_has_exactly_the_rules_of_the_topic_table(fleet, devices, watchers):
-    """For any members."""
     watchers -= devices
     members = {"coordinator": "coordinator"} | dict.fromkeys(devices, "device") | dict.fromkeys(watchers, "watcher")
     text = mosquitto_acl(fleet, devices=sorted(devices), watchers=sorted(watchers))
@@ -49,7 +48,6 @@ def test_acl_file_has_exactly_the_rules_of_the_topic_table(fleet, devices, watch
 
 
 def test_acl_has_the_members_of_the_ca_without_the_revoked_ones(fedpatch, tmp_path):
-    """With certificate or password; `--device` adds more."""
     with Authority.create(tmp_path, "kitchen", now=time.time()) as authority:
         for device in ("pi-1", "pi-2", "gone"):
             authority.issue(DEVICE, device, now=time.time())
@@ -66,21 +64,18 @@ def test_acl_has_the_members_of_the_ca_without_the_revoked_ones(fedpatch, tmp_pa
 
 
 def test_acl_of_a_ca_without_devices_has_no_device_rules(fedpatch, tmp_path):
-    """An empty list is not an unknown one."""
     Authority.create(tmp_path, "kitchen", now=time.time()).close()
     ended = fedpatch("broker", "acl", "--ca-dir", tmp_path)
     assert ended.err == "" and read_rules(ended.out) == expected("kitchen", {"coordinator": "coordinator"})
 
 
 def test_acl_without_members_has_patterns_and_a_warning_on_stderr(fedpatch):
-    """Patterns hold for every user."""
     ended = fedpatch("broker", "acl", "--fleet", "kitchen")
     assert ended.code == 0 and "pattern read" in ended.out and "warning" not in ended.out
     assert "hold" not in ended.out and "--ca-dir or --device" in ended.err and len(ended.err.splitlines()) == 1
 
 
 def test_ejabberd_rules_need_named_devices(fedpatch):
-    """Ejabberd has no patterns of users."""
     ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--device", "pi-1", "--ejabberd", "broker.lan")
     assert ended.code == 0 and 'user: ["pi-1@broker.lan"]' in ended.out and "access_publish" in ended.out
     ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--ejabberd", "broker.lan")
@@ -88,7 +83,6 @@ def test_ejabberd_rules_need_named_devices(fedpatch):
 
 
 def test_acl_without_fleet_or_ca_or_of_another_fleet_is_a_usage_error(fedpatch, tmp_path):
-    """Exit code 2, and nothing on stdout."""
     Authority.create(tmp_path / "ca", "kitchen", now=time.time()).close()
     for words, remedy in (
         ((), "--fleet"),

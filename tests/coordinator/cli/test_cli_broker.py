@@ -15,14 +15,12 @@ from tests.support.programs import Ended
 
 
 def test_acl_has_the_given_device_and_coordinator_user(fedpatch):
-    """As the topic table allows."""
     ended = fedpatch("broker", "acl", "--fleet", "kitchen", "--device", "pi-1", "--coordinator-user", "boss")
     assert ended == Ended(0, mosquitto_acl("kitchen", "boss", ["pi-1"]), "")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_broker_serves_until_a_signal(number, code):
-    """It prints its address and accepts clients; the exit code is that of the signal."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     command = [sys.executable, "-m", "fedpatch", "broker", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -39,7 +37,6 @@ def test_broker_serves_until_a_signal(number, code):
 
 
 def test_broker_on_a_taken_port_is_a_usage_error(fedpatch):
-    """With the port and a remedy."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -20,7 +20,6 @@ counts = st.integers(0, 60)
 
 @pytest.mark.parametrize("page", PAGES)
 def test_documentation_pages_contain_each_paragraph_of_the_rule(page):
-    """Paragraph by paragraph; how lines are broken makes no difference."""
     text = " ".join((DOCS / page).read_text("utf-8").split())
     assert [paragraph for paragraph in RULE if paragraph not in text] == []
 
@@ -52,7 +51,6 @@ def test_devices_meant_and_updates_needed_with_the_default_quorum(fleet, left, m
 
 @given(counts, st.data(), shares, shares, st.integers(1, 5))
 def test_updates_needed_lie_between_min_cohort_and_devices_meant(fleet, data, participation, quorum, min_cohort):
-    """No fewer than the minimum, no more than the round is meant for; a smaller count never needs more."""
     left = data.draw(st.integers(0, fleet))
     missing = data.draw(st.integers(0, fleet - left))
     meant = devices_meant(Standing(fleet, left, missing), participation, quorum, min_cohort)
@@ -65,7 +63,6 @@ def test_updates_needed_lie_between_min_cohort_and_devices_meant(fleet, data, pa
 
 @given(st.integers(1, 60), counts, counts, shares)
 def test_without_never_reduces_updates_needed_from_two_to_one(meant, first, then, quorum):
-    """Where two updates were needed, two are; otherwise a device that leaves is a device less. All at once or in turn."""
     whole, rest = math.ceil(quorum * meant - 1e-9), without(meant, first, quorum)
     assert math.ceil(quorum * rest - 1e-9) >= min(2, whole)
     assert rest <= meant
@@ -75,5 +72,4 @@ def test_without_never_reduces_updates_needed_from_two_to_one(meant, first, then
 
 @given(st.integers(1, 60), counts)
 def test_counted_devices_are_more_than_half_of_the_fleet(fleet, missing):
-    """However many are away, more than half of the fleet is counted."""
     assert 2 * Standing(fleet, 0, min(missing, fleet)).counted > fleet

@@ -49,7 +49,6 @@ def test_select_from_a_hundred_devices_has_target_and_invited_counts(
 def test_select_invites_each_available_device_at_most_once_within_bounds(
     devices, participation, over_select, min_cohort, seed, number
 ):
-    """Those invited are available devices, each once; the target is within the minimum and what is there."""
     chosen = select(devices, participation, over_select, min_cohort, seed, number)
     if len(devices) < min_cohort:
         assert chosen == Selection(0, ())
@@ -65,7 +64,6 @@ def test_select_invites_each_available_device_at_most_once_within_bounds(
 def test_select_depends_only_on_seed_round_and_set_of_devices(
     devices, participation, over_select, seed, number, shuffler
 ):
-    """Neither the order in which devices came, nor anybody's use of the global random state, changes it."""
     chosen = select(devices, participation, over_select, 1, seed, number)
     random.seed(shuffler.random())
     before = random.getstate()
@@ -76,7 +74,6 @@ def test_select_depends_only_on_seed_round_and_set_of_devices(
 
 @given(fleets, fractions, factors, factors, seeds)
 def test_select_with_larger_over_selection_extends_the_smaller_cohort(devices, participation, one, other, seed):
-    """The devices invited with a smaller factor are the first of those invited with a larger one."""
     less, more = (select(devices, participation, factor, 1, seed, 1) for factor in sorted([one, other]))
     assert less.target == more.target
     assert more.invited[: len(less.invited)] == less.invited
@@ -88,7 +85,6 @@ def test_select_returns_the_recorded_cohort():
 
 
 def test_select_differs_between_rounds_and_between_seeds():
-    """Another round, or another seed, asks other devices; seed and round are not mixed up."""
     cohorts = {select(DEVICES, 0.1, 1.0, 1, seed, number).invited for seed in range(12) for number in range(12)}
     assert len(cohorts) == 144
 
@@ -101,13 +97,11 @@ def test_select_invites_every_device_equally_often():
 
 
 def test_select_below_min_cohort_invites_nobody():
-    """Below the minimum no device is woken for a round that cannot succeed."""
     assert select(DEVICES[:2], 1.0, 1.0, 3, 0, 1) == Selection(0, ())
     assert select([], 1.0, 1.0, 1, 0, 1) == Selection(0, ())
 
 
 def test_select_counts_a_device_listed_twice_once():
-    """Nobody is asked twice, nor counted twice towards the minimum."""
     assert select(["pi1", "pi1"], 1.0, 1.0, 2, 0, 1) == Selection(0, ())
     assert select(["pi1", "pi1"], 1.0, 1.0, 1, 0, 1) == Selection(1, ("pi1",))
 
@@ -125,6 +119,5 @@ def test_select_counts_a_device_listed_twice_once():
     ],
 )
 def test_select_number_out_of_range_is_usage_error(participation, over_select, min_cohort, complaint):
-    """The error names the number and its range."""
     with pytest.raises(UsageError, match=complaint):
         select(DEVICES, participation, over_select, min_cohort, 0, 1)
