@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.aggregate import AggregateResult
-from fedpatch.coordinator.aggregation.aggregate import aggregate as fold_with
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
 from fedpatch.coordinator.aggregation.limit_settings import (
     MAX_NAMED,
     MAX_PARTS,
@@ -51,13 +51,34 @@ MOVING = WEIGHTS.with_moments(MOMENTS)
 PLAN = TrainPlan("adam", 0.01, 20)
 
 
-def fold(*args: Any, **terms: Any) -> AggregateResult:
-    """With a plan of 20 examples a step, where no other is given."""
-    return fold_with(*args, **{"plan": PLAN} | terms)
+Update = dict[str, np.ndarray]
+
+
+def fold(
+    updates: dict[str, Update],
+    counts: int | dict[str, int] = 1,
+    *,
+    bound: str = "off",
+    cap: str = "off",
+    schema: Schema = MOVING,
+    base: Update | None = None,
+    order: Iterable[str] = (),
+    past: References | None = None,
+) -> AggregateResult:
+    """The aggregate with a plan of 20 examples a step, onto a model of zeros unless `base` is given."""
+    return aggregate(
+        list(order) or list(updates),
+        counts if isinstance(counts, dict) else dict.fromkeys(updates, counts),
+        updates.__getitem__,
+        schema=schema,
+        base=tensors(schema, 0.0) if base is None else base,
+        limits=Limits(parse_norm_bound(bound), parse_examples_cap(cap)),
+        plan=PLAN,
+        past=past,
+    )
 
 
 def tensors_of(update: dict[str, np.ndarray], pulled: Clipped | None) -> dict[str, np.ndarray]:
-    """An update as it counts."""
     return update if pulled is None else pulled.tensors
 
 
@@ -66,7 +87,6 @@ sane = st.floats(-100, 100, width=32)
 
 
 def tensors(schema: Schema, value: float) -> dict[str, np.ndarray]:
-    """All of the same value."""
     return {spec.name: np.full(spec.shape, value, spec.dtype) for spec in schema.specs}
 
 
@@ -138,39 +158,26 @@ def test_huge_factor_caps_nothing():
     assert example_weights({"a": 7, "b": 2**53}, parse_examples_cap("auto:1e308")) == {"a": 7, "b": 2**53}
 
 
-@given(st.permutations(["a", "b", "c", "d"]), st.sampled_from(["off", "clip:0.5", "auto:2"]))
+@given(st.permutations("abcd"), st.sampled_from(["off", "clip:0.5", "auto:2"]))
 def test_aggregate_order_of_updates_changes_no_bit(order, bound):
     updates = {device: tensors(MOVING, 0.1 * 3**at) for at, device in enumerate("abcd")}
     counts = {device: 10 ** (at + 1) for at, device in enumerate("abcd")}
-    terms = Limits(parse_norm_bound(bound), parse_examples_cap("auto:3"))
-    folded, other = (
-        fold(one, counts, updates.__getitem__, schema=MOVING, base=tensors(MOVING, 0.0), limits=terms)
-        for one in (order, sorted(order))
-    )
+    folded, other = (fold(updates, counts, bound=bound, cap="auto:3", order=one) for one in (order, "abcd"))
     assert folded.capped == other.capped == {"c": 300, "d": 300}
     assert folded.bounded() == other.bounded()
-    assert all(np.array_equal(folded.mean[name], other.mean[name]) for name in MOVING.names)
+    assert bits(folded.mean) == bits(other.mean)
 
 
 @given(st.permutations("abcde"))
 def test_mean_of_updates_that_cancel_out_is_the_same_in_every_order(order):
     """Sums of numbers of very different size differ by their order."""
-    updates = {
-        device: tensors(MOVING, value) for device, value in zip("abcde", (1e30, 1.0, -1e30, 3e-8, 0.1), strict=True)
-    }
-    counts = dict.fromkeys("abcde", 1)
-    off = Limits(parse_norm_bound("off"), parse_examples_cap("off"))
-    folded, other = (
-        fold(one, counts, updates.__getitem__, schema=MOVING, base=tensors(MOVING, 0.0), limits=off)
-        for one in (order, "abcde")
-    )
-    assert all(folded.mean[name].tobytes() == other.mean[name].tobytes() for name in MOVING.names)
+    sent = zip("abcde", (1e30, 1.0, -1e30, 3e-8, 0.1), strict=True)
+    updates = {device: tensors(MOVING, value) for device, value in sent}
+    assert bits(fold(updates, order=order).mean) == bits(fold(updates).mean)
 
 
 def test_cap_on_examples_changes_the_mean():
-    updates = {"a": tensors(MOVING, 0.0), "b": tensors(MOVING, 1.0)}
-    terms = Limits(parse_norm_bound("off"), parse_examples_cap("30"))
-    folded = fold("ab", {"a": 10, "b": 10**6}, updates.__getitem__, schema=MOVING, base=updates["a"], limits=terms)
+    folded = fold({"a": tensors(MOVING, 0.0), "b": tensors(MOVING, 1.0)}, {"a": 10, "b": 10**6}, cap="30")
     assert folded.capped == {"b": 30}
     for spec in MOVING.specs:
         if spec.dtype == "float32":
@@ -180,14 +187,11 @@ def test_cap_on_examples_changes_the_mean():
 def test_auto_bound_clips_moments():
     updates = {device: tensors(MOVING, 0.1) for device in "abcd"}
     updates["d"] = {**updates["d"], "w:exp_avg_sq": np.full((2, 2), 1e10, np.float32)}
-    base, terms = tensors(MOVING, 0.0), Limits(NormBound("auto", 2.0))
-    folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=MOVING, base=base, limits=terms)
-    assert folded.clipped.keys() == {"d"}
-    assert folded.clipped["d"].keys() == {"exp_avg_sq"}
+    folded, base = fold(updates, bound="auto:2"), tensors(MOVING, 0.0)
+    assert {device: set(parts) for device, parts in folded.clipped.items()} == {"d": {"exp_avg_sq"}}
     cohort = {device: norms(one, base, MOVING) for device, one in updates.items()}
-    assert (
-        norms(folded.mean, base, MOVING)["exp_avg_sq"] <= norm_limits(references(cohort, {}), terms.norm)["exp_avg_sq"]
-    )
+    most = norm_limits(references(cohort, {}), NormBound("auto", 2.0))
+    assert norms(folded.mean, base, MOVING)["exp_avg_sq"] <= most["exp_avg_sq"]
     assert (folded.mean["w"] == np.float32(0.1)).all()  # the weights are within their bound
 
 
@@ -195,20 +199,16 @@ TRACKING = Schema((*SCHEMA.specs, TensorSpec("bn.running_var", (2,), "float32", 
 BOUNDS = ("clip:1e9", "reject:1e9", "auto:10")
 
 
-def folded_mean(updates: dict[str, dict[str, np.ndarray]], base: dict[str, np.ndarray], bound: str) -> dict:
-    """The aggregate of updates of equal weight."""
-    terms, counts = Limits(parse_norm_bound(bound), ExamplesCap()), dict.fromkeys(updates, 1)
-    return fold(list(updates), counts, updates.__getitem__, schema=TRACKING, base=base, limits=terms).mean
+def bits(update: Update) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in update.items()}
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_huge_variance_of_one_device_is_clipped(bound):
     """A variance of 1e30 counts for ten times what is usual; nothing else of that update is touched."""
-    base = tensors(TRACKING, 1.0)
     updates = {device: tensors(TRACKING, 1.5) for device in "abcd"}
     updates["d"]["bn.running_var"] = np.full((2,), 1e30, np.float32)
-    terms = Limits(parse_norm_bound(bound), ExamplesCap())
-    folded = fold("abcd", dict.fromkeys("abcd", 1), updates.__getitem__, schema=TRACKING, base=base, limits=terms)
+    folded = fold(updates, bound=bound, schema=TRACKING, base=tensors(TRACKING, 1.0))
     assert {device: list(times) for device, times in folded.clipped.items()} == {"d": ["stats bn.running_var"]}
     assert folded.mean["bn.running_var"] == pytest.approx([1 + (3 * 0.5 + 10 * 0.5) / 4] * 2)
     for name in ("b", "w", "s"):
@@ -217,8 +217,8 @@ def test_huge_variance_of_one_device_is_clipped(bound):
 
 def test_bound_off_clips_nothing():
     base = tensors(TRACKING, 1.0)
-    update = {**base, "s": np.full((2,), 1e30, np.float32)}
-    assert np.array_equal(folded_mean({"a": base, "b": update}, base, "off")["s"], np.full(2, 5e29, np.float32))
+    folded = fold({"a": base, "b": {**base, "s": np.full((2,), 1e30, np.float32)}}, schema=TRACKING, base=base)
+    assert np.array_equal(folded.mean["s"], np.full(2, 5e29, np.float32))
 
 
 @given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
@@ -243,10 +243,9 @@ def test_clip_any_statistics_are_within_their_bound(base, sent, bound):
 
 @given(st.lists(models(TRACKING, sane), min_size=4, max_size=4), st.permutations("abcd"), st.sampled_from(BOUNDS))
 def test_aggregate_order_of_statistics_changes_no_bit(sent, order, bound):
-    updates, base = dict(zip("abcd", sent, strict=True)), tensors(TRACKING, 0.0)
-    one = folded_mean(updates, base, bound)
-    other = folded_mean({device: updates[device] for device in order}, base, bound)
-    assert all(one[name].tobytes() == other[name].tobytes() for name in TRACKING.names)
+    updates = dict(zip("abcd", sent, strict=True))
+    one, other = (fold(updates, bound=bound, schema=TRACKING, order=turn) for turn in (order, "abcd"))
+    assert bits(one.mean) == bits(other.mean)
 
 
 @given(
@@ -368,38 +367,26 @@ def test_single_device_raises_its_reference_by_the_factor_at_most():
     assert len(past["weights"]) == KEPT_REFERENCES
 
 
-def test_a_single_device_in_the_first_round_moves_the_weights_by_the_factor_times_the_model():
+def test_single_device_in_the_first_round_moves_the_weights_by_the_factor_times_the_model():
     """There is no other measure yet; a model of zeros has none at all."""
-    base, update = tensors(WEIGHTS, 1.0), tensors(WEIGHTS, 1e30)
-    limits = Limits(NormBound("auto", 3.0))
-    folded = fold(["a"], {"a": 5}, {"a": update}.__getitem__, schema=WEIGHTS, base=base, limits=limits)
+    base, updates = tensors(WEIGHTS, 1.0), {"a": tensors(WEIGHTS, 1e30)}
+    folded = fold(updates, 5, bound="auto:3", schema=WEIGHTS, base=base)
     assert norm(folded.mean, base, WEIGHTS) <= 3 * math.sqrt(7) * (1 + 1e-6)
     assert folded.clipped.keys() == {"a"}
-    zero = tensors(WEIGHTS, 0.0)
-    folded = fold(["a"], {"a": 5}, {"a": update}.__getitem__, schema=WEIGHTS, base=zero, limits=limits)
-    assert not folded.clipped
+    assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS).clipped
 
 
 @given(st.lists(models(MOVING, sane), min_size=1, max_size=3), st.lists(models(MOVING, sane), min_size=1, max_size=2))
 def test_references_of_a_round_do_not_depend_on_the_order(first, second):
     """A round that is aggregated once more after a crash gives the same bits and references."""
-    base, terms = tensors(MOVING, 0.0), Limits(NormBound("auto", 2.0))
     found = []
     for turn in (list, reversed):
         past: Any = {}
         for sent in (first, second):
             updates = dict(zip("abc", [_plausible(one) for one in sent], strict=False))
-            folded = fold(
-                list(turn(list(updates))),
-                dict.fromkeys(updates, 40),
-                updates.__getitem__,
-                schema=MOVING,
-                base=base,
-                limits=terms,
-                past=past,
-            )
+            folded = fold(updates, 40, bound="auto:2", order=list(turn(list(updates))), past=past)
             past = folded.references
-        found.append((past, {name: array.tobytes() for name, array in folded.mean.items()}, folded.clipped))
+        found.append((past, bits(folded.mean), folded.clipped))
     assert found[0] == found[1]
     assert all(len(values) <= KEPT_REFERENCES for values in found[0][0].values())
 
@@ -415,20 +402,17 @@ def _plausible(update: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 COUNTED = Schema((*WEIGHTS.specs, TensorSpec("bn.num_batches_tracked", (), "int64", "stats"))).with_moments(MOMENTS)
 
 
-@pytest.mark.parametrize("bound", ["auto:2", "clip:1e9", "reject:1e9"])
+@pytest.mark.parametrize(("bound", "factor"), [("auto:2", 2), ("clip:1e9", 10), ("reject:1e9", 10)])
 @pytest.mark.parametrize("devices", [1, 2, 3, 6])
-def test_counters_grow_by_the_plans_steps(bound, devices):
+def test_counters_grow_by_the_plans_steps(bound, factor, devices):
     """Of one device as of six: 40 examples in batches of 20 are two steps."""
-    base = tensors(COUNTED, 0.0)
-    names = "abcdef"[:devices]
-    honest = {name: np.full_like(array, 2) if _is_counter(name) else array for name, array in base.items()}
-    updates = dict.fromkeys(names, honest)
-    updates[names[-1]] = {
-        name: np.full_like(array, 10**9) if _is_counter(name) else array for name, array in base.items()
-    }
-    limits = Limits(parse_norm_bound(bound))
-    folded = fold(list(names), dict.fromkeys(names, 40), updates.__getitem__, schema=COUNTED, base=base, limits=limits)
-    factor = 2 if bound == "auto:2" else 10
+    base, names = tensors(COUNTED, 0.0), "abcdef"[:devices]
+    honest, wild = (
+        {name: np.full_like(array, count) if _is_counter(name) else array for name, array in base.items()}
+        for count in (2, 10**9)
+    )
+    updates = {**dict.fromkeys(names, honest), names[-1]: wild}
+    folded = fold(updates, 40, bound=bound, schema=COUNTED)
     for name, array in folded.mean.items():
         if name.endswith(":step"):
             assert 0 < float(array) <= 2 + 1e-3
@@ -481,27 +465,15 @@ def test_pace_makes_norms_of_many_and_few_examples_comparable():
 
 def test_second_moments_that_were_pushed_up_are_no_measure_of_the_next_push():
     """Each round one of four sends as much as is let through; the mean stays within the bound of honest gradients."""
-    steps, honest, limits = 2, 1.0, Limits(NormBound("auto", 2.0))
+    steps, honest = 2, 1.0
     state = tensors(MOVING, 0.0)
     past: References = {}
     for _ in range(200):
-        updates = {}
-        for device in "abcd":
-            sent = dict(state)
-            for name in WEIGHTS.names:
-                second = f"{name}:exp_avg_sq"
-                grown = state[second] * 0.999**steps + (1 - 0.999**steps) * honest
-                sent[second] = np.asarray(grown if device != "d" else 1e15 * np.ones_like(grown), np.float32)
-            updates[device] = sent
-        folded = fold(
-            "abcd",
-            dict.fromkeys("abcd", 40),
-            updates.__getitem__,
-            schema=MOVING,
-            base=state,
-            limits=limits,
-            past=past,
-        )
+        kind, foe = dict(state), dict(state)
+        for second in (f"{name}:exp_avg_sq" for name in WEIGHTS.names):
+            kind[second] = np.asarray(state[second] * 0.999**steps + (1 - 0.999**steps) * honest, np.float32)
+            foe[second] = np.full_like(state[second], 1e15)
+        folded = fold({**dict.fromkeys("abc", kind), "d": foe}, 40, bound="auto:2", base=state, past=past)
         assert folded.clipped.keys() == {"d"}
         state, past = folded.mean, folded.references
     # Four times the mean square of honest gradients from one of four devices.

@@ -56,7 +56,6 @@ def played(strategy: Strategy, encoding: str, seed: int, rounds: int = 3) -> lis
 
 
 def decoded(packed: Packed, before: ServerState) -> dict[str, np.ndarray]:
-    """What is read from `before`."""
     raw_bytes, base = packed.raw_bytes, before.tensors
     return unpack(packed.blob, encoding=packed.encoding, raw_bytes=raw_bytes, schema=SCHEMA, base=base)[1]
 

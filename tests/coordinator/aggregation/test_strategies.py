@@ -32,7 +32,6 @@ every_strategy = pytest.mark.parametrize("strategy", [find_strategy(name) for na
 
 
 def filled(schema: Schema, value: float) -> dict[str, np.ndarray]:
-    """Tensors of one value."""
     return {spec.name: np.full(spec.shape, value, spec.dtype) for spec in schema.specs}
 
 

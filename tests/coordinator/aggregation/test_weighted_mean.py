@@ -102,7 +102,6 @@ PAIR = Schema((TensorSpec("n", (), "int64", "stats"), TensorSpec("w", (2,), "flo
 
 
 def pair(count: int, *weights: float) -> dict[str, np.ndarray]:
-    """Tensors of PAIR."""
     return {"n": np.array(count), "w": np.array(weights, np.float32)}
 
 

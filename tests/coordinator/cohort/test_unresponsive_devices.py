@@ -16,14 +16,15 @@ from tests.support.specs import TASKS, counted, gone, report, there, told, updat
 DEADLINE_S = 100_000.0
 
 
-def bench(devices: str = "abcd", **changes) -> Bench:
-    """A round of devices that all accepted at second 1, with a deadline that is far away."""
+def bench(devices: str = "abcd", reported: str = "", **changes) -> Bench:
+    """A round with a far deadline, of devices that all accepted at second 1 and of which some reported at second 2."""
     given = {"quorum": 1.0, "deadline_s": DEADLINE_S, "grace_s": 10.0, "rejoin_s": 10.0, **changes}
-    return Bench(devices, **given).accept_all()
+    made = Bench(devices, **given).accept_all()
+    reports(made, reported)
+    return made
 
 
 def reports(made: Bench, devices: str, now: float = 2.0) -> None:
-    """These are done."""
     for device in devices:
         made.hear(device, Offer(update()), now=now)
         made.chunks(device, now=now)
@@ -47,8 +48,7 @@ def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> di
 
 class TestMuteDevice:
     def test_mute_device_fails_after_silent_s_once_all_others_reported(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         wait(made, 1.0 + SILENT_S - 1)
         assert made.state("d") is State.ACCEPTED
         wait(made, 200.0, since=60.0)
@@ -56,15 +56,13 @@ class TestMuteDevice:
         assert made.open.round.closing_at < 1.0 + SILENT_S + PROBE_S
 
     def test_mute_device_is_probed_several_times(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         asked = wait(made, 200.0)
         assert set(map(tuple, asked.values())) == {("d",)}
         assert len(asked) >= 3
 
     def test_mute_device_is_waited_for_while_others_work(self):
-        made = bench()
-        reports(made, "ab")
+        made = bench(reported="ab")
         wait(made, 500.0, talking="c")
         assert made.state("d") is State.ACCEPTED
         reports(made, "c", now=500.0)
@@ -78,8 +76,7 @@ class TestMuteDevice:
         assert counted(effects) == [("a", "failed", "silent")]
 
     def test_mute_device_does_not_delay_a_round_with_quorum(self):
-        made = bench(quorum=0.75)
-        reports(made, "abc")
+        made = bench(reported="abc", quorum=0.75)
         wait(made, 200.0)
         assert (made.open.round.phase, made.open.round.closing_at) == (Phase.AGGREGATING, 12.0)
 
@@ -96,14 +93,12 @@ class TestMuteDevice:
 
 class TestSlowDevice:
     def test_device_that_reports_progress_is_waited_for(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         wait(made, 90_000.0, talking="d")
         assert made.state("d") is State.TRAINING
 
     def test_that_only_answers_is_waited_for_until_the_deadline(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         now = 2.0
         while now < 5_000.0:
             now = made.open.next_deadline() or 5_000.0
@@ -113,8 +108,7 @@ class TestSlowDevice:
         assert made.state("d") is State.TRAINING
 
     def test_lost_device_fails_after_rejoin_s(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         made.see("d", gone(), now=5.0)
         wait(made, 100.0, since=5.0)
         assert made.open.round.reasons(State.FAILED) == {"lost": 1}
@@ -123,8 +117,7 @@ class TestSlowDevice:
 
 class TestUpload:
     def test_stalled_upload_fails_though_its_device_speaks(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         made.hear("d", Offer(update()), now=3.0)
         made.open.on_chunk("d", cut(BLOB, update(), 0), 4.0)
         now = 4.0
@@ -136,8 +129,7 @@ class TestUpload:
         assert STALL_S <= now - 4.0 < STALL_S + 2 * PROBE_S
 
     def test_slow_upload_is_waited_for(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         made.hear("d", Offer(update()), now=3.0)
         for index in range(3):
             wait(made, 63.0 + 60 * index, since=3.0 + 60 * index)
@@ -168,8 +160,7 @@ class TestUpload:
 class TestDeviceThatStarts:
     def test_starting_device_has_starting_s_to_come_back(self):
         """Its agent was restarted in the round and loads torch for minutes."""
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         made.see("d", there("b2", tasks=()), now=5.0)
         assert made.state("d") is State.INVITED
         wait(made, STARTING_S, since=5.0)
@@ -179,8 +170,7 @@ class TestDeviceThatStarts:
         assert made.state("d") is State.ACCEPTED
 
     def test_device_that_starts_for_ever_fails(self):
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         made.see("d", there("b2", tasks=()), now=5.0)
         wait(made, 1_000.0, since=5.0)
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
@@ -204,8 +194,7 @@ class TestWithoutBroker:
 
 @pytest.mark.parametrize(("grace_s", "missed"), [(ANSWER_S, ["d"]), (ANSWER_S / 2, [])])
 def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
-    made = bench(quorum=0.75, grace_s=grace_s)
-    reports(made, "abc")
+    made = bench(reported="abc", quorum=0.75, grace_s=grace_s)
     asked = told(made.open.grant(2.0))
     assert [(device, type(body)) for device, body in asked] == [("d", WorkRequest)]
     assert made.open.grant(2.0) == []

@@ -18,7 +18,6 @@ from fedpatch.shared.wire.messages import MAX_CHUNKS
 
 
 def problems(cls=RunSettings, environ=None, **flags) -> list[str]:
-    """Problems of these values."""
     with pytest.raises(ConfigError) as caught:
         load(cls, file=None, environ=environ or {}, flags=flags)
     return list(caught.value.problems)

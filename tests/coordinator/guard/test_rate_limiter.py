@@ -19,7 +19,6 @@ from fedpatch.shared.wire.topics import ParsedTopic
 
 
 def purses(*devices: str, most: int = 100) -> RateLimiter:
-    """One that knows these devices."""
     made = RateLimiter(most)
     for device in devices:
         made.know(device, 0.0)

@@ -171,7 +171,6 @@ def test_round_line_names_offenders_and_an_accuracy_of_a_minority():
 
 @pytest.fixture
 def terminal(monkeypatch) -> Iterator[io.TextIOWrapper]:
-    """A terminal, open for writing."""
     monkeypatch.setenv("TERM", "xterm-256color")
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as stream:

@@ -36,7 +36,6 @@ class Told:
 
 @pytest.fixture
 def told() -> Told:
-    """A view without lines."""
     return Told()
 
 

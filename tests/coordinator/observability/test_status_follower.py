@@ -25,12 +25,10 @@ LATER = PATIENCE_S + 1.0
 
 
 def received(body: Body, run: str = "run-1", topic: str = PROGRESS) -> Received:
-    """A message of the coordinator."""
     return Received(topic, encode(Envelope(body, run=run, round=3)), False)
 
 
 def there(boot: str = "b1", *, online: bool = True) -> Received:
-    """Presence of the coordinator."""
     return received(CoordinatorState(online, boot), "", PRESENCE)
 
 

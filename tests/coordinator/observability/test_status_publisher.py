@@ -30,7 +30,6 @@ class Publishing:
 
     @property
     def last(self) -> Envelope:
-        """The last published message."""
         topic, payload, retain = self.link.published[-1]
         assert (topic, retain) == ("fedpatch/1/home/coord/progress", False)
         return decode(payload)

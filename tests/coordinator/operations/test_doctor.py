@@ -48,7 +48,6 @@ def settings(tmp_path: Path) -> RunSettings:
 
 
 def find(settings: RunSettings) -> dict[str, Finding]:
-    """Findings by name."""
     checkup = quiet_checkup()
     with patient_doctors():
         examine(settings, checkup)

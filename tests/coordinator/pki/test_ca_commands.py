@@ -26,7 +26,6 @@ def fedpatch(fedpatch: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def well(ended: Ended) -> Ended:
-    """It must have succeeded."""
     assert ended.code == 0, ended.err
     return ended
 

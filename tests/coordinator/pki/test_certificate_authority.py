@@ -21,13 +21,11 @@ NOW = 1_800_000_000
 
 @pytest.fixture
 def authority(tmp_path: Path):
-    """The CA of a kitchen."""
     with Authority.create(tmp_path / "ca", "kitchen", now=NOW) as made:
         yield made
 
 
 def certificate(pem: bytes) -> x509.Certificate:
-    """As others read it."""
     return x509.load_pem_x509_certificate(pem)
 
 

@@ -45,7 +45,6 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, write: int, *, after: bool, what:
 
 
 def crl(directory: Path) -> set[str]:
-    """Serial numbers that brokers refuse."""
     found = x509.load_pem_x509_crl((directory / "ca.crl").read_bytes())
     return {f"{one.serial_number:x}" for one in found}
 

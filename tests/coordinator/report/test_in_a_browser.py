@@ -34,7 +34,6 @@ _WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clien
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory) -> Iterator[Browser]:
-    """One browser for all."""
     with browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 

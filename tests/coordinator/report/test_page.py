@@ -210,7 +210,6 @@ def test_csv_has_numbers_in_full():
 
 
 def _named(id: str, private: str = "affine", strategy: str = "fedavg", **settings: Any) -> Run:
-    """A run of one round."""
     return Run(info(id, private=private, strategy=strategy, settings=settings), (record(1),))
 
 

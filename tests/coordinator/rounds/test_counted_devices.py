@@ -55,7 +55,6 @@ def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float
 
 
 def offend(made: Engine, device: str, now: float, reason: RefuseReason = RefuseReason.NOT_FINITE) -> list[Effect]:
-    """The device's update is refused."""
     send(made, device, Accept(10), now, made.last_round)
     return made.handle(UpdateRejected(made.last_round, device, DIGEST, reason, "NaN"), now)
 

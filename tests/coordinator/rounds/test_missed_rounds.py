@@ -27,7 +27,6 @@ from tests.support.specs import gone, model, there
 
 
 def drawn(absences: Absences, devices: str, number: int, participation: float = 1.0) -> Selection:
-    """The cohort of a round."""
     draw = partial(_draw, number=number, participation=participation)
     standing = Standing(len(devices), missing=len(absences.missed.keys() & set(devices)))
     return absences.choose(list(devices), draw, number, all_count=standing.all_count)

@@ -64,7 +64,6 @@ def going_on(unfinished: RoundStart, now: float = 0.0, **changes: Any) -> tuple[
 
 
 def states(made: Engine) -> dict[str, State]:
-    """Where everybody is."""
     return {device: participant.state for device, participant in current(made).round.participants.items()}
 
 

@@ -75,7 +75,6 @@ def step(current: Round, now: float, device: str | None, event: Event) -> None:
 
 
 def insides(current: Round) -> dict:
-    """Everything that a round knows."""
     return copy.deepcopy(vars(current))
 
 

@@ -21,19 +21,24 @@ def blob_of(device: str, size: int = 95) -> bytes:
 
 
 def manifest_of(device: str, size: int = 95) -> Manifest:
-    """What announces it."""
     blob = blob_of(device, size)
     return describe(blob, chunk_bytes=CHUNK_BYTES, encoding="fp32", raw_bytes=size, schema="5c" * 32)
 
 
 def chunk_of(device: str, index: int) -> Chunk:
-    """A part of it."""
     return cut(blob_of(device), manifest_of(device), index)
 
 
-def desk(slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadScheduler:
-    """A desk with repeatable jitter."""
-    return UploadScheduler(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
+def desk(devices: str = "", slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadScheduler:
+    """A desk with repeatable jitter to which these devices have made an offer."""
+    made = UploadScheduler(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
+    for device in devices:
+        made.offer(device, manifest_of(device), 0.0)
+    return made
+
+
+def granted_devices(counter: UploadScheduler, now: float) -> list[str]:
+    return [device for device, _ in counter.next_grants(now)]
 
 
 def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:
@@ -51,27 +56,23 @@ class TestUpload:
         assert counter.chunk("a", chunk_of("a", 5), 1.0) is None
 
     def test_quarter_of_a_window_and_duplicates_are_acknowledged(self):
-        counter = desk(window=8)
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a", window=8)
         assert counter.chunk("a", chunk_of("a", 0), 1.0) is None
         both = Ack(manifest_of("a").digest, Bitmap(10, (0, 1)).to_bytes())
         assert counter.chunk("a", chunk_of("a", 1), 1.0) == both
         assert counter.chunk("a", chunk_of("a", 1), 1.0) == both
 
     def test_small_window_is_acknowledged_each_time(self):
-        counter = desk(window=1)
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a", window=1)
         assert isinstance(counter.chunk("a", chunk_of("a", 0), 1.0), Ack)
 
     def test_repeated_offer_is_granted_with_the_chunks_that_are_here(self):
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a")
         counter.chunk("a", chunk_of("a", 4), 1.0)
         assert counter.offer("a", manifest_of("a"), 2.0) == granted((4,))
 
     def test_other_offer_replaces_the_one_before(self):
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a")
         counter.chunk("a", chunk_of("a", 4), 1.0)
         other = manifest_of("a", 55)
         assert counter.offer("a", other, 2.0) == Grant(other.digest, 8, bytes(1))
@@ -94,16 +95,14 @@ class TestUpload:
         assert counter.chunk("a", chunk_of("b", 0), 0.0) is None
 
     def test_suspended_upload_is_kept_while_nobody_waits(self):
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a")
         counter.chunk("a", chunk_of("a", 4), 1.0)
         counter.suspend("a")
         assert counter.next_grants(2.0) == []
         assert counter.offer("a", manifest_of("a"), 3.0) == granted((4,))
 
     def test_suspended_upload_makes_room_for_another(self):
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a")
         counter.suspend("a")
         assert counter.offer("b", manifest_of("b"), 1.0) == granted(device="b")
 
@@ -114,7 +113,7 @@ class TestShares:
         answers = [counter.offer(f"pi-{i}", manifest_of("a", 25), 0.0) for i in range(7)]
         assert [type(answer) for answer in answers] == [Grant] * 5 + [RetryAfter] * 2
         counter.release("pi-0")
-        assert [device for device, _ in counter.next_grants(1.0)] == ["pi-5"]
+        assert granted_devices(counter, 1.0) == ["pi-5"]
 
     def test_short_update_does_not_overtake_a_long_one(self):
         counter = desk(slots=1, window=8)
@@ -122,7 +121,7 @@ class TestShares:
         assert isinstance(counter.offer("long", manifest_of("b"), 0.0), RetryAfter)
         assert isinstance(counter.offer("later", manifest_of("c", 5), 0.0), RetryAfter)
         counter.release("short")
-        assert [device for device, _ in counter.next_grants(1.0)] == ["long"]
+        assert granted_devices(counter, 1.0) == ["long"]
 
     def test_enormous_chunk_takes_shares_by_its_size(self):
         counter = desk(slots=1, window=8)
@@ -139,7 +138,7 @@ class TestShares:
         ),
     )
     def test_any_history_the_shares_taken_are_those_of_the_active_uploads(self, slots, window, story):
-        counter, now = desk(slots, window), 0.0
+        counter, now = desk(slots=slots, window=window), 0.0
         for what, number in story:
             device, size = f"pi-{number}", 10 * number + 5
             match what:
@@ -186,20 +185,16 @@ class TestLine:
         assert max(gaps) < 1.0  # of 4,800 draws over 60 s
 
     def test_unanswered_grant_is_repeated_after_the_others(self):
-        counter = desk(idle_s=30.0)
-        for device in "abc":
-            counter.offer(device, manifest_of(device), 0.0)
-        assert [device for device, _ in counter.next_grants(30.0)] == ["b"]
+        counter = desk("abc", idle_s=30.0)
+        assert granted_devices(counter, 30.0) == ["b"]
         counter.suspend("b")
-        assert [device for device, _ in counter.next_grants(30.0)] == ["c"]
+        assert granted_devices(counter, 30.0) == ["c"]
         counter.release("c")
         assert counter.next_grants(31.0) == [("a", granted(device="a"))]
         assert counter.waiting == 0
 
     def test_free_slot_is_granted_to_the_longest_waiting(self):
-        counter = desk()
-        for device in "abc":
-            counter.offer(device, manifest_of(device), 0.0)
+        counter = desk("abc")
         assert counter.next_grants(1.0) == []
         counter.release("a")
         assert counter.next_grants(1.0) == [("b", granted(device="b"))]
@@ -207,53 +202,43 @@ class TestLine:
         assert counter.next_grants(1.0) == [("c", granted(device="c"))]
 
     def test_repeated_offer_keeps_its_place_in_the_line(self):
-        counter = desk()
-        for device in "abcb":
-            counter.offer(device, manifest_of(device), 0.0)
+        counter = desk("abcb")
         assert counter.waiting == 2
         counter.release("a")
-        assert [device for device, _ in counter.next_grants(1.0)] == ["b"]
+        assert granted_devices(counter, 1.0) == ["b"]
 
     def test_new_offer_does_not_overtake_the_line(self):
-        counter = desk()
-        for device in "abc":
-            counter.offer(device, manifest_of(device), 0.0)
+        counter = desk("abc")
         counter.release("a")
         assert isinstance(counter.offer("c", manifest_of("c"), 1.0), RetryAfter)
         assert isinstance(counter.offer("b", manifest_of("b"), 1.0), Grant)
 
     def test_silent_device_loses_its_slot_if_another_waits(self):
-        counter = desk(idle_s=30.0)
-        counter.offer("a", manifest_of("a"), 0.0)
+        counter = desk("a", idle_s=30.0)
         assert counter.next_deadline() is None
         assert counter.next_grants(1000.0) == []
         counter.chunk("a", chunk_of("a", 0), 1000.0)
         counter.offer("b", manifest_of("b"), 1010.0)
         assert counter.next_deadline() == 1030.0
         assert counter.next_grants(1029.9) == []
-        assert [device for device, _ in counter.next_grants(1030.0)] == ["b"]
+        assert granted_devices(counter, 1030.0) == ["b"]
         assert counter.chunk("a", chunk_of("a", 1), 1031.0) is None
 
     def test_released_and_suspended_devices_are_not_granted(self):
-        counter = desk()
-        for device in "abcd":
-            counter.offer(device, manifest_of(device), 0.0)
+        counter = desk("abcd")
         counter.suspend("b")
         for device in "abc":
             counter.release(device)
-        assert [device for device, _ in counter.next_grants(1.0)] == ["d"]
+        assert granted_devices(counter, 1.0) == ["d"]
 
     def test_clear_leaves_nothing(self):
-        counter = desk()
-        for device in "ab":
-            counter.offer(device, manifest_of(device), 0.0)
+        counter = desk("ab")
         counter.clear()
         assert (counter.waiting, counter.next_deadline(), counter.next_grants(1.0)) == (0, None, [])
 
 
 def test_device_that_sends_nothing_new_loses_its_place():
-    counter = desk()
-    counter.offer("a", manifest_of("a"), 0.0)
+    counter = desk("a")
     counter.chunk("a", chunk_of("a", 0), 1.0)
     now = 1.0
     while now < STALL_S:

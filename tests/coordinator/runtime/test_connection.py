@@ -62,7 +62,6 @@ def events_of(connection: Connection) -> list[object]:
 
 
 def eventually(fits: Callable[[], bool]) -> bool:
-    """Whether it comes to be."""
     until = time.monotonic() + PATIENCE_S
     while not fits() and time.monotonic() < until:
         time.sleep(0.02)

@@ -12,7 +12,6 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size
 
 
 def update(size: int) -> dict[str, np.ndarray]:
-    """Of so many bytes."""
     return {"w": np.zeros(size, np.int8)}
 
 

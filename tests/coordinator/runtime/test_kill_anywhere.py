@@ -41,7 +41,6 @@ class Guillotine:
         self.writes = 0
 
     def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`real`, which is a write."""
 
         def write(*args: Any, **given: Any) -> Any:
             self.writes += 1

@@ -50,7 +50,6 @@ def play(bench: Bench, rounds: int, devices: str = "ab") -> None:
 
 
 def request_to(bench: Bench, device: str) -> WorkRequest:
-    """The last one."""
     found = [envelope.body for name, envelope in bench.sent if name == device]
     return [body for body in found if isinstance(body, WorkRequest)][-1]
 
@@ -66,7 +65,6 @@ def published(bench: Bench, manifest: Manifest) -> bytes:
 
 
 def opened(bench: Bench, manifest: Manifest, base: Tensors | None = None) -> dict[str, Any]:
-    """What is in it."""
     return unpack(
         published(bench, manifest),
         encoding=manifest.encoding,
@@ -77,7 +75,6 @@ def opened(bench: Bench, manifest: Manifest, base: Tensors | None = None) -> dic
 
 
 def digest_of(bench: Bench, tensors: Tensors) -> str:
-    """Of a model's values."""
     return values_digest(tensors, bench.prepared.travelling)
 
 

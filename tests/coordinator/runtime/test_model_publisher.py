@@ -21,36 +21,38 @@ def link() -> RecordedLink:
     return RecordedLink()
 
 
+@pytest.fixture
+def current(link: RecordedLink, tmp_path: Path) -> ModelPublisher:
+    """A publisher that has published a model."""
+    made = publisher(link, tmp_path)
+    made.publish(Blob(BLOB, model()))
+    return made
+
+
 def publisher(link: RecordedLink, directory: Path) -> ModelPublisher:
     """The publisher of a coordinator that just started in `directory`."""
     return ModelPublisher(link, "kitchen", directory / "published.txt")
 
 
-def test_chunks_are_retained_under_their_digest(link, tmp_path):
-    publisher(link, tmp_path).publish(Blob(BLOB, model()))
+def test_chunks_are_retained_under_their_digest(current, link):
     chunks = [decode_chunk(payload) for _, payload, _ in link.published]
     assert b"".join(chunk.data for chunk in chunks) == BLOB
     assert link.retained() == {f"fedpatch/1/kitchen/blob/{model().digest}/{index}" for index in range(3)}
 
 
-def test_close_retracts_the_model_and_its_note(link, tmp_path):
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_close_retracts_the_model_and_its_note(current, link, tmp_path):
     current.close()
     assert link.retained() == set()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_next_model_replaces_the_one_before(link, tmp_path):
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_next_model_replaces_the_one_before(current, link):
     other = model(b"n" * 150)
     current.publish(Blob(b"n" * 150, other))
     assert link.retained() == {f"fedpatch/1/kitchen/blob/{other.digest}/{index}" for index in range(2)}
 
 
-def test_model_of_a_killed_coordinator_is_retracted_by_the_next(link, tmp_path):
-    publisher(link, tmp_path).publish(Blob(BLOB, model()))
+def test_model_of_a_killed_coordinator_is_retracted_by_the_next(current, link, tmp_path):
     publisher(link, tmp_path).drain()
     assert link.retained() == set()
 
@@ -64,10 +66,8 @@ def test_broker_without_retained_messages_is_sent_no_retraction(link, tmp_path):
     assert later.published == []
 
 
-def test_note_is_kept_until_the_retraction_arrived(link, tmp_path, monkeypatch):
+def test_note_is_kept_until_the_retraction_arrived(current, link, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpatch.coordinator.runtime.model_publisher.CLOSE_TIMEOUT_S", 0.0)
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
     link.idle = False
     current.close()
     later = RecordedLink()
@@ -117,9 +117,7 @@ def test_note_holds_any_number_of_models(link, tmp_path):
     assert len({topic for topic, payload, _ in later.published if payload == b""}) == 200
 
 
-def test_retraction_that_found_no_room_is_repeated(link, tmp_path):
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_retraction_that_found_no_room_is_repeated(current, link, tmp_path):
     link.full = True
     current.retract()
     link.full = False
@@ -129,9 +127,7 @@ def test_retraction_that_found_no_room_is_repeated(link, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_model_published_again_is_not_retracted(link, tmp_path):
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_model_published_again_is_not_retracted(current, link):
     link.idle = False
     current.retract()
     current.publish(Blob(BLOB, model()))

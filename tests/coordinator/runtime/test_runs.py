@@ -33,14 +33,12 @@ class Recorded:
         )
 
     def run(self, settings: RunSettings, **options: Any) -> RunSummary:
-        """`fedpatch run`."""
         view: Any = SimpleNamespace(say=self.said.append)
         return run_execution.run_or_go_on(settings, view, **options)
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Nothing is really run."""
     return Recorded(monkeypatch)
 
 

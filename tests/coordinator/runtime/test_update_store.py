@@ -39,7 +39,6 @@ class Disk:
         self.may = {device: threading.Event() for device in devices}
 
     def keep(self, effect: StoreUpdate) -> str:
-        """Its device."""
         assert self.may[effect.device].wait(LONG_S)
         return effect.device.upper()
 
@@ -55,7 +54,6 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
-    """Two threads."""
     with ThreadPoolExecutor(2) as pool:
         yield pool
 

@@ -50,6 +50,11 @@ def state_of(round: int, fill: float = 1.5) -> ServerState:
     return ServerState(round, {**shared, "fc1.weight": np.full((3, 2), fill, np.float32)}, server)
 
 
+def save(directory: Path, *rounds: int) -> Path:
+    """Save checkpoints of these rounds; the path of the last one."""
+    return [save_checkpoint(directory, state_of(number), PUBLIC, {}) for number in rounds][-1]
+
+
 def equal(one: ServerState, other: ServerState) -> bool:
     """Whether two states are the same to the last bit."""
     return one.round == other.round and same(one.tensors, other.tensors) and same(one.server, other.server)
@@ -84,7 +89,7 @@ def test_checkpoint_round_trip_keeps_every_bit(drawn):
 
 
 def test_loaded_arrays_are_writable(tmp_path):
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    save(tmp_path, 1)
     loaded, _, _ = load_checkpoint(tmp_path)
     loaded.tensors["fc1.weight"] += 1.0
     assert loaded.tensors["fc1.weight"][0, 0] == 2.5
@@ -93,9 +98,9 @@ def test_loaded_arrays_are_writable(tmp_path):
 def test_last_two_checkpoints_are_kept_and_leftovers_removed(tmp_path):
     run = tmp_path / "runs" / "r-1"
     for number in range(1, 12):
-        save_checkpoint(run, state_of(number), PUBLIC, {})
+        save(run, number)
     (run / ".checkpoint-000012.fp.x.tmp").write_bytes(b"half")
-    save_checkpoint(run, state_of(12), PUBLIC, {})
+    save(run, 12)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-000011.fp", "checkpoint-000012.fp"]
     assert (run.stat().st_mode & 0o777, (run / "checkpoint-000012.fp").stat().st_mode & 0o777) == (0o700, 0o600)
     assert load_checkpoint(run)[0].round == 12
@@ -117,8 +122,7 @@ def test_damage_anywhere_falls_back_to_the_checkpoint_before(place, truncate):
 
 
 def test_fallback_is_logged_and_ends_with_the_next_save(tmp_path, caplog):
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    damaged = save(tmp_path, 1, 2)
     flip(damaged, 0.9)
     with caplog.at_level(logging.WARNING):
         load_checkpoint(tmp_path)
@@ -132,25 +136,22 @@ def test_fallback_is_logged_and_ends_with_the_next_save(tmp_path, caplog):
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 100, None], ids=["empty", "zeros", "a directory"])
 def test_garbage_in_place_of_the_newest_falls_back(tmp_path, caplog, left):
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    damaged = save(tmp_path, 1, 2)
     damaged.unlink()
     damaged.mkdir() if left is None else damaged.write_bytes(left)
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
     assert f"{damaged}: " in caplog.text and "carrying on from round 1" in caplog.text
-    for number in (2, 3):
-        save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
+    save(tmp_path, 2, 3)
     assert sorted(path.name for path in tmp_path.glob("*.fp")) == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
 
 
 def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(tmp_path, caplog, monkeypatch):
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    save(tmp_path, 1)
     read = checkpoint._read
 
     def late(*arguments: Any) -> memoryview:
         monkeypatch.undo()
-        for number in (2, 3):
-            save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
+        save(tmp_path, 2, 3)
         return read(*arguments)
 
     monkeypatch.setattr(checkpoint, "_read", late)
@@ -159,8 +160,7 @@ def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(tmp_path, 
 
 
 def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    newest = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    newest = save(tmp_path, 1, 2)
     read = Path.read_bytes
 
     def refuse(path):
@@ -175,17 +175,17 @@ def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
 
 
 def test_damaged_older_checkpoint_is_not_read(tmp_path, caplog):
-    older = save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+    older = save(tmp_path, 1)
+    save(tmp_path, 2)
     flip(older, 0.5)
     assert equal(load_checkpoint(tmp_path)[0], state_of(2))
-    save_checkpoint(tmp_path, state_of(3), PUBLIC, {})
+    save(tmp_path, 3)
     assert (older.exists(), caplog.messages) == (False, [])
 
 
 def test_only_damaged_checkpoints_raises_with_each_file(tmp_path):
     for number in (1, 2):
-        flip(save_checkpoint(tmp_path, state_of(number), PUBLIC, {}), 0.5)
+        flip(save(tmp_path, number), 0.5)
     with pytest.raises(StateError) as caught:
         load_checkpoint(tmp_path)
     lines = str(caught.value).splitlines()
@@ -211,7 +211,7 @@ def test_foreign_files_and_other_versions_raise(tmp_path):
 
 
 def test_refused_write_raises_and_keeps_the_checkpoint_before(tmp_path):
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+    save(tmp_path, 1)
     program = f"""
 import resource
 from pathlib import Path
@@ -276,28 +276,27 @@ def test_device_name_outside_the_topic_alphabet_is_refused(tmp_path, device):
 def test_full_disk_keeps_the_checkpoints_before_and_no_partial_file(tmp_path):
     with small_disk(tmp_path / "disk", "256k") as disk:
         run = disk.path / "r-1"
-        for number in (1, 2):
-            save_checkpoint(run, state_of(number), PUBLIC, {})
+        save(run, 1, 2)
         before = {path.name: path.read_bytes() for path in run.iterdir()}
         disk.fill()
         remedy = "No space left on device; free some space on this disk"
         with pytest.raises(StateError, match=rf"checkpoint-000003\.fp: {remedy}"):
-            save_checkpoint(run, state_of(3), PUBLIC, {})
+            save(run, 3)
         with pytest.raises(StateError, match=rf"pi-1\.fp: {remedy}"):
             store_update(run, 3, "pi-1", bytes(10_000))
         assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
         assert list((run / "updates").rglob("*.*")) == []
         disk.empty()
-        save_checkpoint(run, state_of(3), PUBLIC, {})
+        save(run, 3)
         assert load_checkpoint(run)[0].round == 3
 
 
 def test_readonly_disk_raises_and_can_be_read(tmp_path):
     with small_disk(tmp_path / "disk", "256k") as disk:
-        save_checkpoint(disk.path, state_of(1), PUBLIC, {})
+        save(disk.path, 1)
         disk.make_readonly()
         with pytest.raises(StateError, match=r"Read-only file system; this disk is read-only.* mount it read-write"):
-            save_checkpoint(disk.path, state_of(2), PUBLIC, {})
+            save(disk.path, 2)
         assert equal(load_checkpoint(disk.path)[0], state_of(1))
 
 
@@ -312,6 +311,6 @@ def test_checkpoint_of_an_earlier_version_without_encoding_is_read_as_compressed
     real = checkpoint._write
     monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")
     monkeypatch.setattr(checkpoint, "_write", write)
-    save_checkpoint(tmp_path, state_of(3), PUBLIC, {})
+    save(tmp_path, 3)
     monkeypatch.undo()
     assert equal(load_checkpoint(tmp_path)[0], state_of(3))

@@ -30,19 +30,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def registry(path: Path):
-    """An empty registry."""
     with Registry(path) as opened:
         yield opened
 
 
 def new_run(registry: Registry, created_at: float = 1_700_000_000.0, fleet: str = "default") -> RunInfo:
-    """A run of a fleet."""
     settings = {"rounds": 3, "target_ua": None, "fleet": fleet}
     return registry_builders.new_run(registry, created_at, private="affine", settings=settings, schema=DIGEST)
 
 
 def record_of(number: int, **values) -> RoundRecord:
-    """A round's record."""
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5, phase_seconds=PhaseSeconds(train=2.5), **values)
 
 

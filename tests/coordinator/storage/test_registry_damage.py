@@ -41,7 +41,6 @@ def content_of(db: sqlite3.Connection) -> Content:
 
 
 def record_of(number: int) -> RoundRecord:
-    """A round's record."""
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5)
 
 
@@ -95,7 +94,6 @@ class Told(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
         self.lines.append(record.getMessage())
 
     def __enter__(self) -> list[str]:

@@ -14,7 +14,6 @@ from tests.coordinator.storage.test_registry import new_run, record_of, update_o
 
 
 def ledger_of(number: int = 1, **changes: Any) -> RoundJournal:
-    """A round of three devices."""
     return replace(RoundJournal(number, 2, ("b", "a", "c"), "ab" * 32), **changes)
 
 

@@ -27,7 +27,6 @@ ROUNDS = 4
 
 
 def record_of(number: int) -> RoundRecord:
-    """A round's record."""
     seconds = PhaseSeconds(train=1.25)
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5 + number / 100, phase_seconds=seconds, failures={"x": 1})
 
@@ -79,7 +78,6 @@ def garble(*paths: Path) -> None:
 
 
 def delete(*paths: Path) -> None:
-    """Gone."""
     for one in paths:
         one.unlink()
 

@@ -38,7 +38,6 @@ BLOB = b"an update" * 10
 
 
 def record_of(number: int) -> RoundRecord:
-    """A round's record."""
     return RoundRecord(number, "aggregated", 2, 2, 0, 2, 0.5)
 
 
@@ -79,12 +78,10 @@ def found(state_dir: Path) -> list[Finding]:
 
 
 def bad(state_dir: Path) -> list[Finding]:
-    """What is not good."""
     return [one for one in found(state_dir) if one.verdict != "ok"]
 
 
 def change(path: Path, statement: str) -> None:
-    """By a plain SQLite client."""
     with closing(sqlite3.connect(path)) as db:
         db.execute(statement)
         db.commit()
