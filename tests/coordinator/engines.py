@@ -54,6 +54,12 @@ def leave(made: Engine, devices: Iterable[str], now: float) -> None:
         made.handle(DevicePresence(device, gone()), now)
 
 
+def accept(made: Engine, devices: Iterable[str], now: float = 1.0) -> None:
+    """Devices accept the round of number 1."""
+    for device in devices:
+        send(made, device, Accept(10), now)
+
+
 def current(made: Engine) -> ActiveRound:
     """The open round."""
     assert made.open is not None
@@ -81,11 +87,15 @@ def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | Non
     return made.handle(UpdateStored(made.last_round, device, DIGEST, report(accuracy)), now)
 
 
+def report_all(made: Engine, devices: Iterable[str], now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
+    """The whole round of several devices; the effects of the last report."""
+    return [report_of(made, device, now, accuracy) for device in devices][-1]
+
+
 def aggregating() -> Engine:
     """An engine that has a's report and has left b behind, at second 5."""
     made = asking("ab", quorum=0.5, grace_s=0.0)
-    for device in "ab":
-        send(made, device, Accept(10))
+    accept(made, "ab")
     assert report_of(made, "a")[-1] == AggregateUpdates(1, ("a",))
     return made
 

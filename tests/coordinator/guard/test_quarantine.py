@@ -28,7 +28,7 @@ from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryA
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.registry_builders import new_run, seen
-from tests.support.specs import TASK, gone, said, there, told, update
+from tests.support.specs import TASK, gone, refusal, said, there, told, update
 
 
 @pytest.fixture
@@ -238,8 +238,7 @@ def test_offer_for_a_resumable_run_is_told_to_retry():
     assert isinstance(body, RetryAfter)
     assert body.digest == update().digest
     for number, run in ((6, "run-0"), (7, "run-9")):
-        [(_, body)] = told(engine.handle(DeviceMessage("a", said(Offer(update()), number, run=run, epoch=3)), 1.0))
-        assert isinstance(body, Refused)
+        refusal(engine.handle(DeviceMessage("a", said(Offer(update()), number, run=run, epoch=3)), 1.0))
 
 
 def test_open_rounds_of_resumable_runs_are_known(registry):

@@ -15,7 +15,7 @@ from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_p
 from fedpatch.shared.wire.messages import Accept, CoordinatorState, Envelope, Progress
 from fedpatch.shared.wire.reason_codes import JobPhase
 from fedpatch.shared.wire.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
-from tests.coordinator.engines import BLOB, asking, current, engine, report_of, send
+from tests.coordinator.engines import BLOB, accept, asking, current, engine, report_of, send
 from tests.coordinator.observability.statuses import collecting, fleet, passed_on, record, text_of, waiting
 from tests.shared.arbitrary_messages import of_message
 from tests.support.specs import model, there
@@ -33,8 +33,7 @@ class TestStatusMessage:
 
     def test_open_round_has_state_and_progress_of_each_device_and_the_quorum(self):
         made = asking("abc", quorum=0.6)
-        for device in "ab":
-            send(made, device, Accept(10))
+        accept(made, "ab")
         send(made, "b", Progress(JobPhase.TRAINING, 1, 4))
         report_of(made, "c")
         status = status_message(made, 8.0).status

@@ -26,7 +26,19 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
-from tests.coordinator.engines import DIGEST, asking, current, end_of, engine, join, leave, report_of, send
+from tests.coordinator.engines import (
+    DIGEST,
+    accept,
+    asking,
+    current,
+    end_of,
+    engine,
+    join,
+    leave,
+    report_all,
+    report_of,
+    send,
+)
 from tests.support.specs import gone, model, run_spec, there, told
 
 DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
@@ -302,18 +314,15 @@ class TestOffenders:
 class TestTarget:
     def test_target_is_not_reached_by_a_failed_round(self):
         made = fleet_of("abcd", target_ua=0.9)
-        for device in "abcd":
-            send(made, device, Accept(10))
-        for device in "ab":
-            report_of(made, device, 5.0, 0.95)
+        accept(made, "abcd")
+        report_all(made, "ab", 5.0, 0.95)
         made.handle(TimePassed(), 301.0)
         [record] = made.records
         assert (record.outcome, record.user_accuracy, made.stopped) == ("failed", 0.95, None)
 
     def test_target_needs_a_quorum_of_measured_devices(self):
         made = fleet_of("abcd", target_ua=0.9)
-        for device in "bcd":
-            report_of(made, device, 5.0, None)
+        report_all(made, "bcd", 5.0, None)
         report_of(made, "a", 5.0, 0.95)
         assert finish(made.handle(Aggregated(), 6.0)) is None
         [record] = made.records

@@ -22,7 +22,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.coordinator.engines import asking, current, engine, join, report_of, send
+from tests.coordinator.engines import accept, asking, current, engine, join, report_all, report_of, send
 from tests.support.specs import gone, model, there
 
 
@@ -120,8 +120,7 @@ class TestRounds:
         for device in silent:
             if device in made.open.round.participants:
                 send(made, device, Accept(10), now, number)
-        for device in reporters:
-            report_of(made, device, now + 1.0)
+        report_all(made, reporters, now + 1.0)
         now += 1.0
         while made.open is not None and made.open.round.number == number and not made.open.dismissed:
             now = made.next_deadline()
@@ -193,10 +192,8 @@ class TestRounds:
 
     def test_slow_device_that_answers_is_not_absent(self):
         made = asking("abcdef", quorum=0.8, grace_s=10.0)
-        for device in "abcdef":
-            send(made, device, Accept(10), 0.5)
-        for device in "abcde":
-            report_of(made, device, 1.0)
+        accept(made, "abcdef", 0.5)
+        report_all(made, "abcde", 1.0)
         send(made, "f", Progress(JobPhase.TRAINING, 1, 9), 2.0)
         made.handle(TimePassed(), 11.0)
         made.handle(Aggregated(), 11.0)
@@ -206,15 +203,13 @@ class TestRounds:
     def test_device_that_fails_with_a_reason_is_not_absent(self, answer):
         made = asking("abc", quorum=0.5)
         send(made, "c", answer, 0.5)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
         assert made.records[0].absent == {}
 
     def test_device_that_declines_fails_one_round_only(self):
         made, now = asking("abcd", quorum=0.8, deadline_s=600.0, rounds=4), 0.0
-        for device in "abc":
-            send(made, device, Accept(10), now)
+        accept(made, "abc", now)
         send(made, "d", Decline(DeclineReason.UNWILLING), now)
         while made.stopped is None:
             if made.open is None:
@@ -236,26 +231,22 @@ class TestRounds:
         join(made, "abc")
         made.handle(ModelPublished(model()), 0.0)
         send(made, "c", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
         assert made.records[-1].absent == made.fleet.absent == {}
 
     def test_device_that_never_answers_is_absent(self):
         made = asking("abc", quorum=0.5, grace_s=100.0)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        report_all(made, "ab", 1.0)
         made.handle(TimePassed(), 10.0)
         made.handle(Aggregated(), 10.0)
         assert made.records[0].absent == {"c": 1}
 
     def test_device_that_is_gone_for_too_long_is_absent(self):
         made = asking("abc", quorum=0.5, rejoin_s=30.0, grace_s=100.0)
-        for device in "abc":
-            send(made, device, Accept(10), 0.5)
+        accept(made, "abc", 0.5)
         made.handle(DevicePresence("c", gone()), 1.0)
-        for device in "ab":
-            report_of(made, device, 2.0)
+        report_all(made, "ab", 2.0)
         made.handle(TimePassed(), 31.0)
         made.handle(Aggregated(), 31.0)
         assert made.records[0].absent == {"c": 1}
@@ -269,10 +260,8 @@ class TestRounds:
 
     def test_device_that_is_at_work_at_the_deadline_is_absent(self):
         made = asking("abc", quorum=1.0, deadline_s=40.0, max_failed_rounds=9)
-        for device in "abc":
-            send(made, device, Accept(10), 0.5)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        accept(made, "abc", 0.5)
+        report_all(made, "ab", 1.0)
         for second in range(2, 41):
             send(made, "c", Progress(JobPhase.TRAINING, second, 1000), float(second))
             made.handle(TimePassed(), float(second))

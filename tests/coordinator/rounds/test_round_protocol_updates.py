@@ -27,16 +27,9 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, RefuseReason
 from tests.coordinator.round_protocols import BLOB, Bench
-from tests.support.specs import counted, gone, model, report, told, update
+from tests.support.specs import counted, gone, model, refusal, report, told, update
 
 DIGEST = update().digest
-
-
-def refusal(effects) -> Refused:
-    """The only message among them, which refuses."""
-    [(_, body)] = told(effects)
-    assert isinstance(body, Refused)
-    return body
 
 
 class TestOffers:

@@ -42,7 +42,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from tests.coordinator.engines import BLOB, DIGEST, asking, current, join, kinds, send
+from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, join, kinds, send
 from tests.support.specs import counted, model, report, run_spec, said, there, told, update
 
 EPOCH = 2
@@ -225,8 +225,7 @@ class TestSilence:
 
     def test_silent_device_is_sent_the_request_again(self):
         made = asking("ab")
-        for device in "ab":
-            send(made, device, Accept(10))
+        accept(made, "ab")
         send(made, "b", Progress(JobPhase.TRAINING, 1, 2), now=20.0)
         asked = told(made.handle(TimePassed(), 1.0 + PROBE_S))
         assert [(device, type(body)) for device, body in asked] == [("a", WorkRequest)]

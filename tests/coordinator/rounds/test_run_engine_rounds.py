@@ -24,7 +24,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Failed, Grant, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import BLOB, DIGEST, aggregating, asking, current, engine, kinds, report_of, send
-from tests.support.specs import counted, gone, model, there, told, update
+from tests.support.specs import counted, gone, model, refusal, there, told, update
 
 
 class TestBeginning:
@@ -183,17 +183,13 @@ class TestStaleMessages:
     def test_stale_offer_is_refused_and_stale_work_cancelled(self, changes, reason):
         made = asking("ab", epoch=2)
         changes = {"epoch": 2} | changes
-        [(_, body)] = told(send(made, "a", Offer(update()), **changes))
-        assert isinstance(body, Refused)
-        assert body.reason is reason
+        assert refusal(send(made, "a", Offer(update()), **changes)).reason is reason
         assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
 
     def test_offer_of_a_device_that_was_not_invited_is_refused(self):
         made = asking("ab")
         made.handle(DevicePresence("z", there()), 1.0)
-        [(_, body)] = told(send(made, "z", Offer(update())))
-        assert isinstance(body, Refused)
-        assert body.reason is RefuseReason.NOT_INVITED
+        assert refusal(send(made, "z", Offer(update()))).reason is RefuseReason.NOT_INVITED
         assert made.handle(ChunkReceived("z", cut(BLOB, update(BLOB), 0)), 1.0) == []
 
     def test_messages_while_aggregating_are_late_unless_committed(self):
@@ -207,8 +203,7 @@ class TestStaleMessages:
         made.handle(Aggregated(), 9.0)
         assert made.stopped is Stopped.MAX_ROUNDS
         assert told(send(made, "a", Offer(update(BLOB)), 10.0)) == [("a", Committed(DIGEST))]
-        [(_, body)] = told(send(made, "a", Offer(update(b"other")), 10.0))
-        assert isinstance(body, Refused)
+        refusal(send(made, "a", Offer(update(b"other")), 10.0))
         assert made.handle(ChunkReceived("a", cut(BLOB, update(BLOB), 0)), 10.0) == []
 
     def test_last_will_of_an_earlier_connection_is_ignored(self):

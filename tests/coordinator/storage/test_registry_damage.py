@@ -86,6 +86,13 @@ def laid_out(files: Mapping[str, bytes]) -> Iterator[Path]:
         yield Path(folder) / REGISTRY_FILE
 
 
+@pytest.fixture
+def path(story: Story) -> Iterator[Path]:
+    """The path of the registry, among its files after a clean end."""
+    with laid_out(story.ended) as laid:
+        yield laid
+
+
 class Told(logging.Handler):
     """What the registry's log says within a `with`."""
 
@@ -221,39 +228,36 @@ def change(path: Path, *statements: str) -> None:
         "CREATE INDEX by_fleet ON devices (fleet)",
     ],
 )
-def test_row_changed_by_another_program_while_open_stays_changed(story: Story, statement: str):
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            change(path, statement)
-            registry.next_epoch(story.run)
-        with closing(sqlite3.connect(path)) as db:
-            changed = content_of(db)
-        assert opened(path) == (changed, [])
-        path.unlink()
-        found, (line, *_) = opened(path)
-        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
-        assert found["rounds"] == story.full["rounds"]
+def test_row_changed_by_another_program_while_open_stays_changed(path: Path, story: Story, statement: str):
+    with Registry(path) as registry:
+        change(path, statement)
+        registry.next_epoch(story.run)
+    with closing(sqlite3.connect(path)) as db:
+        changed = content_of(db)
+    assert opened(path) == (changed, [])
+    path.unlink()
+    found, (line, *_) = opened(path)
+    assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
+    assert found["rounds"] == story.full["rounds"]
 
 
-def test_row_changed_by_another_program_after_the_end_leaves_the_run_finished(story: Story):
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
-        change(path, "UPDATE devices SET last_seen = 4.0")
-        with Told() as lines, Registry(path) as registry:
-            run = registry.run("last")
-        assert (run.status, run.user_accuracy, lines) == ("finished", 0.5, [])
+def test_row_changed_by_another_program_after_the_end_leaves_the_run_finished(path: Path, story: Story):
+    with Registry(path) as registry:
+        registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
+    change(path, "UPDATE devices SET last_seen = 4.0")
+    with Told() as lines, Registry(path) as registry:
+        run = registry.run("last")
+    assert (run.status, run.user_accuracy, lines) == ("finished", 0.5, [])
 
 
-def test_copy_made_at_the_end_of_a_run_has_its_end(story: Story):
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
-        with closing(sqlite3.connect(copy_of(path))) as db:
-            assert db.execute("SELECT status, user_accuracy FROM runs").fetchall() == [("finished", 0.5)]
-        path.write_bytes(b"no database")
-        with Registry(path) as registry:
-            assert registry.run("last").status == "finished"
+def test_copy_made_at_the_end_of_a_run_has_its_end(path: Path, story: Story):
+    with Registry(path) as registry:
+        registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
+    with closing(sqlite3.connect(copy_of(path))) as db:
+        assert db.execute("SELECT status, user_accuracy FROM runs").fetchall() == [("finished", 0.5)]
+    path.write_bytes(b"no database")
+    with Registry(path) as registry:
+        assert registry.run("last").status == "finished"
 
 
 @pytest.mark.parametrize(
@@ -267,15 +271,14 @@ def test_copy_made_at_the_end_of_a_run_has_its_end(story: Story):
         ("PRAGMA ignore_check_constraints = ON; UPDATE runs SET status = 'on'", "runs"),
     ],
 )
-def test_impossible_values_are_reported_and_repaired(story: Story, statement: str, why: str):
-    with laid_out(story.ended) as path:
-        change(path, *statement.split("; "))
-        with pytest.raises(StateError, match=rf"{path}: is damaged \(.*{why}.*`fedpatch run` or"):
-            Registry(path, readonly=True)
-        assert any(why in one for one in doctor_finds(path))
-        found, (line, *_) = opened(path)
-        assert why in line
-        assert (found["rounds"], found["runs"]) == (story.full["rounds"], story.full["runs"])
+def test_impossible_values_are_reported_and_repaired(path: Path, story: Story, statement: str, why: str):
+    change(path, *statement.split("; "))
+    with pytest.raises(StateError, match=rf"{path}: is damaged \(.*{why}.*`fedpatch run` or"):
+        Registry(path, readonly=True)
+    assert any(why in one for one in doctor_finds(path))
+    found, (line, *_) = opened(path)
+    assert why in line
+    assert (found["rounds"], found["runs"]) == (story.full["rounds"], story.full["runs"])
 
 
 @pytest.mark.parametrize(
@@ -298,21 +301,20 @@ def test_impossible_values_are_reported_and_repaired(story: Story, statement: st
         ("phase_seconds", "[]"),
     ],
 )
-def test_record_with_a_field_of_another_type_is_damaged(story: Story, key: str, value: str):
-    with laid_out(story.ended) as path:
-        with closing(sqlite3.connect(path)) as db:
-            (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
-            changed = json.dumps({**json.loads(text), key: "PLACE"}).replace('"PLACE"', value)
-            db.execute("UPDATE rounds SET record = ? WHERE round = 2", (changed,))
-            db.commit()
-        with pytest.raises(StateError, match=rf"{path}: is damaged \(a row of rounds does not hold what was written"):
-            Registry(path, readonly=True)
-        found, _ = opened(path)
-        assert found["rounds"] == story.full["rounds"]
+def test_record_with_a_field_of_another_type_is_damaged(path: Path, story: Story, key: str, value: str):
+    with closing(sqlite3.connect(path)) as db:
+        (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
+        changed = json.dumps({**json.loads(text), key: "PLACE"}).replace('"PLACE"', value)
+        db.execute("UPDATE rounds SET record = ? WHERE round = 2", (changed,))
+        db.commit()
+    with pytest.raises(StateError, match=rf"{path}: is damaged \(a row of rounds does not hold what was written"):
+        Registry(path, readonly=True)
+    found, _ = opened(path)
+    assert found["rounds"] == story.full["rounds"]
 
 
-def test_copy_is_not_replaced_by_one_of_a_damaged_registry(story: Story, caplog: pytest.LogCaptureFixture):
-    with laid_out(story.ended) as path, Registry(path) as registry:
+def test_copy_is_not_replaced_by_one_of_a_damaged_registry(path: Path, caplog: pytest.LogCaptureFixture):
+    with Registry(path) as registry:
         change(path, "UPDATE rounds SET record = 'x' WHERE round = 2")
         before = copy_of(path).read_bytes()
         with caplog.at_level(logging.WARNING, LOG):
@@ -322,18 +324,17 @@ def test_copy_is_not_replaced_by_one_of_a_damaged_registry(story: Story, caplog:
         assert not list(path.parent.glob(".*"))
 
 
-def test_journals_add_what_the_copy_lacks(story: Story):
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            registry.rounds.finish(story.run, record_of(6))
-            registry.next_epoch(story.run)
-            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
-            wanted = registry.runs(), registry.rounds.records(story.run)
-        copy_of(path).write_bytes(story.ended[f"{REGISTRY_FILE}.before"])
-        path.write_bytes(b"no database")
-        with Told() as lines, Registry(path) as registry:
-            assert (registry.runs(), registry.rounds.records(story.run)) == wanted
-        assert len(lines) == 1
+def test_journals_add_what_the_copy_lacks(path: Path, story: Story):
+    with Registry(path) as registry:
+        registry.rounds.finish(story.run, record_of(6))
+        registry.next_epoch(story.run)
+        registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+        wanted = registry.runs(), registry.rounds.records(story.run)
+    copy_of(path).write_bytes(story.ended[f"{REGISTRY_FILE}.before"])
+    path.write_bytes(b"no database")
+    with Told() as lines, Registry(path) as registry:
+        assert (registry.runs(), registry.rounds.records(story.run)) == wanted
+    assert len(lines) == 1
 
 
 def test_log_left_by_a_power_cut_is_no_damage(story: Story):
@@ -341,23 +342,18 @@ def test_log_left_by_a_power_cut_is_no_damage(story: Story):
         assert opened(path) == (story.full, [])
 
 
-@pytest.mark.parametrize("left", [b"", None], ids=["empty", "absent"])
-def test_empty_or_absent_file_is_replaced_by_its_copy(story: Story, left: bytes | None):
+@pytest.mark.parametrize("left", ["empty", "absent", "set aside"])
+def test_empty_or_absent_file_is_replaced_by_its_copy(story: Story, left: str):
+    """A repair that was stopped halfway has set the file aside, and left its log."""
     with laid_out(story.cut) as path:
-        path.unlink() if left is None else path.write_bytes(left)
+        if left == "set aside":
+            path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
+        else:
+            path.write_bytes(b"") if left == "empty" else path.unlink()
         found, (line,) = opened(path)
         assert found == story.copied
-        assert line.startswith(
-            f"{path}: is empty; it is now " if left is not None else f"{path}: is not there; its copy "
-        )
-
-
-def test_repair_that_was_stopped_halfway_is_completed(story: Story):
-    with laid_out(story.cut) as path:
-        path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
-        found, (line,) = opened(path)
-        assert found == story.copied
-        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
+        where = "empty; it is now " if left == "empty" else f"not there; its copy {copy_of(path).name} is in its place"
+        assert line.startswith(f"{path}: is {where}")
 
 
 def test_damaged_file_without_a_copy_is_left_alone(story: Story):
@@ -375,42 +371,39 @@ def test_damaged_file_without_a_copy_is_left_alone(story: Story):
             assert path.read_bytes() == story.ended[REGISTRY_FILE][:5000]
 
 
-def test_damaged_copy_is_not_used_and_both_are_named(story: Story):
-    with laid_out(story.ended) as path:
-        for one in (path, copy_of(path)):
-            one.write_bytes(one.read_bytes()[:5000])
-        with pytest.raises(
-            StateError, match=rf"{path}: is damaged .* its copy {copy_of(path)} is damaged .*runs --rebuild"
-        ):
-            Registry(path)
-        assert len(path.read_bytes()) == 5000
+def test_damaged_copy_is_not_used_and_both_are_named(path: Path):
+    for one in (path, copy_of(path)):
+        one.write_bytes(one.read_bytes()[:5000])
+    with pytest.raises(
+        StateError, match=rf"{path}: is damaged .* its copy {copy_of(path)} is damaged .*runs --rebuild"
+    ):
+        Registry(path)
+    assert len(path.read_bytes()) == 5000
 
 
-def test_readonly_open_of_a_damaged_registry_names_the_remedy_and_changes_nothing(story: Story):
-    with laid_out(story.ended) as path:
-        remedy = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
-        damage = r"is damaged \(file is not a database\)"
-        for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
-            path.unlink() if data is None else path.write_bytes(data)
-            before = files_of(path.parent)
-            with pytest.raises(StateError, match=rf"^{path}: {why}; {remedy}"):
-                Registry(path, readonly=True)
-            assert files_of(path.parent) == before
-            must_exist(path)
-        copy_of(path).unlink()
+def test_readonly_open_of_a_damaged_registry_names_the_remedy_and_changes_nothing(path: Path):
+    remedy = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
+    damage = r"is damaged \(file is not a database\)"
+    for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
+        path.unlink() if data is None else path.write_bytes(data)
+        before = files_of(path.parent)
+        with pytest.raises(StateError, match=rf"^{path}: {why}; {remedy}"):
+            Registry(path, readonly=True)
+        assert files_of(path.parent) == before
         must_exist(path)
-        rmtree(path.parent / RUNS)
-        with pytest.raises(UsageError, match="no runs in"):
-            must_exist(path)
+    copy_of(path).unlink()
+    must_exist(path)
+    rmtree(path.parent / RUNS)
+    with pytest.raises(UsageError, match="no runs in"):
+        must_exist(path)
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_registry_and_copy_absent_beside_journals_names_the_rebuild(story: Story, readonly: bool):
-    with laid_out(story.ended) as path:
-        path.unlink()
-        copy_of(path).unlink()
-        with pytest.raises(StateError, match=rf"^{path}: is not there; `fedpatch runs --rebuild"):
-            Registry(path, readonly=readonly)
+def test_registry_and_copy_absent_beside_journals_names_the_rebuild(path: Path, readonly: bool):
+    path.unlink()
+    copy_of(path).unlink()
+    with pytest.raises(StateError, match=rf"^{path}: is not there; `fedpatch runs --rebuild"):
+        Registry(path, readonly=readonly)
 
 
 def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
@@ -426,8 +419,8 @@ def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
         assert "is in its place" in line
 
 
-def test_copy_that_cannot_be_made_is_logged_and_the_one_before_stays(story: Story, caplog: pytest.LogCaptureFixture):
-    with laid_out(story.ended) as path, Registry(path) as registry:
+def test_copy_that_cannot_be_made_is_logged_and_the_one_before_stays(path: Path, caplog: pytest.LogCaptureFixture):
+    with Registry(path) as registry:
         before = files_of(path.parent)
         with caplog.at_level(logging.WARNING, LOG):
             keep_copy(registry._db, path.parent / "absent" / REGISTRY_FILE)
