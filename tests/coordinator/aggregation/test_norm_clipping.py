@@ -452,12 +452,7 @@ def test_step_counts_that_no_plan_leads_to_are_refused(sent):
 def test_pace_makes_norms_of_many_and_few_examples_comparable():
     few, many = (Pace.of(PLAN, count) for count in (20, 2000))
     for pace, steps in ((few, 1), (many, 100)):
-        found = {
-            "count n": 3.0 * steps,
-            "weights": 30.0,
-            "exp_avg": 1 - 0.9**steps,
-            "exp_avg_sq": 1 - 0.999**steps,
-        }
+        found = {"count n": 3.0 * steps, "weights": 30.0, "exp_avg": 1 - 0.9**steps, "exp_avg_sq": 1 - 0.999**steps}
         assert pace.per_unit(found) == pytest.approx(
             {"count n": 3.0, "weights": 30.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
         )

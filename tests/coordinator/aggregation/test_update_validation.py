@@ -52,11 +52,7 @@ def test_update_within_the_terms_is_accepted():
         ({"num_examples": "ten"}, RefuseReason.DAMAGED, "num_examples"),
         ({"w": 3.0}, RefuseReason.NORM_BOUND, "it changes the weights by 4.24"),
         ({"w": float("nan")}, RefuseReason.NOT_FINITE, "w"),
-        (
-            {"registered": 1, "num_examples": 1000},
-            RefuseReason.NUM_EXAMPLES,
-            "trained on 1000 examples, registered 1",
-        ),
+        ({"registered": 1, "num_examples": 1000}, RefuseReason.NUM_EXAMPLES, "trained on 1000 examples, registered 1"),
         ({"user_accuracy_before": 1.5}, RefuseReason.OUT_OF_RANGE, "a fraction from 0 to 1"),
         ({"schema": Schema((*SCHEMA.specs, PATCH))}, RefuseReason.PRIVATE_VALUE, "bn.weight"),
         ({"schema": Schema((*SCHEMA.specs, replace(PATCH, name="x")))}, RefuseReason.SCHEMA_MISMATCH, "x"),

@@ -62,12 +62,7 @@ def test_fleet_selects_one_of_two_devices_with_the_same_id(devices):
 
 @pytest.mark.parametrize(
     ("before", "after", "variable", "looked"),
-    [
-        ("a", None, "c", "a"),
-        ("a", "b", "c", "b"),
-        (None, "b", "c", "b"),
-        (None, None, "c", "c"),
-    ],
+    [("a", None, "c", "a"), ("a", "b", "c", "b"), (None, "b", "c", "b"), (None, None, "c", "c")],
 )
 def test_option_on_either_side_of_the_command_overrides_the_variable(
     fedpatch, tmp_path, monkeypatch, before, after, variable, looked

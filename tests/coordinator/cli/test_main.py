@@ -182,8 +182,7 @@ def test_strategies_lists_all_strategies(fedpatch):
 
 
 @pytest.mark.parametrize(
-    ("because", "code"),
-    [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)],
+    ("because", "code"), [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)]
 )
 def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, because, code):
     """Stdout has the JSON object alone; a failed run prints how to resume it."""

@@ -129,10 +129,7 @@ def test_new_demo_removes_devices_and_keeps_runs(tmp_path):
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize(
     ("terms", "error"),
-    [
-        ({"broker": "mqtt://127.0.0.1:1"}, "no broker at 127.0.0.1:1"),
-        ({"private": "names:zzz*", "devices": 1}, "zzz"),
-    ],
+    [({"broker": "mqtt://127.0.0.1:1"}, "no broker at 127.0.0.1:1"), ({"private": "names:zzz*", "devices": 1}, "zzz")],
 )
 def test_demo_that_cannot_start_restores_the_devices_before(tmp_path, terms, error, killed):
     with open_directory(tmp_path / "demo") as out:

@@ -14,12 +14,7 @@ from fedpatch.coordinator.rounds.known_devices import REVOKED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_events import (
-    DevicesRevoked,
-    ModelPublished,
-    RunStarted,
-    TimePassed,
-)
+from fedpatch.coordinator.rounds.run_events import DevicesRevoked, ModelPublished, RunStarted, TimePassed
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
 from tests.coordinator.engines import current, engine, join, send

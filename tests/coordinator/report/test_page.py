@@ -58,10 +58,7 @@ def test_texts_of_devices_and_users_never_become_markup():
 
 def test_page_has_no_script_and_loads_nothing():
     page = _page(run(5), run(5, "b"))
-    assert set(re.findall(r"\w+://[^\s\"]*", page)) == {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
+    assert set(re.findall(r"\w+://[^\s\"]*", page)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert not re.search(r"<script|<link|<img|@import|url\((?!#)|href=\"(?!#)|\son\w+=", page)
     assert "default-src 'none'; style-src 'unsafe-inline'" in unescape(page)
 
@@ -127,10 +124,7 @@ def test_error_metric_is_named_and_its_worst_is_the_highest():
 
 @pytest.mark.parametrize(
     ("status", "because", "words"),
-    [
-        ("running", None, "No round of this run is over yet."),
-        ("interrupted", "interrupted", "It has no rounds."),
-    ],
+    [("running", None, "No round of this run is over yet."), ("interrupted", "interrupted", "It has no rounds.")],
 )
 def test_run_without_rounds_has_a_page(status, because, words):
     text = _text(_page(run(0, status=status, stopped_because=because)))

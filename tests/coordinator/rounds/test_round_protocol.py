@@ -1,30 +1,50 @@
-"""The open round: invitations, answers and presence."""
+"""The open round: invitations, answers, presence, offers, updates and its record."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
-from fedpatch.coordinator.rounds.round_messages import REINVITE_S
-from fedpatch.coordinator.rounds.run_effects import ResendChunks
-from fedpatch.shared.wire.chunked_transfer import Bitmap, cut
+from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.run_effects import ResendChunks, StoreUpdate
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
     Ack,
     Cancel,
+    Committed,
     Decline,
     Failed,
     Grant,
     JobStatus,
+    Manifest,
     Need,
     Offer,
     Progress,
+    Refused,
+    RetryAfter,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.round_protocols import BLOB, Bench
-from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update
+from tests.support.specs import (
+    CHUNK_BYTES,
+    RUN,
+    SCHEMA,
+    counted,
+    gone,
+    model,
+    refusal,
+    report,
+    run_spec,
+    there,
+    told,
+    update,
+)
 
 
 def asked(effects) -> list[str]:
@@ -231,3 +251,209 @@ class TestPresence:
         bench.open.tick(10.0)
         assert bench.open.round.phase is Phase.FAILED
         assert bench.see("a", there("b2")) == []
+
+
+DIGEST = update().digest
+
+
+class TestOffers:
+    def test_offers_are_granted_while_slots_are_free(self):
+        bench = Bench("abc", upload_slots=2).accept_all()
+        answers = [told(bench.hear(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
+        assert [type(answer) for answer in answers] == [Grant, Grant, RetryAfter]
+        assert bench.open.grant(2.0) == []
+        bench.hear("a", Failed(FailReason.TRAINING))
+        assert told(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
+
+    def test_offer_takes_the_slot_of_a_silent_device(self):
+        bench = Bench("ab", upload_slots=1).accept_all()
+        bench.hear("a", Offer(update(b"a" * 350)))
+        bench.hear("b", Offer(update(b"b" * 350)))
+        while (at := bench.open.next_deadline()) is not None and at < 1.0 + UPLOAD_IDLE_S:
+            bench.open.tick(at)
+        assert at == 1.0 + UPLOAD_IDLE_S
+        assert [device for device, _ in told(bench.open.grant(1.0 + UPLOAD_IDLE_S))] == ["b"]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"chunk_count": 9}, RefuseReason.DAMAGED),
+            ({"raw_bytes": 10_001}, RefuseReason.TOO_LARGE),
+            ({"schema": "00" * 32}, RefuseReason.SCHEMA_MISMATCH),
+            ({"encoding": "fp16"}, RefuseReason.SCHEMA_MISMATCH),
+        ],
+        ids=str,
+    )
+    def test_impossible_offers_are_refused(self, changes, reason):
+        bench = Bench("ab").accept_all()
+        manifest: Manifest = replace(update(), **changes)
+        effects = bench.hear("a", Offer(manifest))
+        assert refusal(effects).reason is reason
+        assert counted(effects) == [("a", "refused", reason)]
+        assert bench.state("a") is State.FAILED
+        assert bench.chunks("a") == []
+
+    @pytest.mark.parametrize("end", ["declined", "failed", "late"])
+    def test_offers_of_a_device_that_is_out_are_refused_as_late(self, end):
+        bench = Bench("abc", quorum=0.1)
+        bench.hear("b", Accept(10))
+        bench.lose("a", end)
+        effects = bench.hear("a", Offer(update()))
+        assert refusal(effects).reason is RefuseReason.LATE
+        assert counted(effects) == [("a", "late", "late")]
+
+
+class TestUpdates:
+    def test_updates_are_stored_before_they_are_committed(self):
+        bench = Bench("ab").accept_all()
+        assert bench.upload("a")[-1] == StoreUpdate(1, "a", update(), BLOB)
+        assert bench.state("a") is State.UPLOADING
+        effects = bench.open.stored("a", DIGEST, report(), 3.0)
+        assert told(effects) == [("a", Committed(DIGEST))]
+        assert counted(effects) == [("a", "reported", "")]
+        assert bench.state("a") is State.REPORTED
+
+    def test_chunks_are_acknowledged_if_they_were_offered(self):
+        bench = Bench("ab", upload_window=4).accept_all()
+        bench.hear("a", Offer(update()))
+        assert told(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
+        assert bench.open.on_chunk("b", cut(BLOB, update(), 1), 2.0) == []
+
+    def test_offer_of_a_committed_update_is_committed_again_and_counts_once(self):
+        bench = Bench("ab").accept_all()
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(), 3.0)
+        assert told(bench.hear("a", Offer(update()))) == [("a", Committed(DIGEST))]
+        again = bench.open.stored("a", DIGEST, report(), 4.0)
+        assert (told(again), counted(again)) == ([("a", Committed(DIGEST))], [])
+        assert len(bench.open.reports) == 1
+
+    def test_second_update_of_a_device_is_refused(self):
+        bench = Bench("ab").accept_all()
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(), 3.0)
+        assert refusal(bench.hear("a", Offer(update(b"other")))).reason is RefuseReason.ALREADY_COMMITTED
+
+    def test_update_with_another_digest_is_refused_and_not_stored(self):
+        bench = Bench("ab").accept_all()
+        bench.hear("a", Offer(update()))
+        parts = [cut(BLOB, update(), index) for index in range(3)]
+        parts.append(Chunk(DIGEST, 3, 4, b"x" * 50))
+        effects = [effect for part in parts for effect in bench.open.on_chunk("a", part, 2.0)]
+        assert not any(isinstance(effect, StoreUpdate) for effect in effects)
+        assert told(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
+        assert bench.state("a") is State.FAILED
+
+    def test_rejected_update_fails_the_device_and_counts_the_reason(self):
+        bench = Bench("ab", quorum=0.5).accept_all()
+        bench.upload("a")
+        effects = bench.open.refuse("a", DIGEST, RefuseReason.NOT_FINITE, "x" * 900, 3.0)
+        assert refusal(effects) == Refused(DIGEST, RefuseReason.NOT_FINITE, "x" * 500)
+        assert counted(effects) == [("a", "refused", "not_finite")]
+        assert bench.open.round.reasons(State.FAILED) == {"not_finite": 1}
+
+    def test_update_stored_after_the_end_is_refused(self):
+        """`committed` is a promise that the update counts."""
+        bench = Bench("ab", grace_s=20.0, quorum=0.5).accept_all()
+        bench.upload("a")
+        bench.upload("b", b"b" * 350)
+        bench.open.stored("b", update(b"b" * 350).digest, report(), 3.0)
+        bench.open.tick(23.0)
+        assert bench.open.round.phase is Phase.AGGREGATING
+        assert refusal(bench.open.stored("a", DIGEST, report(), 24.0)).reason is RefuseReason.LATE
+        assert list(bench.open.reports) == ["b"]
+        assert bench.post.committed == {"b": update(b"b" * 350).digest}
+
+
+class TestRecord:
+    def test_late_devices_are_cancelled_and_their_uploads_dropped(self):
+        bench = Bench("abc", quorum=0.3, grace_s=5.0).accept_all()
+        bench.hear("b", Offer(update(b"b" * 350)))
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(), 3.0)
+        bench.open.tick(8.0)
+        assert told(bench.open.dismiss()) == [("b", Cancel("late")), ("c", Cancel("late"))]
+        assert bench.chunks("b", b"b" * 350) == []
+        assert bench.open.next_deadline() is None
+
+    def test_record_counts_devices_reasons_and_bytes(self):
+        bench = Bench("abcdef", quorum=0.4, recruit_deadline_s=10.0, grace_s=5.0)
+        for device in "abcd":
+            bench.hear(device, Accept(10))
+        bench.hear("e", Decline(DeclineReason.UNWILLING))
+        bench.hear("d", Failed(FailReason.TRAINING))
+        for device, accuracy in (("a", 0.5), ("b", 0.75)):
+            blob = device.encode() * 350
+            bench.upload(device, blob)
+            bench.open.stored(device, update(blob).digest, report(accuracy), 10.0)
+        bench.open.refuse("c", DIGEST, RefuseReason.NOT_FINITE, "", 10.0)
+        bench.open.tick(10.0)
+        bench.open.round.finish(12.0)
+        assert bench.open.user_accuracy() == 0.625
+        record = bench.open.record("aggregated")
+        assert (record.round, record.outcome, record.failure) == (1, "aggregated", "")
+        assert (record.cohort, record.accepted, record.declined, record.reported, record.late) == (6, 4, 1, 2, 1)
+        assert (record.user_accuracy, record.user_accuracy_min, record.user_accuracy_after) == (0.625, 0.5, 0.625)
+        assert (record.bytes_down, record.bytes_up) == (2 * model().size_bytes, 700)
+        assert (record.num_examples, record.phase_seconds.aggregate) == (20, 2.0)
+        assert record.decline_reasons == {"unwilling": 1}
+        assert record.failures == {"training": 1, "not_finite": 1}
+        assert record.refused == {"not_finite": 1}
+
+    def test_record_without_measurements_has_no_user_accuracy(self):
+        bench = Bench("ab").accept_all()
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(None), 3.0)
+        record = bench.open.record("failed")
+        assert (record.user_accuracy, record.user_accuracy_min, record.user_accuracy_after) == (None, None, None)
+
+
+class TestCountedOut:
+    """A device that the round has counted out, and what still arrives from it."""
+
+    def test_chunks_of_a_device_that_was_given_up_are_ignored(self):
+        bench = Bench("abc", quorum=0.1, rejoin_s=5.0).accept_all()
+        bench.hear("a", Offer(update()))
+        manifest = update()
+        parts = [cut(BLOB, manifest, index) for index in range(manifest.chunk_count)]
+        for part in parts[:-1]:
+            bench.open.on_chunk("a", part, 2.0)
+        bench.see("a", gone(), now=2.0)
+        bench.open.tick(8.0)
+        assert bench.state("a") is State.FAILED
+        assert bench.open.on_chunk("a", parts[-1], 9.0) == []
+
+    def test_device_that_declines_after_its_offer_frees_its_slot(self):
+        bench = Bench("abc", upload_slots=1).accept_all()
+        bench.hear("a", Offer(update()))
+        bench.hear("b", Offer(update(b"v" * 350)))
+        bench.see("a", gone())
+        bench.hear("a", Decline(DeclineReason.UNWILLING))
+        assert [device for device, body in told(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
+
+
+def test_chunks_that_several_devices_miss_are_published_once():
+    bench = Bench("abc").accept_all()
+    need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
+    asked = [bench.hear(device, need, now=2.0) for device in "abc"]
+    assert asked == [[ResendChunks(model().digest, (0, 2))], [], []]
+    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [ResendChunks(model().digest, (0, 2))]
+
+
+def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
+    """A thousand devices take a broker seconds; fewer waiting devices take less."""
+    large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
+    need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
+    takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
+    repairs = ChunkResender(large, now=10.0)
+    assert repairs.due(need, 10.0 + takes_s / 2, waiting=1000) == ()
+    assert repairs.due(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
+    assert repairs.due(need, 10.0 + takes_s, waiting=1000) == ()
+    assert repairs.due(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)
+
+
+def test_a_bitmap_that_fits_no_chunks_of_the_model_asks_for_nothing():
+    repairs = ChunkResender(model())
+    for missing in (b"", b"\xff", b"\xff" * 9):
+        assert repairs.due(Need(model().digest, missing), 100.0) == ()
+    assert repairs.due(Need("00" * 32, Bitmap(model().chunk_count, [1]).to_bytes()), 100.0) == ()

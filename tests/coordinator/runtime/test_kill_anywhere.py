@@ -93,11 +93,7 @@ def play_beside_an_offender(bench: Bench) -> None:
 
 
 def play_with_kills(
-    directory: Path,
-    prepared: Prepared,
-    fatal: tuple[int, ...],
-    played: Callable[[Bench], None] = play,
-    **terms: Any,
+    directory: Path, prepared: Prepared, fatal: tuple[int, ...], played: Callable[[Bench], None] = play, **terms: Any
 ) -> tuple[dict[str, bytes], list[Any], int]:
     """Final model and records; and how many of the kills came about. Each process dies at its own fatal write."""
     run = ""

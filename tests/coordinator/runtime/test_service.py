@@ -23,14 +23,7 @@ def test_garbage_of_unknown_devices_is_counted_under_no_name():
     )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(is_revoked=lambda _device: False)
-    service = Service(
-        asking("a"),
-        performer,
-        connection=connection,
-        publisher=nobody,
-        view=nobody,
-        revocations=nobody,
-    )
+    service = Service(asking("a"), performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody)
     for device, name in (("a", "a"), ("ghost", "")):
         garbage = Received(topics.up("demo", device), b"\xc1", retained=False)
         assert service._on_received(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]

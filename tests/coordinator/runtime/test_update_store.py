@@ -1,4 +1,4 @@
-"""Updates that are checked and written while the coordinator goes on."""
+"""Updates that are checked, written and kept decoded while the coordinator goes on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.runtime.update_store import UpdateWriter
+from fedpatch.coordinator.runtime.update_store import DecodedCache, UpdateWriter
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -173,3 +176,32 @@ def test_update_written_after_the_round_is_not_counted(bench, slow):
     [record] = bench.registry.rounds.records(run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert (committed(bench), bench.registry.rounds.updates(run, 1)) == (["a"], [])
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=12)
+
+
+def decoded_update(size: int) -> dict[str, np.ndarray]:
+    return {"w": np.zeros(size, np.int8)}
+
+
+@given(STEPS)
+def test_cache_keeps_the_last_update_of_a_device_within_its_limit(steps):
+    decoded, given_last = DecodedCache(20), {}
+    for device, size in steps:
+        given_last[device] = decoded_update(size)
+        decoded.keep(device, given_last[device])
+        kept = {name: found for name in given_last if (found := decoded.of(name)) is not None}
+        assert all(found is given_last[name] for name, found in kept.items())
+        assert sum(found["w"].nbytes for found in kept.values()) <= 20
+
+
+def test_clear_makes_room():
+    decoded = DecodedCache(10)
+    decoded.keep("a", decoded_update(10))
+    decoded.keep("b", decoded_update(1))
+    assert decoded.of("b") is None
+    decoded.clear()
+    decoded.keep("b", decoded_update(10))
+    assert decoded.of("a") is None
+    assert decoded.of("b") is not None

@@ -124,8 +124,7 @@ def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir:
     (journal,) = journals(state_dir)
     journal.write_bytes(b"")
     change(
-        state_dir / REGISTRY_FILE,
-        "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 2",
+        state_dir / REGISTRY_FILE, "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 2"
     )
     assert any("is not that of checkpoint-000002.fp" in one.detail for one in bad(state_dir))
 
@@ -181,8 +180,7 @@ def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: 
 
 def test_show_prints_the_written_number_where_the_registry_has_another(fedpatch, state_dir: Path):
     change(
-        state_dir / REGISTRY_FILE,
-        "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1",
+        state_dir / REGISTRY_FILE, "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1"
     )
     done = fedpatch("show", "last", "--json", "--state-dir", state_dir)
     assert json.loads(done.out)["rounds"][0]["user_accuracy"] == 0.5
