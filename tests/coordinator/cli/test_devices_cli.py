@@ -73,5 +73,5 @@ def test_option_on_either_side_of_the_command_overrides_the_variable(
             seen(registry, f"pi-in-{name}", fleet="kitchen", now=1.0, online=True)
     monkeypatch.setenv("FEDPATCH_STATE_DIR", str(tmp_path / variable))
     options = [["--state-dir", tmp_path / one] if one else [] for one in (before, after)]
-    ended = fedpatch("devices", *options[0], "drain", f"pi-in-{looked}", *options[1])
+    ended = fedpatch("devices", "--json", *options[0], "drain", f"pi-in-{looked}", *options[1])
     assert (ended.code, ended.err) == (0, "")

@@ -118,14 +118,6 @@ def test_devices_lists_state_tasks_counters_and_last_reason(fedpatch, state_dir)
     assert rows[1].endswith("unwilling")
 
 
-def test_options_of_devices_hold_before_and_after_a_subcommand(fedpatch, state_dir):
-    reason = ("--reason", "battery")
-    before = fedpatch("devices", "--state-dir", state_dir, "--json", "drain", "pi-1", *reason)
-    assert json.loads(before.out)["drained"]["reason"] == "battery"
-    after = fedpatch("devices", "resume", "pi-1", "--state-dir", state_dir, "--json")
-    assert json.loads(after.out)["drained"] is None
-
-
 def test_state_directory_may_come_from_the_environment(fedpatch, state_dir, monkeypatch):
     monkeypatch.setenv("FEDPATCH_STATE_DIR", str(state_dir))
     assert len(json.loads(fedpatch("runs", "--json").out)) == 2

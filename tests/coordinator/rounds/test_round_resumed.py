@@ -130,25 +130,14 @@ def test_message_of_the_old_epoch_is_answered_with_a_request_of_the_new(body):
     assert states(made)["a"] is State.LOST
 
 
-def test_accepted_devices_have_at_least_return_s_to_come_back():
-    made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=5.0, quorum=0.6)
-    made.handle(TimePassed(), RETURN_S - 0.1)
+@pytest.mark.parametrize(("rejoin_s", "returns_s"), [(5.0, RETURN_S), (90.0, 90.0)])
+def test_accepted_devices_have_rejoin_s_and_at_least_return_s_to_come_back(rejoin_s, returns_s):
+    """Where the broker was away too, an agent may take a minute to be back."""
+    made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=rejoin_s, quorum=0.6)
+    made.handle(TimePassed(), returns_s - 0.1)
     assert states(made)["b"] is State.LOST
-    made.handle(TimePassed(), RETURN_S)
-    assert made.records[-1].failure == "quorum_missed"
-
-
-def test_accepted_devices_have_rejoin_s_where_that_is_longer():
-    made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=90.0, quorum=0.6)
-    made.handle(TimePassed(), 89.9)
-    assert states(made)["b"] is State.LOST
-
-
-def test_accepted_devices_count_for_the_quorum_of_the_resumed_round():
-    made, _ = going_on(opening("abcd", accepted="abcd", reported="a"), rejoin_s=5.0, quorum=0.5)
-    made.handle(TimePassed(), RETURN_S)
-    assert made.open is None
-    assert (made.records[-1].outcome, made.records[-1].failure) == ("failed", "quorum_missed")
+    made.handle(TimePassed(), returns_s)
+    assert (made.open, made.records[-1].failure) == (None, "quorum_missed")
 
 
 def test_invited_devices_have_the_whole_time_to_answer_again():

@@ -251,14 +251,6 @@ class TestStaleMessages:
 
 
 class TestEnd:
-    def test_run_ends_at_the_target_accuracy(self):
-        made = asking("a", target_ua=0.9, rounds=9)
-        report_of(made, "a", accuracy=0.8)
-        made.handle(Aggregated(), 6.0)
-        made.handle(ModelPublished(model()), 6.0)
-        report_of(made, "a", accuracy=0.95)
-        assert made.handle(Aggregated(), 9.0)[-1] == EndRun(Stopped.TARGET_UA, "")
-
     def test_interrupt_ends_the_run_in_every_phase_once(self):
         assert engine().handle(Interrupted(), 1.0) == [EndRun(Stopped.INTERRUPTED, "")]
         selecting = engine()

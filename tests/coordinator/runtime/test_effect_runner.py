@@ -113,20 +113,6 @@ def test_model_that_could_not_be_saved_is_not_the_state(bench, monkeypatch):
     assert bench.aggregator.state.round == 0
 
 
-def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):
-    """Updates are folded in the order of device names."""
-    bits = []
-    for order in ("ab", "ba"):
-        directory = tmp_path / order
-        directory.mkdir()
-        with Registry(directory / REGISTRY_FILE) as registry:
-            current = Bench(directory, prepared, registry).begin()
-            for device in order:
-                current.upload(device, {"a": 0.1, "b": 0.7}[device])
-            bits.append({name: array.tobytes() for name, array in current.aggregator.state.tensors.items()})
-    assert bits[0] == bits[1]
-
-
 def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepared):
     models = []
     for number, room in enumerate((0, 2**30)):

@@ -17,7 +17,6 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.messages import Committed, Offer
 from tests.coordinator.effect_runners import Bench
 
 
@@ -143,13 +142,6 @@ class TestOpenRound:
         later = BootTime(then.boot, then.uptime_s + 101.0, then.unix_s - 1e9)
         monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: later)
         assert "round 1 goes on with 0 of 2 updates, 499 s to its deadline" in bench.again().said
-
-    def test_committed_is_sent_again_after_a_crash(self, bench):
-        bench.upload("a", 1.0)
-        _, manifest = bench.update(1.0)
-        later = bench.again().begin()
-        later.hear("a", Offer(manifest))
-        assert later.sent[-1][1].body == Committed(manifest.digest)
 
 
 class TestCheckpoint:

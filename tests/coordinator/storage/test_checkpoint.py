@@ -86,13 +86,7 @@ def test_checkpoint_round_trip_keeps_every_bit(drawn):
         loaded, schema, told = load_checkpoint(Path(folder))
     assert equal(loaded, state)
     assert (schema, told) == (public, meta)
-
-
-def test_loaded_arrays_are_writable(tmp_path):
-    save(tmp_path, 1)
-    loaded, _, _ = load_checkpoint(tmp_path)
-    loaded.tensors["fc1.weight"] += 1.0
-    assert loaded.tensors["fc1.weight"][0, 0] == 2.5
+    assert all(array.flags.writeable for array in loaded.tensors.values())  # no window on the file
 
 
 def test_last_two_checkpoints_are_kept_and_leftovers_removed(tmp_path):
