@@ -37,6 +37,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.codec import to_plain
 from fedpatch.shared.wire.messages import Accept, Envelope, Offer, UpdateReport
 from tests.coordinator.fake_link import RecordedLink
+from tests.coordinator.registry_builders import new_run
 from tests.support.specs import there
 
 
@@ -59,8 +60,7 @@ class Bench:
         # Without bounds: what such an update changes is chosen to be told apart, not to be usual.
         terms = {"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", "norm_bound": "off", **changes}
         settings = RunSettings(**terms)
-        row: Any = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}}
-        run = run or registry.create_run(created_at=0.0, schema=prepared.schema.digest, **row).id
+        run = run or new_run(registry, schema=prepared.schema.digest).id
         reconcile(registry, run, directory, prepared, self.said.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
         state = load_checkpoint(directory)[0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, StoreUpdate
+from fedpatch.coordinator.rounds.round_messages import ActiveRound
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, EndRun, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     ChunkReceived,
@@ -19,7 +20,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
-from tests.support.specs import model, report, run_spec, said, there, told, update
+from tests.support.specs import gone, model, report, run_spec, said, there, told, update
 
 BLOB = b"u" * 350
 DIGEST = update(BLOB).digest
@@ -36,10 +37,39 @@ def engine(records: Sequence[RoundRecord] = (), now: float = 0.0, **changes: Any
 def asking(devices: str = "ab", **changes: Any) -> Engine:
     """An engine whose first round has invited these devices."""
     made = engine(devices=len(devices), **changes)
-    for device in devices:
-        made.handle(DevicePresence(device, there()), 0.0)
+    join(made, devices)
     made.handle(ModelPublished(model()), 0.0)
     return made
+
+
+def join(made: Engine, devices: Iterable[str], now: float = 0.0, boot: str = "b1") -> None:
+    """Devices come online."""
+    for device in devices:
+        made.handle(DevicePresence(device, there(boot)), now)
+
+
+def leave(made: Engine, devices: Iterable[str], now: float) -> None:
+    """Devices go offline."""
+    for device in devices:
+        made.handle(DevicePresence(device, gone()), now)
+
+
+def accept(made: Engine, devices: Iterable[str], now: float = 1.0) -> None:
+    """Devices accept the round of number 1."""
+    for device in devices:
+        send(made, device, Accept(10), now)
+
+
+def current(made: Engine) -> ActiveRound:
+    """The open round."""
+    assert made.open is not None
+    return made.open
+
+
+def end_of(effects: Iterable[Effect]) -> EndRun:
+    """The only end of the run among these effects."""
+    [end] = [effect for effect in effects if isinstance(effect, EndRun)]
+    return end
 
 
 def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 1, **changes: Any) -> list[Effect]:
@@ -57,11 +87,15 @@ def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | Non
     return made.handle(UpdateStored(made.last_round, device, DIGEST, report(accuracy)), now)
 
 
+def report_all(made: Engine, devices: Iterable[str], now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
+    """The whole round of several devices; the effects of the last report."""
+    return [report_of(made, device, now, accuracy) for device in devices][-1]
+
+
 def aggregating() -> Engine:
     """An engine that has a's report and has left b behind, at second 5."""
     made = asking("ab", quorum=0.5, grace_s=0.0)
-    for device in "ab":
-        send(made, device, Accept(10))
+    accept(made, "ab")
     assert report_of(made, "a")[-1] == AggregateUpdates(1, ("a",))
     return made
 

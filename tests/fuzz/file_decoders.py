@@ -52,8 +52,8 @@ from fedpatch.simulator.experiment.output_folder import OUTCOME_FILE, StudyFolde
 from fedpatch.simulator.paper.experiments import select_cells, study_of
 from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.spec.study import Outcome, Point, Study
-from tests.coordinator.device_sightings import seen
 from tests.coordinator.fake_link import RecordedLink
+from tests.coordinator.registry_builders import seen
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
 from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders

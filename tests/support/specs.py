@@ -18,6 +18,7 @@ from fedpatch.shared.wire.messages import (
     Envelope,
     JobStatus,
     Manifest,
+    Refused,
     TaskCapability,
     TrainPlan,
     UpdateReport,
@@ -102,6 +103,13 @@ def said(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
 def told(effects: list[Effect]) -> list[tuple[str, Body]]:
     """Which messages go to which devices."""
     return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, SendMessage)]
+
+
+def refusal(effects: list[Effect]) -> Refused:
+    """The only message among these effects, which refuses an update."""
+    [(_, body)] = told(effects)
+    assert isinstance(body, Refused)
+    return body
 
 
 def counted(effects: list[Effect]) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 from tests.support.brokers import Mosquitto
 from tests.system.commands import Command, Done, run
 from tests.system.fleet import Fleet

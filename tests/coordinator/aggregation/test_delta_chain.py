@@ -35,8 +35,7 @@ def straight(count: int, size: int = 10) -> list[ServerDelta]:
 
 
 @given(steps=steps_of_any_history, content=contents, most=st.integers(0, 200))
-def test_a_chain_goes_on_where_it_ends_and_leads_to_the_model(steps, content, most):
-    """Whatever lies on the disk: a device that follows it comes to the model, by fewer bytes than the model has."""
+def test_chain_of_any_steps_is_connected_and_leads_to_the_model(steps, content, most):
     found = chain(steps, content, most)
     assert all(step in steps for step in found)
     ends = [step.content for step in found]
@@ -48,27 +47,23 @@ def test_a_chain_goes_on_where_it_ends_and_leads_to_the_model(steps, content, mo
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 20), most=st.integers(0, 300))
-def test_as_many_steps_are_offered_as_are_worth_it(count, size, most):
-    """The last ones, until there are sixteen or the whole model is shorter."""
+def test_chain_has_as_many_steps_as_are_worth_it(count, size, most):
     found = chain(straight(count, size), str(count), most)
     assert len(found) == min(count, MAX_DELTAS, most // size)
     assert found == tuple(straight(count, size)[count - len(found) :])
 
 
-def test_a_step_that_is_missing_cuts_the_chain():
-    """What came before it leads nowhere."""
+def test_missing_step_cuts_the_chain():
     steps = straight(9)
     del steps[4]
     assert [step.round for step in chain(steps, "9", 1000)] == [6, 7, 8, 9]
 
 
-def test_a_history_that_was_given_up_leads_nowhere():
-    """Round 3 was played again after its model had been lost: what had followed the first one is not offered."""
+def test_steps_of_a_repeated_round_are_left_out():
     steps = [*straight(5)[:2], *straight(5)[3:], replace(straight(3)[2], content="3 again")]
     assert [step.round for step in chain(steps, "3 again", 1000)] == [1, 2, 3]
     assert [step.round for step in chain(steps, "5", 1000)] == [4, 5]
 
 
-def test_there_is_no_chain_to_a_model_that_nothing_leads_to():
-    """The first one, or one whose step was lost."""
+def test_model_without_a_step_has_no_chain():
     assert chain(straight(3), "0", 1000) == ()

@@ -87,13 +87,11 @@ def offer(**changes: int) -> Callable[[], object]:
         "a chunk of anything",
     ],
 )
-def test_what_is_stated_takes_no_memory(call):
-    """Two mebibytes are room enough to find out that it is not acceptable."""
+def test_hostile_bytes_are_refused_within_two_mebibytes(call):
     assert peak_bytes(call) < ROOM_BYTES
 
 
-def test_a_place_takes_what_was_checked_and_no_more():
-    """The buffer of an upload is as large as an offer may be; those in line take none."""
+def test_upload_slots_take_the_memory_of_their_offers():
     desk = UploadScheduler(slots=2, window=4, idle_s=30.0, jitter=random.Random(1))
     size = 2**20
     tracemalloc.start()

@@ -56,7 +56,6 @@ def played(strategy: Strategy, encoding: str, seed: int, rounds: int = 3) -> lis
 
 
 def decoded(packed: Packed, before: ServerState) -> dict[str, np.ndarray]:
-    """What is read from `before`."""
     raw_bytes, base = packed.raw_bytes, before.tensors
     return unpack(packed.blob, encoding=packed.encoding, raw_bytes=raw_bytes, schema=SCHEMA, base=base)[1]
 
@@ -66,8 +65,7 @@ some_strategy = st.sampled_from(sorted(STRATEGIES)).map(lambda name: STRATEGIES[
 
 @given(strategy=some_strategy, encoding=st.sampled_from(DELTAS), seed=st.integers(0, 2**20))
 @settings(deadline=None)
-def test_the_state_is_what_a_device_decodes_bit_for_bit(strategy, encoding, seed):
-    """Otherwise coordinator and devices would speak of different models under one name."""
+def test_state_equals_what_a_device_decodes(strategy, encoding, seed):
     before = played(strategy, encoding, seed, 1)[-1][1]
     schema = strategy.travelling(SCHEMA)
     aimed = strategy.finish(before, drawn(schema, seed + 9), SCHEMA)
@@ -80,8 +78,7 @@ def test_the_state_is_what_a_device_decodes_bit_for_bit(strategy, encoding, seed
 
 @given(strategy=some_strategy, encoding=st.sampled_from(FEEDBACK), seed=st.integers(0, 2**20))
 @settings(deadline=None)
-def test_what_is_left_out_is_kept_for_the_next_step(strategy, encoding, seed):
-    """What was aimed at and what was left before is what came and what is left: nothing appears, nothing is lost."""
+def test_residual_keeps_what_the_step_left_out(strategy, encoding, seed):
     states = played(strategy, encoding, seed)
     for (_, before), (aimed, after) in pairwise(states):
         for name in TRAINED:
@@ -92,8 +89,7 @@ def test_what_is_left_out_is_kept_for_the_next_step(strategy, encoding, seed):
 
 @given(strategy=some_strategy, encoding=st.sampled_from(DELTAS), seed=st.integers(0, 2**20))
 @settings(deadline=None)
-def test_what_the_strategy_keeps_for_itself_is_not_touched(strategy, encoding, seed):
-    """FedAdam's moments are its own, whatever an encoding leaves beside them."""
+def test_state_of_the_strategy_is_not_quantised(strategy, encoding, seed):
     for aimed, after in played(strategy, encoding, seed)[1:]:
         own = strategy.optimizer_schema(SCHEMA)
         assert values_digest({name: after.server[name] for name in own.names}, own) == values_digest(
@@ -113,7 +109,7 @@ GOALS = {
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("goals", sorted(GOALS))
 @pytest.mark.parametrize("encoding", DELTAS)
-def test_what_rounding_leaves_out_never_grows(encoding, goals, devices):
+def test_error_of_rounding_never_grows(encoding, goals, devices):
     """Where few devices train all of the way to their own optimum in each round, however far a round's rounding misses it.
 
     What is given later is then made up for twice: with it, coarse rounding at random would grow without bound.
@@ -138,8 +134,7 @@ def test_what_rounding_leaves_out_never_grows(encoding, goals, devices):
     assert missed < (1e-3 if devices == 1 else 1.5 * spread)
 
 
-def test_equal_arguments_give_equal_bits_and_other_seeds_others():
-    """A coordinator that was killed takes the same step again."""
+def test_same_seed_gives_the_same_bits():
     strategy = STRATEGIES["fedavg"]()
     before = began(strategy, 1)
     aimed = strategy.finish(before, drawn(SCHEMA, 2), SCHEMA)
@@ -150,8 +145,7 @@ def test_equal_arguments_give_equal_bits_and_other_seeds_others():
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_a_resume_takes_the_very_next_step(name, tmp_path):
-    """What was left out lies in the checkpoint, and survives it bit for bit."""
+def test_resume_takes_the_same_next_step(name, tmp_path):
     strategy = STRATEGIES[name]()
     states = played(strategy, "delta-int4", 4)
     save_checkpoint(tmp_path, states[2][1], SCHEMA, {})
@@ -162,8 +156,7 @@ def test_a_resume_takes_the_very_next_step(name, tmp_path):
     assert values_digest(after.tensors, schema) == values_digest(states[3][1].tensors, schema)
 
 
-def test_another_encoding_takes_over_what_was_left_or_drops_it():
-    """In the same one it is used up as ever; int8 and bf16 have no use for it, nor have absolute values."""
+def test_residual_is_used_up_or_dropped_by_another_encoding():
     strategy = STRATEGIES["fedadam"]()
     state = played(strategy, "delta-int4", 6)[-1][1]
     aimed = strategy.finish(state, drawn(SCHEMA, 8), SCHEMA)
@@ -186,8 +179,8 @@ def test_another_encoding_takes_over_what_was_left_or_drops_it():
     steps=st.integers(1, 30),
 )
 @settings(deadline=None)
-def test_moments_of_real_gradients_are_taken_however_they_travelled(encoding, seed, spread, growth, steps):
-    """Down in steps and up again: rounding makes no first moment greater than its second one allows (norm_clipping)."""
+def test_moments_of_gradients_are_accepted_in_any_encoding(encoding, seed, spread, growth, steps):
+    """Rounding makes no first moment greater than its second one allows."""
     strategy = STRATEGIES["fedavg-adam"]()
     schema = strategy.travelling(SCHEMA)
     plan = strategy.plan(0.001, 10, 1, 0, 0)

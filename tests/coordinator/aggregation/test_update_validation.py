@@ -36,8 +36,7 @@ def _read(schema: Schema = SCHEMA, w: float = 1.0, registered: int | None = None
     )[0].train_loss
 
 
-def test_an_update_that_keeps_the_terms_is_taken():
-    """Its report and its tensors as they were sent."""
+def test_update_within_the_terms_is_accepted():
     assert _read() == report().train_loss
 
 
@@ -53,19 +52,14 @@ def test_an_update_that_keeps_the_terms_is_taken():
         ({"num_examples": "ten"}, RefuseReason.DAMAGED, "num_examples"),
         ({"w": 3.0}, RefuseReason.NORM_BOUND, "it changes the weights by 4.24"),
         ({"w": float("nan")}, RefuseReason.NOT_FINITE, "w"),
-        (
-            {"registered": 1, "num_examples": 1000},
-            RefuseReason.NUM_EXAMPLES,
-            "trained on 1000 examples, registered 1",
-        ),
+        ({"registered": 1, "num_examples": 1000}, RefuseReason.NUM_EXAMPLES, "trained on 1000 examples, registered 1"),
         ({"user_accuracy_before": 1.5}, RefuseReason.OUT_OF_RANGE, "a fraction from 0 to 1"),
         ({"schema": Schema((*SCHEMA.specs, PATCH))}, RefuseReason.PRIVATE_VALUE, "bn.weight"),
         ({"schema": Schema((*SCHEMA.specs, replace(PATCH, name="x")))}, RefuseReason.SCHEMA_MISMATCH, "x"),
     ],
     ids=lambda value: str(value) if isinstance(value, RefuseReason) else "",
 )
-def test_an_update_is_refused_with_its_reason(changes, reason, words):
-    """Whatever else may be right about it."""
+def test_update_is_refused_with_its_reason(changes, reason, words):
     with pytest.raises(UpdateRefused) as refused:
         _read(**changes)
     assert refused.value.reason == reason and words in str(refused.value)
@@ -80,8 +74,7 @@ def test_an_update_is_refused_with_its_reason(changes, reason, words):
         ({"encoding": "fp16"}, RefuseReason.SCHEMA_MISMATCH),
     ],
 )
-def test_an_offer_is_refused_before_the_first_chunk(changes, reason):
-    """What its manifest tells is enough."""
+def test_offer_is_refused_with_its_reason(changes, reason):
     offered = model()
     check_offer(offered, schema=offered.schema, encoding="fp32", max_bytes=10_000)
     with pytest.raises(UpdateRefused) as refused:

@@ -47,28 +47,24 @@ def refusal(tensors, num_examples: int = 5) -> UpdateRefused:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_an_update_as_agreed_is_accepted():
-    """An update of the right tensors passes; a mean below zero is an ordinary value."""
+def test_update_of_the_schema_is_accepted():
     check_update(update(bn_running_mean=-3, fc_weight=-3, fc_weight_exp_avg=-3), SCHEMA, PRIVATE, 1)
 
 
 @pytest.mark.parametrize("name", ["bn.weight", "bn.weight:exp_avg", "bn.bias:step"])
-def test_private_values_are_refused_before_anything_else(name):
-    """A private value, or its moment, is the reason that is told, however much else is wrong."""
+def test_private_values_are_refused_first(name):
     error = refusal({name: np.array([np.nan])}, num_examples=0)
     assert error.reason == RefuseReason.PRIVATE_VALUE
     assert f"'{name}' must stay on the device" in str(error)
 
 
-def test_private_names_can_be_checked_alone():
-    """Names that were read from a blob that could not be opened are enough to tell."""
+def test_private_names_are_checked_without_values():
     check_private(["fc.weight", "fc.bias:exp_avg"], PRIVATE)
     with pytest.raises(UpdateRefused, match=r"'bn\.bias', 'bn\.weight' must stay"):
         check_private(["fc.weight", "bn.weight", "bn.bias"], PRIVATE)
 
 
-def test_other_tensors_than_agreed_are_refused():
-    """Missing or unknown names, other shapes and other dtypes are a schema mismatch."""
+def test_update_of_other_tensors_is_refused():
     complete = update()
     wrong = [
         {name: array for name, array in complete.items() if name != "fc.weight"},
@@ -82,13 +78,11 @@ def test_other_tensors_than_agreed_are_refused():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["fc_weight", "bn_running_var", "fc_weight_exp_avg_sq"])
 def test_values_that_are_not_finite_are_refused(name, value):
-    """One device that diverged must not take the fleet with it."""
     assert refusal(update(**{name: value})).reason == RefuseReason.NOT_FINITE
 
 
 @pytest.mark.parametrize("name", ["bn_running_var", "bn_num_batches_tracked", "fc_weight_exp_avg_sq", "fc_weight_step"])
-def test_values_that_can_never_be_negative_are_refused(name):
-    """A negative variance, second moment or count would end in the root of a negative number on every device."""
+def test_negative_variances_and_counts_are_refused(name):
     refused = refusal(update(**{name: -1}))
     assert refused.reason == RefuseReason.OUT_OF_RANGE
     assert "has a negative value" in str(refused)
@@ -96,8 +90,7 @@ def test_values_that_can_never_be_negative_are_refused(name):
 
 
 @pytest.mark.parametrize("num_examples", [0, -1])
-def test_an_update_from_no_examples_is_refused(num_examples):
-    """The weight of an update is a positive number."""
+def test_update_without_examples_is_refused(num_examples):
     error = refusal(update(), num_examples)
     assert error.reason == RefuseReason.OUT_OF_RANGE
     assert str(error) == f"trained on {num_examples} examples; at least 1 is needed"
@@ -109,11 +102,10 @@ PAIR = Schema((TensorSpec("n", (), "int64", "stats"), TensorSpec("w", (2,), "flo
 
 
 def pair(count: int, *weights: float) -> dict[str, np.ndarray]:
-    """Tensors of PAIR."""
     return {"n": np.array(count), "w": np.array(weights, np.float32)}
 
 
-def test_the_mean_is_weighted_by_examples():
+def test_mean_is_weighted_by_examples():
     """(1 * [0, 4] + 3 * [4, 0]) / 4 = [3, 1]; the integer (1 * 10 + 3 * 11) / 4 = 10.75 is rounded to 11."""
     mean = WeightedMean(PAIR)
     mean.add(pair(10, 0, 4), 1)
@@ -122,8 +114,7 @@ def test_the_mean_is_weighted_by_examples():
     assert (mean.num_updates, mean.num_examples) == (2, 4)
 
 
-def test_more_updates_may_follow_a_result():
-    """Looking at the mean does not end it."""
+def test_updates_may_follow_a_result():
     mean = WeightedMean(PAIR)
     mean.add(pair(0, 1, 1), 1)
     mean.result()["w"] += 100
@@ -131,15 +122,13 @@ def test_more_updates_may_follow_a_result():
     assert same(mean.result(), pair(0, 2, 2))
 
 
-def test_the_greatest_integer_stays_great():
-    """A count at the end of its range comes back within float64's precision, and does not wrap round to the least."""
+def test_greatest_integer_does_not_wrap_round():
     mean = WeightedMean(PAIR)
     mean.add(pair(2**63 - 1, 0, 0), 1)
     assert mean.result()["n"] == 2**63 - 1024
 
 
-def test_there_is_no_mean_of_nothing():
-    """A round without updates has no aggregate, and zeros would destroy the model."""
+def test_mean_of_no_updates_raises():
     with pytest.raises(ValueError, match="no updates"):
         WeightedMean(PAIR).result()
 
@@ -152,8 +141,7 @@ def test_there_is_no_mean_of_nothing():
         ({"n": np.array(1), "w": np.ones(3, np.float32)}, 1, SchemaMismatch),
     ],
 )
-def test_what_does_not_fit_changes_nothing(tensors, num_examples, error):
-    """A refused update leaves the mean as it was, to the first tensor."""
+def test_refused_update_changes_nothing(tensors, num_examples, error):
     mean = WeightedMean(PAIR)
     mean.add(pair(5, 1, 1), 2)
     with pytest.raises(error):
@@ -179,8 +167,7 @@ def mean_of(schema: Schema, weighted) -> dict[str, np.ndarray]:
 
 
 @given(updates(), st.randoms(use_true_random=False))
-def test_the_order_of_arrival_does_not_matter(drawn, random):
-    """Any order gives the same mean, up to the rounding of float64 and of the schema's dtype."""
+def test_mean_does_not_depend_on_the_order(drawn, random):
     schema, weighted = drawn
     shuffled = random.sample(weighted, len(weighted))
     one, other = mean_of(schema, weighted), mean_of(schema, shuffled)
@@ -192,8 +179,7 @@ def test_the_order_of_arrival_does_not_matter(drawn, random):
 
 
 @given(updates(dtypes=("float64", "float32", "int32", "uint8", "bool")))
-def test_the_mean_lies_between_the_least_and_the_greatest(drawn):
-    """No value of the mean is beyond what some device sent."""
+def test_mean_lies_between_least_and_greatest(drawn):
     schema, weighted = drawn
     mean = mean_of(schema, weighted)
     schema.check(mean)
@@ -204,8 +190,7 @@ def test_the_mean_lies_between_the_least_and_the_greatest(drawn):
 
 
 @given(updates(dtypes=("float64",)))
-def test_the_mean_is_that_of_the_textbook(drawn):
-    """Every value is sum n_k v_k / sum n_k, computed here with exact sums."""
+def test_mean_equals_exact_sums(drawn):
     schema, weighted = drawn
     total = sum(num_examples for _, num_examples in weighted)
     for name, array in mean_of(schema, weighted).items():
@@ -214,8 +199,7 @@ def test_the_mean_is_that_of_the_textbook(drawn):
             assert array[index] == pytest.approx(exact, rel=1e-12, abs=1e-9)
 
 
-def test_memory_is_one_model_however_many_updates():
-    """After the sums are there, an update takes no more than one tensor in float64 for a moment."""
+def test_mean_of_many_updates_takes_the_memory_of_one_model():
     schema = Schema(tuple(TensorSpec(f"w{i}", (100_000,), "float32", "weight") for i in range(10)))
     mean = WeightedMean(schema)
     tensors = {name: np.ones(100_000, np.float32) for name in schema.names}
@@ -230,8 +214,7 @@ def test_memory_is_one_model_however_many_updates():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (65_536,), (65_537,), (300, 700)])
-def test_a_large_tensor_is_summed_like_a_small_one(shape):
-    """In whatever blocks, to the last bit what float64 gives for each value by itself."""
+def test_mean_of_a_large_tensor_is_the_same_bits(shape):
     schema = Schema((TensorSpec("w", shape, "float32", "weight"),))
     mean, total = WeightedMean(schema), np.zeros(shape)
     for number, weight in enumerate((3, 700, 123_457)):

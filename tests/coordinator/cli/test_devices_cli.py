@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 from tests.support.programs import Ended, Program
 
 
@@ -26,7 +26,6 @@ def devices(fedpatch: Program, tmp_path: Path) -> Callable[..., Ended]:
     ("hold", "lift", "field"), [("quarantine", "release", "quarantined"), ("drain", "resume", "drained")]
 )
 def test_repeated_hold_or_lift_changes_nothing_and_prints_a_note(devices, hold, lift, field):
-    """The first reason and its time stay."""
     first = devices(hold, "pi-2", "--reason", "hums", "--json")
     again = devices(hold, "pi-2", "--reason", "smells", "--json")
     assert (first.err, again.err) == ("", f"pi-2 is {field} already; reason and time stay as they were\n")
@@ -49,7 +48,6 @@ def test_repeated_hold_or_lift_changes_nothing_and_prints_a_note(devices, hold, 
     ],
 )
 def test_ambiguous_device_or_bad_reason_is_a_usage_error(devices, argv, words):
-    """No device is held."""
     reason = () if "--reason" in argv else ("--reason", "hums")
     ended = devices("quarantine", *argv, *reason)
     assert (ended.code, ended.out) == (2, "") and words in ended.err
@@ -57,7 +55,6 @@ def test_ambiguous_device_or_bad_reason_is_a_usage_error(devices, argv, words):
 
 
 def test_fleet_selects_one_of_two_devices_with_the_same_id(devices):
-    """Only that device is held."""
     assert devices("drain", "pi-1", "--fleet", "garden").code == 0
     held = [(one["fleet"], one["id"]) for one in json.loads(devices("--json").out) if one["drained"]]
     assert held == [("garden", "pi-1")]
@@ -65,22 +62,16 @@ def test_fleet_selects_one_of_two_devices_with_the_same_id(devices):
 
 @pytest.mark.parametrize(
     ("before", "after", "variable", "looked"),
-    [
-        ("a", None, "c", "a"),
-        ("a", "b", "c", "b"),
-        (None, "b", "c", "b"),
-        (None, None, "c", "c"),
-    ],
+    [("a", None, "c", "a"), ("a", "b", "c", "b"), (None, "b", "c", "b"), (None, None, "c", "c")],
 )
 def test_option_on_either_side_of_the_command_overrides_the_variable(
     fedpatch, tmp_path, monkeypatch, before, after, variable, looked
 ):
-    """The last option counts."""
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         with Registry(tmp_path / name / REGISTRY_FILE) as registry:
             seen(registry, f"pi-in-{name}", fleet="kitchen", now=1.0, online=True)
     monkeypatch.setenv("FEDPATCH_STATE_DIR", str(tmp_path / variable))
     options = [["--state-dir", tmp_path / one] if one else [] for one in (before, after)]
-    ended = fedpatch("devices", *options[0], "drain", f"pi-in-{looked}", *options[1])
+    ended = fedpatch("devices", "--json", *options[0], "drain", f"pi-in-{looked}", *options[1])
     assert (ended.code, ended.err) == (0, "")

@@ -11,14 +11,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedpatch.coordinator.aggregation.strategies import STRATEGIES
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import new_run, seen
 from tests.support.programs import Ended, install
 
 ROUNDS = (
@@ -47,19 +46,12 @@ HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "torch"}
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
     """State of a run that reached its target, and of a later one that is still going on; two devices."""
-    terms: dict[str, Any] = {
-        "task": "digits",
-        "strategy": "fedavg",
-        "private": "affine",
-        "settings": {},
-        "schema": "0" * 64,
-    }
     with Registry(tmp_path / REGISTRY_FILE) as registry:
-        first = registry.create_run(created_at=1.0e9, **terms).id
+        first = new_run(registry, 1.0e9).id
         for record in ROUNDS:
             registry.rounds.finish(first, record)
         registry.finish_run(first, stopped_because="target_ua", user_accuracy=0.9125, model="/models/a.npz")
-        registry.create_run(created_at=1.1e9, **terms)
+        new_run(registry, 1.1e9)
         seen(registry, "pi-1", fleet="kitchen", now=1.0e9, online=True, version="1", tasks=["digits"])
         seen(registry, "pi-2", fleet="garden", now=1.0e9, online=False)
         registry.count("kitchen", ("pi-1", "declined", "unwilling"))
@@ -82,7 +74,6 @@ def _first_run(state_dir: Path) -> str:
 
 
 def test_show_json_prints_the_object_of_the_run(fedpatch, state_dir):
-    """Byte for byte."""
     run = _first_run(state_dir)
     ended = fedpatch("show", run, "--state-dir", state_dir, "--json")
     assert ended == Ended(0, RunSummary(run, "target_ua", 0.9125, "/models/a.npz", ROUNDS).to_json() + "\n", "")
@@ -97,7 +88,6 @@ def test_show_json_takes_user_accuracy_from_the_last_aggregated_round(fedpatch, 
 
 
 def test_show_prints_each_round_and_the_end(fedpatch, state_dir):
-    """With reasons of missing devices and the path of the model."""
     out = fedpatch("show", _first_run(state_dir)[:10], "--state-dir", state_dir).out
     assert re.search(r"^ +1  failed \(x\) +0/3 +- +- +- +0.0 s +0 B +0 B$", out, re.MULTILINE)
     assert re.search(r"^ +2  aggregated +3/3  0\.912 +0\.500 +0\.950  2\.0 s  54 kB  51 kB$", out, re.MULTILINE)
@@ -107,13 +97,11 @@ def test_show_prints_each_round_and_the_end(fedpatch, state_dir):
 
 
 def test_show_last_shows_the_newest_run(fedpatch, state_dir):
-    """Its status is "running"."""
     shown = json.loads(fedpatch("show", "last", "--state-dir", state_dir, "--json").out)
     assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
 
 
 def test_runs_lists_the_newest_run_first(fedpatch, state_dir):
-    """As a table and as JSON."""
     listed = json.loads(fedpatch("runs", "--state-dir", state_dir, "--json").out)
     assert [one["status"] for one in listed] == ["running", "finished"]
     rows = fedpatch("runs", "--state-dir", state_dir).out.splitlines()[1:]
@@ -122,7 +110,6 @@ def test_runs_lists_the_newest_run_first(fedpatch, state_dir):
 
 
 def test_devices_lists_state_tasks_counters_and_last_reason(fedpatch, state_dir):
-    """`--fleet` selects."""
     listed = json.loads(fedpatch("devices", "--state-dir", state_dir, "--json").out)
     assert [(one["id"], one["online"], one["declined"]) for one in listed] == [("pi-1", True, 1), ("pi-2", False, 0)]
     rows = fedpatch("devices", "--state-dir", state_dir, "--fleet", "kitchen").out.splitlines()
@@ -131,17 +118,7 @@ def test_devices_lists_state_tasks_counters_and_last_reason(fedpatch, state_dir)
     assert rows[1].endswith("unwilling")
 
 
-def test_options_of_devices_hold_before_and_after_a_subcommand(fedpatch, state_dir):
-    """`--json` and `--state-dir`."""
-    reason = ("--reason", "battery")
-    before = fedpatch("devices", "--state-dir", state_dir, "--json", "drain", "pi-1", *reason)
-    assert json.loads(before.out)["drained"]["reason"] == "battery"
-    after = fedpatch("devices", "resume", "pi-1", "--state-dir", state_dir, "--json")
-    assert json.loads(after.out)["drained"] is None
-
-
 def test_state_directory_may_come_from_the_environment(fedpatch, state_dir, monkeypatch):
-    """FEDPATCH_STATE_DIR."""
     monkeypatch.setenv("FEDPATCH_STATE_DIR", str(state_dir))
     assert len(json.loads(fedpatch("runs", "--json").out)) == 2
 
@@ -161,7 +138,6 @@ def test_default_state_directory_comes_before_the_demos_and_is_not_printed(fedpa
 
 
 def test_resume_last_needs_the_state_directory(fedpatch, elsewhere):
-    """A guess could continue another run."""
     ended = fedpatch("resume", "last")
     assert (ended.code, ended.out) == (2, "")
     assert f"fedpatch resume last --state-dir {elsewhere}" in ended.err
@@ -169,7 +145,6 @@ def test_resume_last_needs_the_state_directory(fedpatch, elsewhere):
 
 @pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",), ("resume", "last")])
 def test_state_directory_without_runs_is_a_usage_error_and_not_created(fedpatch, tmp_path, argv):
-    """For all commands that read."""
     ended = fedpatch(*argv, "--state-dir", tmp_path / "none")
     assert (ended.code, ended.out) == (2, "")
     assert "--state-dir" in ended.err
@@ -177,14 +152,12 @@ def test_state_directory_without_runs_is_a_usage_error_and_not_created(fedpatch,
 
 
 def test_show_of_an_unknown_run_is_a_usage_error(fedpatch, state_dir):
-    """The message has known runs."""
     ended = fedpatch("show", "1999", "--state-dir", state_dir)
     assert ended.code == 2
     assert "'1999'" in ended.err and "last" in ended.err
 
 
 def test_tasks_lists_a_broken_task_with_its_problem(fedpatch, tmp_path, monkeypatch):
-    """The others are listed, too."""
     install("[fedpatch.tasks]\nlamp = no_such_module:TASK\n", tmp_path, monkeypatch)
     row = next(line for line in fedpatch("tasks").out.splitlines() if line.startswith("lamp"))
     assert "cannot be used" in row and "no_such_module" in row
@@ -193,15 +166,13 @@ def test_tasks_lists_a_broken_task_with_its_problem(fedpatch, tmp_path, monkeypa
 
 
 def test_strategies_lists_all_strategies(fedpatch):
-    """By name, with descriptions."""
     listed = json.loads(fedpatch("strategies", "--json").out)
     assert {one["name"]: one["description"] for one in listed} == {n: s.description for n, s in STRATEGIES.items()}
     assert "fedavg-adam" in fedpatch("strategies").out
 
 
 @pytest.mark.parametrize(
-    ("because", "code"),
-    [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)],
+    ("because", "code"), [("target_ua", 0), ("max_rounds", 0), ("deadline", 0), ("failed", 1), ("interrupted", 130)]
 )
 def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, because, code):
     """Stdout has the JSON object alone; a failed run prints how to resume it."""
@@ -214,7 +185,6 @@ def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_after_the_end_of_a_run_does_not_lose_its_result(fedpatch, tmp_path, monkeypatch, number):
-    """The exit code is that of the run."""
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
     monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
     monkeypatch.setattr("fedpatch.coordinator.cli.main._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
@@ -243,7 +213,6 @@ def test_resume_passes_on_changed_settings_and_the_password(fedpatch, state_dir,
 
 
 def test_wrong_settings_are_printed_together(fedpatch):
-    """One line each, exit code 2."""
     ended = fedpatch("run", "--quorum", "7", "--rounds", "many")
     assert (ended.code, ended.out) == (2, "")
     assert sorted(line.split(": ")[:2] for line in ended.err.splitlines()) == [
@@ -253,7 +222,6 @@ def test_wrong_settings_are_printed_together(fedpatch):
 
 
 def test_missing_ca_file_is_a_usage_error(fedpatch, tmp_path):
-    """Before the connection."""
     ended = fedpatch(
         "run", "--broker", "mqtts://broker.local", "--ca-file", tmp_path / "ca.pem", "--state-dir", tmp_path
     )
@@ -262,7 +230,6 @@ def test_missing_ca_file_is_a_usage_error(fedpatch, tmp_path):
 
 
 def test_print_config_prints_toml_and_runs_nothing(fedpatch, tmp_path):
-    """The TOML can be loaded again."""
     ended = fedpatch("demo", "--devices", "3", "--print-config", "--out", tmp_path / "demo")
     assert ended.code == 0
     assert re.search(r"^devices = 3", ended.out, re.MULTILINE)

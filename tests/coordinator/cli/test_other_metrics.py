@@ -42,28 +42,24 @@ def _played(target: float | None, *errors: float):
 
 
 def test_run_ends_when_the_mean_error_is_at_most_the_target():
-    """The mean of 0.2 and 0.6 reaches 0.4, but not 0.3."""
     assert _played(0.4, 0.2, 0.6).stopped is Stopped.TARGET_UA
     assert _played(0.3, 0.2, 0.6).stopped is None
     assert _played(0.3, 0.9, 0.9).stopped is None
 
 
 def test_record_has_worst_device_and_metric():
-    """Under the present keys."""
     record = _played(None, 0.2, 7.5, 0.6).records[-1]
     assert (record.user_accuracy_min, record.metric, record.metric_goal) == (7.5, "MAE", "min")
     assert RoundRecord.from_dict(record.to_dict()) == record
 
 
 def test_record_without_metric_is_one_of_accuracy():
-    """From an earlier version."""
     plain = RoundRecord(1, "aggregated", 1, 1, 0, 1, 0.5).to_dict()
     del plain["metric"], plain["metric_goal"]
     assert RoundRecord.from_dict(plain).metric == "accuracy"
 
 
 def test_output_has_the_name_of_the_metric(capsys):
-    """Round line, summary, `show`, live view."""
     assert "MAE 0.310 (worst 0.900)" in round_line(RECORD, 9)
     assert "UA 0.310 (min 0.900)" in round_line(replace(RECORD, metric="accuracy", metric_goal="max"), 9)
     print_summary(RunSummary("run-1", "max_rounds", 0.31, "", [RECORD]))
@@ -104,7 +100,6 @@ def _update(before: float | None, after: float | None) -> tuple[bytes, int]:
     ],
 )
 def test_measure_outside_its_range_is_refused(metric, before, after, taken):
-    """Reason out_of_range."""
     blob, raw_bytes = _update(before, after)
     terms = UpdateRequirements(SCHEMA, (), "ab" * 32, metric)
     if taken:
@@ -131,7 +126,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
 
 
 def test_spec_and_requirements_have_the_metric_of_the_task(settings):
-    """Of the run and of an update."""
     prepared = prepare(settings)
     spec = run_spec("r", 1, settings, prepared, 1000)
     assert spec.metric == MAE
@@ -139,7 +133,6 @@ def test_spec_and_requirements_have_the_metric_of_the_task(settings):
 
 
 def test_strategy_without_learning_rate_in_the_task_needs_the_option(monkeypatch: pytest.MonkeyPatch):
-    """There is no default."""
     slow = replace(digits.TASK, learning_rates={})
     monkeypatch.setattr("fedpatch.coordinator.runtime.run_preparation.find_task", lambda _: slow)
     with pytest.raises(UsageError, match=r"task 'digits' names no learning rate for fedavg-adam; .*--learning-rate"):
@@ -148,14 +141,12 @@ def test_strategy_without_learning_rate_in_the_task_needs_the_option(monkeypatch
 
 
 def test_model_above_max_model_mib_is_refused_before_the_run():
-    """With the size that suffices."""
     with pytest.raises(UsageError, match=r"the model and its moments may take \d+ MiB; raise max_model_mib to that"):
         prepare(RunSettings(task="mnist", max_model_mib=1))
 
 
 @pytest.mark.parametrize("target", [1.01, -0.1])
 def test_target_outside_the_range_of_accuracy_is_refused(target):
-    """Before any file is written."""
     with pytest.raises(UsageError, match=f"target_ua is {target}.*accuracy of task 'digits' is a fraction from 0 to 1"):
         prepare(RunSettings(task="digits", target_ua=target))
     assert digits.TASK.metric_terms == MetricTerms()

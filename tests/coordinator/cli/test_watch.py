@@ -13,6 +13,7 @@ from fedpatch.coordinator.operations.watch import newest_run
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt.tls_context import TlsFiles
+from tests.coordinator.registry_builders import new_run
 from tests.support.brokers import free_port
 from tests.support.programs import Program
 
@@ -22,16 +23,13 @@ def begin(place: Path, fleet: str, created_at: float, ended: str | None = None, 
     place.mkdir(exist_ok=True)
     settings = {"broker": f"mqtts://broker:{int(created_at)}", "fleet": fleet, "username": None, **more}
     with Registry(place / REGISTRY_FILE) as registry:
-        run = registry.create_run(
-            created_at=created_at, task="digits", strategy="fedavg", private="none", settings=settings, schema="00" * 32
-        )
+        run = new_run(registry, created_at, settings=settings)
         if ended:
             registry.finish_run(run.id, stopped_because=ended, user_accuracy=None, model=None)
     return run.id
 
 
 def test_newest_run_prefers_a_running_one(tmp_path):
-    """In all state directories; of a fleet, if given."""
     one, two, empty = tmp_path / "one", tmp_path / "two", tmp_path / "empty"
     kitchen = begin(one, "kitchen", 100.0)
     attic = begin(two, "attic", 200.0, "max_rounds")
@@ -42,7 +40,6 @@ def test_newest_run_prefers_a_running_one(tmp_path):
 
 
 def test_newest_run_without_runs_is_a_usage_error(tmp_path):
-    """No file is created."""
     with pytest.raises(UsageError, match="no run of fleet 'attic' was begun here; say where it is, with --broker URL"):
         newest_run([tmp_path], "attic")
     assert list(tmp_path.iterdir()) == []
@@ -50,7 +47,6 @@ def test_newest_run_without_runs_is_a_usage_error(tmp_path):
 
 @pytest.mark.parametrize("how", [["--once"], ["--json"], []])
 def test_watch_without_its_broker_exits_with_3(how, monkeypatch, capsys):
-    """In all forms of output."""
     monkeypatch.setattr(
         fedpatch.coordinator.operations.watch, "CONNECT_TIMEOUT_S", 3.0
     )  # in which it is refused on a busy machine, too
@@ -63,14 +59,12 @@ def test_watch_without_its_broker_exits_with_3(how, monkeypatch, capsys):
 
 
 def test_watch_of_a_malformed_fleet_name_is_a_usage_error(monkeypatch, capsys):
-    """One line."""
     ended = Program(fedpatch.cli.main, monkeypatch, capsys)("watch", "--broker", "mqtts://b", "--fleet", "No Name")
     assert ended.code == 2
     assert "--fleet" in ended.err and len(ended.err.splitlines()) == 1
 
 
 def test_watch_uses_the_certificate_of_the_run_unless_another_is_given(tmp_path, monkeypatch, capsys):
-    """A given certificate has its own key."""
     files = {"ca_file": "/ca.crt", "cert_file": "/own.crt", "key_file": "/own.key"}
     begin(tmp_path, "kitchen", 100.0, broker="mqtts://broker", **files)
     watched: list[TlsFiles] = []

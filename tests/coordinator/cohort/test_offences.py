@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES, OffenceCounter, is_offence
+from fedpatch.coordinator.observability.metric_definitions import IGNORED
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 OFFENCE, NO_OFFENCE = next(iter(OFFENCES)), next(iter(NOT_OFFENCES))
 
 
-def test_no_event_is_both_an_offence_and_none():
+def test_every_reason_is_either_an_offence_or_not():
+    reasons = {("refused", reason) for reason in RefuseReason} | {("ignored", reason) for reason in IGNORED}
+    assert OFFENCES.keys() | NOT_OFFENCES.keys() == reasons
     assert OFFENCES.keys().isdisjoint(NOT_OFFENCES)
     assert all(is_offence(*event) for event in OFFENCES)
     assert not any(is_offence(*event) for event in NOT_OFFENCES)
@@ -24,9 +28,10 @@ def test_offence_is_counted_for_its_device_only():
     assert (counter.of("a"), counter.of("b")) == (4, 0)
 
 
-def test_event_that_is_no_offence_is_not_counted():
+@pytest.mark.parametrize("event", [NO_OFFENCE, ("declined", "unwilling")])
+def test_event_that_is_no_offence_is_not_counted(event):
     counter = OffenceCounter(1, {})
-    assert not counter.note("a", *NO_OFFENCE)
+    assert not counter.note("a", *event)
     assert (counter.of("a"), counter.due("a")) == (0, False)
 
 

@@ -19,8 +19,7 @@ counts = st.integers(0, 60)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_say_the_rule_in_the_same_words(page):
-    """Paragraph by paragraph; how lines are broken makes no difference."""
+def test_documentation_pages_contain_each_paragraph_of_the_rule(page):
     text = " ".join((DOCS / page).read_text("utf-8").split())
     assert [paragraph for paragraph in RULE if paragraph not in text] == []
 
@@ -44,15 +43,14 @@ def test_the_pages_say_the_rule_in_the_same_words(page):
         (10, 4, 3, 6, 5),  # half of those that are left are away
     ],
 )
-def test_a_round_with_the_default_quorum(fleet, left, missing, meant, needed):
+def test_devices_meant_and_updates_needed_with_the_default_quorum(fleet, left, missing, meant, needed):
     """Full participation: the devices that count, and 80 % of them."""
     assert devices_meant(Standing(fleet, left, missing), 1.0, 0.8, 1) == meant
     assert updates_needed(meant, 0.8, 1) == needed
 
 
 @given(counts, st.data(), shares, shares, st.integers(1, 5))
-def test_the_needed_updates_follow_from_the_count(fleet, data, participation, quorum, min_cohort):
-    """No fewer than the minimum, no more than the round is meant for; a smaller count never needs more."""
+def test_updates_needed_lie_between_min_cohort_and_devices_meant(fleet, data, participation, quorum, min_cohort):
     left = data.draw(st.integers(0, fleet))
     missing = data.draw(st.integers(0, fleet - left))
     meant = devices_meant(Standing(fleet, left, missing), participation, quorum, min_cohort)
@@ -64,8 +62,7 @@ def test_the_needed_updates_follow_from_the_count(fleet, data, participation, qu
 
 
 @given(st.integers(1, 60), counts, counts, shares)
-def test_leaving_the_count_never_lets_one_device_decide(meant, first, then, quorum):
-    """Where two updates were needed, two are; otherwise a device that leaves is a device less. All at once or in turn."""
+def test_without_never_reduces_updates_needed_from_two_to_one(meant, first, then, quorum):
     whole, rest = math.ceil(quorum * meant - 1e-9), without(meant, first, quorum)
     assert math.ceil(quorum * rest - 1e-9) >= min(2, whole)
     assert rest <= meant
@@ -74,6 +71,5 @@ def test_leaving_the_count_never_lets_one_device_decide(meant, first, then, quor
 
 
 @given(st.integers(1, 60), counts)
-def test_a_minority_never_makes_the_count(fleet, missing):
-    """However many are away, more than half of the fleet is counted."""
+def test_counted_devices_are_more_than_half_of_the_fleet(fleet, missing):
     assert 2 * Standing(fleet, 0, min(missing, fleet)).counted > fleet

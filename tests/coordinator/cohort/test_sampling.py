@@ -37,15 +37,18 @@ seeds = st.integers(0, 2**53)
         (0.1, 1.3, 100, 100, 100),
     ],
 )
-def test_the_cohort_of_a_hundred_devices(participation, over_select, min_cohort, target, invited):
+def test_select_from_a_hundred_devices_has_target_and_invited_counts(
+    participation, over_select, min_cohort, target, invited
+):
     """int(C * |S|) updates are wanted, never fewer than the minimum; more are invited, never more than there are."""
     chosen = select(DEVICES, participation, over_select, min_cohort, 0, 1)
     assert (chosen.target, len(chosen.invited)) == (target, invited)
 
 
 @given(fleets, fractions, factors, st.integers(1, 10), seeds, st.integers(0, 1000))
-def test_a_selection_is_sound(devices, participation, over_select, min_cohort, seed, number):
-    """Those invited are available devices, each once; the target is within the minimum and what is there."""
+def test_select_invites_each_available_device_at_most_once_within_bounds(
+    devices, participation, over_select, min_cohort, seed, number
+):
     chosen = select(devices, participation, over_select, min_cohort, seed, number)
     if len(devices) < min_cohort:
         assert chosen == Selection(0, ())
@@ -58,8 +61,9 @@ def test_a_selection_is_sound(devices, participation, over_select, min_cohort, s
 
 
 @given(fleets, fractions, factors, seeds, st.integers(0, 1000), st.randoms(use_true_random=False))
-def test_a_selection_follows_from_seed_round_and_devices(devices, participation, over_select, seed, number, shuffler):
-    """Neither the order in which devices came, nor anybody's use of the global random state, changes it."""
+def test_select_depends_only_on_seed_round_and_set_of_devices(
+    devices, participation, over_select, seed, number, shuffler
+):
     chosen = select(devices, participation, over_select, 1, seed, number)
     random.seed(shuffler.random())
     before = random.getstate()
@@ -69,39 +73,31 @@ def test_a_selection_follows_from_seed_round_and_devices(devices, participation,
 
 
 @given(fleets, fractions, factors, factors, seeds)
-def test_over_selection_only_adds(devices, participation, one, other, seed):
-    """The devices invited with a smaller factor are the first of those invited with a larger one."""
+def test_select_with_larger_over_selection_extends_the_smaller_cohort(devices, participation, one, other, seed):
     less, more = (select(devices, participation, factor, 1, seed, 1) for factor in sorted([one, other]))
     assert less.target == more.target
     assert more.invited[: len(less.invited)] == less.invited
 
 
-def test_the_selection_is_pinned():
+def test_select_returns_the_recorded_cohort():
     """A run that is resumed with another version of the program goes on with the same cohorts."""
     assert select(DEVICES, 0.05, 1.0, 1, 7, 3).invited == ("pi072", "pi073", "pi018", "pi078", "pi037")
 
 
-def test_rounds_and_seeds_differ():
-    """Another round, or another seed, asks other devices; seed and round are not mixed up."""
+def test_select_differs_between_rounds_and_between_seeds():
     cohorts = {select(DEVICES, 0.1, 1.0, 1, seed, number).invited for seed in range(12) for number in range(12)}
     assert len(cohorts) == 144
 
 
-def test_every_device_has_the_same_chance():
+def test_select_invites_every_device_equally_often():
     """Over 1,000 rounds of 10 in 100, each device is asked about 100 times (five standard deviations: 48)."""
     counts = Counter(device for number in range(1000) for device in select(DEVICES, 0.1, 1.0, 1, 0, number).invited)
     assert set(counts) == set(DEVICES)
     assert max(abs(count - 100) for count in counts.values()) < 48
 
 
-def test_too_few_devices_means_nobody():
-    """Below the minimum no device is woken for a round that cannot succeed."""
-    assert select(DEVICES[:2], 1.0, 1.0, 3, 0, 1) == Selection(0, ())
+def test_select_counts_a_device_listed_twice_once():
     assert select([], 1.0, 1.0, 1, 0, 1) == Selection(0, ())
-
-
-def test_a_device_listed_twice_is_one_device():
-    """Nobody is asked twice, nor counted twice towards the minimum."""
     assert select(["pi1", "pi1"], 1.0, 1.0, 2, 0, 1) == Selection(0, ())
     assert select(["pi1", "pi1"], 1.0, 1.0, 1, 0, 1) == Selection(1, ("pi1",))
 
@@ -118,7 +114,6 @@ def test_a_device_listed_twice_is_one_device():
         (1.0, 1.0, 0, "min cohort 0 must be at least 1"),
     ],
 )
-def test_a_number_out_of_range_is_a_usage_error(participation, over_select, min_cohort, complaint):
-    """The error names the number and its range."""
+def test_select_number_out_of_range_is_usage_error(participation, over_select, min_cohort, complaint):
     with pytest.raises(UsageError, match=complaint):
         select(DEVICES, participation, over_select, min_cohort, 0, 1)

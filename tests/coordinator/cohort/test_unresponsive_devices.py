@@ -16,14 +16,15 @@ from tests.support.specs import TASKS, counted, gone, report, there, told, updat
 DEADLINE_S = 100_000.0
 
 
-def bench(devices: str = "abcd", **changes) -> Bench:
-    """A round of devices that all accepted at second 1, with a deadline that is far away."""
+def bench(devices: str = "abcd", reported: str = "", **changes) -> Bench:
+    """A round with a far deadline, of devices that all accepted at second 1 and of which some reported at second 2."""
     given = {"quorum": 1.0, "deadline_s": DEADLINE_S, "grace_s": 10.0, "rejoin_s": 10.0, **changes}
-    return Bench(devices, **given).accept_all()
+    made = Bench(devices, **given).accept_all()
+    reports(made, reported)
+    return made
 
 
 def reports(made: Bench, devices: str, now: float = 2.0) -> None:
-    """These are done."""
     for device in devices:
         made.hear(device, Offer(update()), now=now)
         made.chunks(device, now=now)
@@ -46,28 +47,22 @@ def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> di
 
 
 class TestMuteDevice:
-    def test_is_given_up_once_it_is_all_that_is_left(self):
-        """A minute after its last word, and not at the deadline."""
-        made = bench()
-        reports(made, "abc")
+    def test_mute_device_fails_after_silent_s_once_all_others_reported(self):
+        made = bench(reported="abc")
         wait(made, 1.0 + SILENT_S - 1)
         assert made.state("d") is State.ACCEPTED
         wait(made, 200.0, since=60.0)
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
         assert made.open.round.closing_at < 1.0 + SILENT_S + PROBE_S
 
-    def test_is_asked_several_times_whether_it_is_there(self):
-        """A message may be lost."""
-        made = bench()
-        reports(made, "abc")
+    def test_mute_device_is_probed_several_times(self):
+        made = bench(reported="abc")
         asked = wait(made, 200.0)
         assert set(map(tuple, asked.values())) == {("d",)}
         assert len(asked) >= 3
 
-    def test_is_waited_for_as_long_as_others_work(self):
-        """It costs nothing meanwhile, and may come back."""
-        made = bench()
-        reports(made, "ab")
+    def test_mute_device_is_waited_for_while_others_work(self):
+        made = bench(reported="ab")
         wait(made, 500.0, talking="c")
         assert made.state("d") is State.ACCEPTED
         reports(made, "c", now=500.0)
@@ -75,21 +70,18 @@ class TestMuteDevice:
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
         assert made.open.round.closing_at <= 500.0 + PROBE_S
 
-    def test_is_counted_as_failed(self):
-        """So that the registry says why."""
+    def test_mute_device_is_counted_as_failed(self):
         made = bench("a")
         effects = [one for now in range(2, 100) for one in made.open.tick(float(now))]
         assert counted(effects) == [("a", "failed", "silent")]
 
-    def test_costs_the_round_nothing_once_the_quorum_is_met(self):
-        """The grace period ends it, as ever."""
-        made = bench(quorum=0.75)
-        reports(made, "abc")
+    def test_mute_device_does_not_delay_a_round_with_quorum(self):
+        made = bench(reported="abc", quorum=0.75)
         wait(made, 200.0)
         assert (made.open.round.phase, made.open.round.closing_at) == (Phase.AGGREGATING, 12.0)
 
-    def test_that_downloads_has_the_time_of_its_download(self, monkeypatch):
-        """The request whether it is there may wait behind the chunks of a large model on a slow line."""
+    def test_mute_device_has_the_time_of_its_download(self, monkeypatch):
+        """The probe may wait behind the chunks of a large model on a slow line."""
         made = bench("a")
         monkeypatch.setattr(made.open._issued_invitations, "size_bytes", lambda device: int(600 * SLOW_BYTES_S))
         wait(made, 600.0 + SILENT_S)
@@ -100,17 +92,13 @@ class TestMuteDevice:
 
 
 class TestSlowDevice:
-    def test_that_tells_of_its_work_is_waited_for_until_the_deadline(self):
-        """An hour, and a day."""
-        made = bench()
-        reports(made, "abc")
+    def test_device_that_reports_progress_is_waited_for(self):
+        made = bench(reported="abc")
         wait(made, 90_000.0, talking="d")
         assert made.state("d") is State.TRAINING
 
     def test_that_only_answers_is_waited_for_until_the_deadline(self):
-        """As an agent of an earlier version, or one whose training tells nothing for long."""
-        made = bench()
-        reports(made, "abc")
+        made = bench(reported="abc")
         now = 2.0
         while now < 5_000.0:
             now = made.open.next_deadline() or 5_000.0
@@ -119,10 +107,8 @@ class TestSlowDevice:
                 made.hear(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
         assert made.state("d") is State.TRAINING
 
-    def test_that_lost_its_connection_is_given_up_as_ever(self):
-        """By `rejoin_s`, whatever the silence."""
-        made = bench()
-        reports(made, "abc")
+    def test_lost_device_fails_after_rejoin_s(self):
+        made = bench(reported="abc")
         made.see("d", gone(), now=5.0)
         wait(made, 100.0, since=5.0)
         assert made.open.round.reasons(State.FAILED) == {"lost": 1}
@@ -130,10 +116,8 @@ class TestSlowDevice:
 
 
 class TestUpload:
-    def test_that_stands_still_ends_though_its_device_speaks(self):
-        """It has its place, sends nothing new, and offers again and again."""
-        made = bench()
-        reports(made, "abc")
+    def test_stalled_upload_fails_though_its_device_speaks(self):
+        made = bench(reported="abc")
         made.hear("d", Offer(update()), now=3.0)
         made.open.on_chunk("d", cut(BLOB, update(), 0), 4.0)
         now = 4.0
@@ -144,26 +128,22 @@ class TestUpload:
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
         assert STALL_S <= now - 4.0 < STALL_S + 2 * PROBE_S
 
-    def test_that_grows_is_waited_for(self):
-        """A chunk each minute is slow, but it is a chunk."""
-        made = bench()
-        reports(made, "abc")
+    def test_slow_upload_is_waited_for(self):
+        made = bench(reported="abc")
         made.hear("d", Offer(update()), now=3.0)
         for index in range(3):
             wait(made, 63.0 + 60 * index, since=3.0 + 60 * index)
             made.open.on_chunk("d", cut(BLOB, update(), index), 63.0 + 60 * index)
         assert made.state("d") is State.UPLOADING
 
-    def test_that_waits_for_its_place_does_not_stand_still(self):
-        """Its turn comes when others are done."""
+    def test_upload_that_waits_for_a_slot_is_not_stalled(self):
         made = bench("ab", upload_slots=1)
         made.hear("a", Offer(update(b"a" * 350)), now=3.0)
         made.hear("b", Offer(update(b"b" * 350)), now=3.0)
         assert made.open._uploads.still_since("b", 3.0, 500.0) == 500.0
         assert made.open._uploads.still_since("a", 3.0, 500.0) == 3.0
 
-    def test_that_stands_still_gives_its_place_up(self):
-        """To the next in line."""
+    def test_stalled_upload_frees_its_slot(self):
         made = bench("ab", upload_slots=1)
         made.hear("a", Offer(update(b"a" * 350)), now=3.0)
         made.hear("b", Offer(update(b"b" * 350)), now=3.0)
@@ -178,10 +158,9 @@ class TestUpload:
 
 
 class TestDeviceThatStarts:
-    def test_has_longer_to_come_back(self):
-        """Its agent was restarted in the round, says that it is starting, and loads torch for minutes."""
-        made = bench()
-        reports(made, "abc")
+    def test_starting_device_has_starting_s_to_come_back(self):
+        """Its agent was restarted in the round and loads torch for minutes."""
+        made = bench(reported="abc")
         made.see("d", there("b2", tasks=()), now=5.0)
         assert made.state("d") is State.INVITED
         wait(made, STARTING_S, since=5.0)
@@ -190,10 +169,8 @@ class TestDeviceThatStarts:
         made.hear("d", Accept(10), now=STARTING_S + 1.0)
         assert made.state("d") is State.ACCEPTED
 
-    def test_for_ever_is_given_up(self):
-        """The round does not wait for its deadline."""
-        made = bench()
-        reports(made, "abc")
+    def test_device_that_starts_for_ever_fails(self):
+        made = bench(reported="abc")
         made.see("d", there("b2", tasks=()), now=5.0)
         wait(made, 1_000.0, since=5.0)
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
@@ -201,8 +178,7 @@ class TestDeviceThatStarts:
 
 
 class TestWithoutBroker:
-    def test_nobody_is_given_up(self):
-        """What cannot be heard is not silence; devices have time to connect again, too."""
+    def test_silence_without_a_broker_fails_nobody(self):
         made = bench("a")
         made.open.listen(connected=False, now=2.0)
         for now in (100.0, 200.0, 300.0):
@@ -218,9 +194,7 @@ class TestWithoutBroker:
 
 @pytest.mark.parametrize(("grace_s", "missed"), [(ANSWER_S, ["d"]), (ANSWER_S / 2, [])])
 def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
-    """With less time than an answer may take, nobody is blamed."""
-    made = bench(quorum=0.75, grace_s=grace_s)
-    reports(made, "abc")
+    made = bench(reported="abc", quorum=0.75, grace_s=grace_s)
     asked = told(made.open.grant(2.0))
     assert [(device, type(body)) for device, body in asked] == [("d", WorkRequest)]
     assert made.open.grant(2.0) == []

@@ -57,13 +57,11 @@ def device(tmp_path: Path) -> Iterator[Callable[..., DemoDevice]]:
 
 
 def test_device_names_sort_in_order():
-    """With at least two digits."""
     assert device_names(3) == ["device-00", "device-01", "device-02"]
     assert device_names(101) == sorted(device_names(101))
 
 
 def test_demo_devices_ignore_conditions_of_the_machine(tmp_path):
-    """Their admission is "always"."""
     device = start_device("device-00", ["--data", "shard:0/2", "--print-config"], tmp_path)
     assert device.process.wait(120.0) == 0
     stop_devices([device])
@@ -71,7 +69,6 @@ def test_demo_devices_ignore_conditions_of_the_machine(tmp_path):
 
 
 def test_wait_ends_when_every_device_is_ready(device):
-    """It reports the number of ready devices."""
     told: list[int] = []
     late = device(_SLEEP)
 
@@ -85,7 +82,6 @@ def test_wait_ends_when_every_device_is_ready(device):
 
 @pytest.mark.parametrize(("code", "error"), [(1, FedpatchError), (2, UsageError), (3, BrokerError)])
 def test_wait_ends_with_the_error_of_a_device_that_ended(device, code, error):
-    """All its errors, the path of its log, its exit code."""
     words = "\\n".join(["WARNING it is cold", "fedpatch-agent: no pictures", "fedpatch-agent: no labels", "bye"])
     broken = device(f"print('''{words}'''); raise SystemExit({code})")
     with pytest.raises(FedpatchError) as told:
@@ -95,7 +91,6 @@ def test_wait_ends_with_the_error_of_a_device_that_ended(device, code, error):
 
 
 def test_device_killed_by_a_signal_has_an_error_with_the_signal(device):
-    """There is no error in its log."""
     killed = device(_SLEEP)
     killed.process.kill()
     killed.process.wait()
@@ -103,13 +98,11 @@ def test_device_killed_by_a_signal_has_an_error_with_the_signal(device):
 
 
 def test_wait_ends_after_its_time_limit(device):
-    """The error has the device, its log and the option."""
     with pytest.raises(FedpatchError, match=r"device-01 is not ready after 0 s; .*device-01\.log.* --wait-s"):
         wait_until_ready([device(_SLEEP, ready=True), device(_SLEEP)], 0.0, lambda there: None)
 
 
 def test_stop_kills_devices_that_ignore_sigterm(device, monkeypatch):
-    """No process is left."""
     ended, usual, deaf = device("pass"), device(_SLEEP), device(_STUBBORN)
     ended.process.wait()
     while not deaf.log.read_text():
@@ -122,7 +115,6 @@ def test_stop_kills_devices_that_ignore_sigterm(device, monkeypatch):
 
 
 def test_new_demo_removes_devices_and_keeps_runs(tmp_path):
-    """The same seed gives the same result."""
     with open_directory(tmp_path / "demo") as out:
         (out / "coordinator").mkdir()
         (out / "devices" / "device-00").mkdir(parents=True)
@@ -137,13 +129,9 @@ def test_new_demo_removes_devices_and_keeps_runs(tmp_path):
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize(
     ("terms", "error"),
-    [
-        ({"broker": "mqtt://127.0.0.1:1"}, "no broker at 127.0.0.1:1"),
-        ({"private": "names:zzz*", "devices": 1}, "zzz"),
-    ],
+    [({"broker": "mqtt://127.0.0.1:1"}, "no broker at 127.0.0.1:1"), ({"private": "names:zzz*", "devices": 1}, "zzz")],
 )
 def test_demo_that_cannot_start_restores_the_devices_before(tmp_path, terms, error, killed):
-    """Also after a demo that was killed at that moment."""
     with open_directory(tmp_path / "demo") as out:
         model = out / (".devices-before" if killed else "devices") / "device-00" / "models" / "model.onnx"
         model.parent.mkdir(parents=True)
@@ -158,7 +146,6 @@ def test_demo_that_cannot_start_restores_the_devices_before(tmp_path, terms, err
 
 
 def test_directory_with_other_files_is_refused(tmp_path):
-    """A demo removes only its own files."""
     (tmp_path / "devices").mkdir()
     with pytest.raises(UsageError, match="holds files that no demo made"), open_directory(tmp_path):
         pass
@@ -166,7 +153,6 @@ def test_directory_with_other_files_is_refused(tmp_path):
 
 
 def test_second_demo_in_a_directory_is_refused(tmp_path):
-    """The devices of the first stay."""
     with open_directory(tmp_path) as out:
         (out / "devices" / "device-00").mkdir(parents=True)
         with pytest.raises(UsageError, match="a demo is running"), open_directory(tmp_path):
@@ -177,14 +163,12 @@ def test_second_demo_in_a_directory_is_refused(tmp_path):
 
 
 def test_out_that_is_a_file_is_a_usage_error(tmp_path):
-    """--out was mistyped."""
     (tmp_path / "notes").write_text("")
     with pytest.raises(UsageError, match="is not a directory"), open_directory(tmp_path / "notes"):
         pass
 
 
 def test_demo_without_its_broker_ends_before_devices_start(tmp_path):
-    """Devices would retry for ever."""
     settings = DemoSettings(out=tmp_path / "demo", broker=f"mqtt://127.0.0.1:{free_port()}")
     with pytest.raises(BrokerError, match=r"no broker at 127.*start it, or leave --broker out"):
         run_demo(settings, PlainView(sys.stderr))
@@ -192,7 +176,6 @@ def test_demo_without_its_broker_ends_before_devices_start(tmp_path):
 
 
 def test_task_without_demo_data_has_no_demo(tmp_path):
-    """The error names the task."""
     settings = DemoSettings(out=tmp_path / "demo", task="tests.device_agent.toy_tasks:TOY")
     with pytest.raises(UsageError, match="task 'toy' does not say how to share its data out in a demo"):
         run_demo(settings, PlainView(sys.stderr))
@@ -229,7 +212,6 @@ def _processes_of(out: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_during_the_stop_does_not_lose_the_result(tmp_path, monkeypatch, capsys, number):
-    """All devices end."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
 
     def stop(devices: list[DemoDevice]) -> None:
@@ -247,7 +229,6 @@ def test_signal_during_the_stop_does_not_lose_the_result(tmp_path, monkeypatch, 
 @pytest.mark.system
 @pytest.mark.slow
 def test_device_without_data_ends_the_demo_with_its_error(tmp_path):
-    """The other devices end, too."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     (tmp_path / "hungry.py").write_text(
         "from dataclasses import replace\n"

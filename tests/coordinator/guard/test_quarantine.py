@@ -11,9 +11,8 @@ import pytest
 
 from fedpatch.coordinator.aggregation.norm_clipping import check_registered
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
-from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES, OffenceCounter
+from fedpatch.coordinator.cohort.offences import OffenceCounter
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
-from fedpatch.coordinator.observability.metric_definitions import IGNORED
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED, Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import CountEvent
@@ -27,9 +26,9 @@ from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryAfter
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from tests.coordinator.device_sightings import seen
 from tests.coordinator.engines import asking
-from tests.support.specs import TASK, gone, said, there, told, update
+from tests.coordinator.registry_builders import new_run, seen
+from tests.support.specs import TASK, gone, refusal, said, there, told, update
 
 
 @pytest.fixture
@@ -41,24 +40,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
         yield made
 
 
-def test_every_reason_is_an_offence_or_a_misfortune():
-    """None is forgotten, and none is both."""
-    reasons = {("refused", reason) for reason in RefuseReason} | {("ignored", reason) for reason in IGNORED}
-    assert OFFENCES.keys() | NOT_OFFENCES.keys() == reasons
-    assert not OFFENCES.keys() & NOT_OFFENCES.keys()
-
-
-def test_misfortunes_never_count():
-    """However often they happen."""
-    conduct = OffenceCounter(1, {})
-    for what, reason in NOT_OFFENCES:
-        assert not conduct.note("a", what, reason, times=1000)
-    assert not conduct.note("a", "declined", "unwilling")
-    assert not conduct.due("a")
-
-
-def test_more_examples_than_registered_are_a_misfortune_and_none_at_all_an_offence():
-    """A device whose data grew has said so, and a lost message kept it from us; no device trains on nothing."""
+def test_too_many_examples_are_no_offence_and_none_are_one():
     with pytest.raises(UpdateRefused) as grown:
         check_registered(1000, 100)
     with pytest.raises(UpdateRefused) as nothing:
@@ -68,18 +50,7 @@ def test_more_examples_than_registered_are_a_misfortune_and_none_at_all_an_offen
     assert conduct.note("a", "refused", nothing.value.reason)
 
 
-def test_offences_add_up_over_restarts():
-    """Those that the registry knows of are counted too; 0 is never enough."""
-    conduct = OffenceCounter(3, {"a": 2})
-    assert not conduct.due("a")
-    assert conduct.note("a", "refused", "damaged")
-    assert (conduct.due("a"), conduct.due("b"), conduct.of("a")) == (True, False, 3)
-    never = OffenceCounter(0, {"a": 10**6})
-    assert not never.due("a")
-
-
-def test_a_hold_is_kept_with_its_reason_and_its_time(registry):
-    """Of this fleet's device alone; the second one changes nothing."""
+def test_hold_keeps_its_reason_and_time(registry):
     assert registry.holds.put("kitchen", "pi-1", QUARANTINED, "sends nonsense", 5.0)
     assert not registry.holds.put("kitchen", "pi-1", QUARANTINED, "again", 6.0)
     assert registry.holds.put("kitchen", "pi-1", DRAINED, "battery", 7.0)
@@ -93,8 +64,7 @@ def test_a_hold_is_kept_with_its_reason_and_its_time(registry):
     assert registry.holds.held("kitchen") == {"pi-1": DRAINED}
 
 
-def test_a_release_forgets_offences(registry):
-    """The device begins anew; another one's stay."""
+def test_release_forgets_offences(registry):
     registry.holds.offend("kitchen", {"pi-1": (3, "damaged"), "pi-2": (1, "too_large")})
     registry.holds.offend("kitchen", {"pi-1": (2, "not_ours")})
     assert registry.holds.offences("kitchen") == {"pi-1": 5, "pi-2": 1}
@@ -103,8 +73,7 @@ def test_a_release_forgets_offences(registry):
     assert [one.offences for one in registry.devices()] == [0, 0, 1]
 
 
-def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
-    """The warden's and whoever else calls `keep`: the copy that takes the place of a damaged registry has it."""
+def test_hold_is_in_the_copy_of_the_registry(registry):
     quarantine = Quarantine(registry, "kitchen", 1, lambda _: None)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
     assert quarantine.poll(1.0) == {"pi-1": QUARANTINED}
@@ -121,8 +90,7 @@ def test_a_hold_outlives_the_file_that_it_was_written_into(registry):
     assert copy.stat().st_mtime_ns == before
 
 
-def test_a_registry_of_version_2_is_brought_to_the_present(tmp_path: Path):
-    """Devices stay; nobody is held back."""
+def test_registry_of_version_2_is_migrated(tmp_path: Path):
     path = tmp_path / REGISTRY_FILE
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(f"BEGIN; {script(0, 2)} PRAGMA user_version = 2; COMMIT; PRAGMA journal_mode = WAL;")
@@ -135,8 +103,7 @@ def test_a_registry_of_version_2_is_brought_to_the_present(tmp_path: Path):
         assert registry._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION > 2
 
 
-def test_names_that_were_never_asked_are_forgotten_first(registry):
-    """Of more devices than may be known, the one not heard for longest goes; who worked or is held back stays."""
+def test_devices_that_never_worked_are_evicted_first(registry):
     registry.count("kitchen", ("pi-1", "invited", ""))
     registry.holds.put("kitchen", "pi-2", DRAINED, "battery", 1.0)
     ghosts = [Sighting(f"ghost-{number}", 10.0 + number, True, "", ()) for number in range(50)]
@@ -146,8 +113,7 @@ def test_names_that_were_never_asked_are_forgotten_first(registry):
     assert any(one.fleet == "garden" for one in registry.devices())
 
 
-def test_a_coordinator_notices_what_another_process_decides(registry):
-    """At its next look, and only then is there anything to do."""
+def test_poll_notices_holds_of_another_process(registry):
     quarantine = Quarantine(registry, "kitchen", 5, print)
     assert quarantine.poll(1.0) is None
     with Registry(registry.path) as other:
@@ -160,8 +126,7 @@ def test_a_coordinator_notices_what_another_process_decides(registry):
     assert quarantine.poll(1.0 + 3 * LOOK_EVERY_S) == {}
 
 
-def test_the_warden_puts_offenders_into_quarantine(registry):
-    """At the limit, told to people with the way back; released, it may offend anew before it is held again."""
+def test_offender_is_quarantined_at_the_limit(registry):
     lines: list[str] = []
     quarantine = Quarantine(registry, "kitchen", 2, lines.append)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
@@ -178,8 +143,7 @@ def test_the_warden_puts_offenders_into_quarantine(registry):
     assert quarantine.poll(7.0) is None
 
 
-def test_a_release_before_quarantine_forgets_offences_in_a_run_too(registry):
-    """One that was near its limit begins anew, though nobody had held it back yet."""
+def test_release_before_quarantine_forgets_pending_offences(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print)
     quarantine.note(CountEvent("pi-1", "refused", "damaged"))
     assert quarantine.poll(1.0) is None
@@ -191,8 +155,7 @@ def test_a_release_before_quarantine_forgets_offences_in_a_run_too(registry):
     assert registry.holds.offences("kitchen") == {"pi-1": 1}
 
 
-def test_names_without_end_leave_bounded_offences_and_holds(registry):
-    """Who makes way for another is forgotten, with what was not written yet; no more are held than may be known."""
+def test_unbounded_names_leave_bounded_offences_and_holds(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
     quarantine.note(CountEvent("ghost", "refused", "damaged"))
     quarantine.poll(1.0)
@@ -211,8 +174,7 @@ def test_names_without_end_leave_bounded_offences_and_holds(registry):
     assert registry.holds.offences("kitchen").keys() == held.keys()
 
 
-def test_who_has_offended_enough_does_not_escape_by_making_way(registry):
-    """It leaves at once, and others come in its place before the warden has looked."""
+def test_evicted_offender_is_quarantined(registry):
     quarantine = Quarantine(registry, "kitchen", 2, print, most=3)
     quarantine.note(CountEvent("pi-1", "refused", "damaged", times=2))
     quarantine.forget("pi-1")
@@ -222,8 +184,7 @@ def test_who_has_offended_enough_does_not_escape_by_making_way(registry):
     assert registry.holds.offences("kitchen") == {"pi-1": 2}
 
 
-def test_a_quarantined_device_is_out_of_the_round_and_turned_away():
-    """It hears so, its messages are counted, and the others go on."""
+def test_quarantined_device_leaves_the_round_and_is_refused():
     engine = asking("ab")
     engine.handle(DeviceMessage("b", said(Accept(10))), 1.0)
     assert CountEvent("b", "failed", QUARANTINED) in engine.handle(HoldsChanged({"b": QUARANTINED}), 2.0)
@@ -238,8 +199,7 @@ def test_a_quarantined_device_is_out_of_the_round_and_turned_away():
     assert engine.fleet.eligible() == ["a", "b"]
 
 
-def test_a_drained_device_finishes_what_it_does():
-    """It is asked for nothing further, and its work counts."""
+def test_drained_device_finishes_its_work():
     engine = asking("ab")
     engine.handle(DeviceMessage("b", said(Accept(10))), 1.0)
     assert told(engine.handle(HoldsChanged({"b": DRAINED}), 2.0)) == []
@@ -249,8 +209,7 @@ def test_a_drained_device_finishes_what_it_does():
     assert engine.fleet.members["b"].held == DRAINED
 
 
-def test_a_device_that_comes_later_is_held_back_too():
-    """The order of presence and decision does not matter."""
+def test_device_that_comes_after_the_hold_is_held():
     fleet = Fleet(TASK)
     fleet.hold({"a": DRAINED})
     fleet.update("a", there())
@@ -259,8 +218,7 @@ def test_a_device_that_comes_later_is_held_back_too():
     assert "held back, as a: drained" in fleet.missing_text(2, 5.0)
 
 
-def test_the_fleet_has_room_for_so_many():
-    """Who is gone and never worked makes way, the longest gone first; where nobody can, the newcomer is not taken in."""
+def test_full_fleet_evicts_the_longest_gone_idle_device():
     fleet = Fleet(TASK, 3)
     for device in "abc":
         assert fleet.update(device, there())
@@ -274,23 +232,19 @@ def test_the_fleet_has_room_for_so_many():
     assert fleet.eligible() == ["c", "d"]
 
 
-def test_an_update_waits_for_the_run_that_may_still_take_it():
-    """Of a run that can be resumed, and the round that is open there; of any other it is refused."""
+def test_offer_for_a_resumable_run_is_told_to_retry():
     engine = asking("ab", resumable={"run-0": 7})
     [(_, body)] = told(engine.handle(DeviceMessage("a", said(Offer(update()), 7, run="run-0", epoch=3)), 1.0))
     assert isinstance(body, RetryAfter)
     assert body.digest == update().digest
     for number, run in ((6, "run-0"), (7, "run-9")):
-        [(_, body)] = told(engine.handle(DeviceMessage("a", said(Offer(update()), number, run=run, epoch=3)), 1.0))
-        assert isinstance(body, Refused)
+        refusal(engine.handle(DeviceMessage("a", said(Offer(update()), number, run=run, epoch=3)), 1.0))
 
 
-def test_runs_that_can_be_resumed_are_known_with_their_round(registry):
-    """Until they came to their end."""
+def test_open_rounds_of_resumable_runs_are_known(registry):
     runs = []
     for fleet in ("kitchen", "garden", "kitchen"):
-        terms = {"task": "digits", "strategy": "fedavg", "private": "none", "schema": "5c"}
-        run = registry.create_run(created_at=1.0, settings={"fleet": fleet}, **terms)
+        run = new_run(registry, settings={"fleet": fleet})
         registry.rounds.open(run.id, RoundJournal(4, 1, ("a",), "b"), BootTime.now())
         runs.append(run.id)
     registry.finish_run(runs[0], stopped_because="interrupted", user_accuracy=None, model=None)

@@ -19,7 +19,6 @@ from fedpatch.shared.wire.topics import ParsedTopic
 
 
 def purses(*devices: str, most: int = 100) -> RateLimiter:
-    """One that knows these devices."""
     made = RateLimiter(most)
     for device in devices:
         made.know(device, 0.0)
@@ -29,8 +28,7 @@ def purses(*devices: str, most: int = 100) -> RateLimiter:
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.sampled_from(["up", "device_state"]), st.integers(1, 70_000)), max_size=300)
 )
-def test_nobody_is_let_through_more_than_its_purse(events):
-    """In any span of time no more than what comes back in it, and what may come at once."""
+def test_any_traffic_is_admitted_up_to_the_rate_only(events):
     door, now, let, let_bytes = purses("a"), 0.0, 0, 0
     for pause_s, kind, size in events:
         now += pause_s
@@ -41,8 +39,7 @@ def test_nobody_is_let_through_more_than_its_purse(events):
     assert let + sum(door.dropped.values()) == len(events)
 
 
-def test_a_flood_is_dropped_and_counted():
-    """For that device alone."""
+def test_flood_is_dropped_and_counted_for_its_device():
     door = purses("loud", "quiet")
     assert sum(door.admit("up", "loud", 100, 1.0) for _ in range(5000)) == MESSAGES_AT_ONCE
     assert door.admit("up", "quiet", 100, 1.0)
@@ -50,8 +47,7 @@ def test_a_flood_is_dropped_and_counted():
     assert not door.take_dropped()
 
 
-def test_a_device_at_work_is_never_dropped():
-    """Ten messages in each second for a day; and rounds so short that a work request comes every tenth of a second."""
+def test_working_device_is_never_dropped():
     door, fast = purses("a"), purses("b")
     assert all(door.admit("up", "a", 200, second / 10) for second in range(0, 864_000, 7))
     for number in range(3000):
@@ -62,8 +58,7 @@ def test_a_device_at_work_is_never_dropped():
 
 
 @given(st.integers(1, 10**9))
-def test_chunks_are_what_was_granted(size):
-    """Eight times the update in a round, however often the grant is repeated; nothing without one."""
+def test_chunks_are_admitted_as_granted(size):
     door = purses("a")
     assert not door.admit("update_chunk", "a", size, 0.0)
     for number in (1, 2):
@@ -76,8 +71,7 @@ def test_chunks_are_what_was_granted(size):
         assert let == REPEATS
 
 
-def test_a_device_that_begins_again_and_again_gets_there_in_the_end():
-    """Its link breaks with each update nearly sent, and another takes its place: what it may send comes back with time."""
+def test_interrupted_uploads_are_admitted_at_the_rate():
     door, size = purses("a"), 600_000
     door.asked("a", "run", 1, 0.0)
     door.granted("a", size)
@@ -88,8 +82,7 @@ def test_a_device_that_begins_again_and_again_gets_there_in_the_end():
     assert not door.admit("update_chunk", "a", size, 20_000.0)
 
 
-def test_a_new_request_of_the_same_round_takes_nothing_back():
-    """A device in the middle of its upload may be asked again."""
+def test_repeated_request_keeps_the_grant():
     door = purses("a")
     door.asked("a", "run", 1, 0.0)
     door.granted("a", 100)
@@ -97,8 +90,7 @@ def test_a_new_request_of_the_same_round_takes_nothing_back():
     assert door.admit("update_chunk", "a", 100, 5.0)
 
 
-def test_invented_names_share_one_purse_and_leave_nothing_behind():
-    """Memory is that of the devices that are known, whatever comes; who is known is not touched by it."""
+def test_unknown_names_share_one_account():
     door = purses("honest", most=10)
     let = sum(door.admit("device_state", f"ghost-{number}", 100, 1.0) for number in range(100_000))
     assert let < 3 * MESSAGES_AT_ONCE
@@ -115,14 +107,12 @@ def test_invented_names_share_one_purse_and_leave_nothing_behind():
     assert len(door._accounts) == 9
 
 
-def test_a_fleet_that_is_met_for_the_first_time_is_let_in():
-    """Every device that may be known tells its presence at once, twice."""
+def test_presence_of_a_whole_new_fleet_is_admitted():
     door = RateLimiter(10_000)
     assert all(door.admit("device_state", f"pi-{number % 10_000}", 400, 1.0) for number in range(20_000))
 
 
-def test_what_waits_is_bounded():
-    """Whoever it is of: the inbox takes so many bytes and no more, until some are taken out."""
+def test_waiting_bytes_are_bounded():
     door = IngressFilter(10)
     door.expect(MAX_WAITING_BYTES, 2**20)
     door.knows("a")

@@ -14,16 +14,10 @@ from fedpatch.coordinator.rounds.known_devices import REVOKED
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect
 from fedpatch.coordinator.rounds.run_engine import Engine
-from fedpatch.coordinator.rounds.run_events import (
-    DevicePresence,
-    DevicesRevoked,
-    ModelPublished,
-    RunStarted,
-    TimePassed,
-)
+from fedpatch.coordinator.rounds.run_events import DevicesRevoked, ModelPublished, RunStarted, TimePassed
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.messages import Accept
-from tests.coordinator.engines import engine, send
+from tests.coordinator.engines import current, engine, join, send
 from tests.support.specs import model, run_spec, there
 
 WORDS = logging.getLogger("fedpatch.coordinator").name
@@ -43,8 +37,7 @@ def started(devices: str = "ab") -> Engine:
     """An engine whose devices are there, in the middle of a round."""
     made = engine(devices=len(devices))
     made.handle(RunStarted(), 0.0)
-    for device in devices:
-        made.handle(DevicePresence(device, there()), 0.0)
+    join(made, devices)
     return made
 
 
@@ -54,14 +47,12 @@ def poll(revocations: Revocations, run: Engine, now: float) -> list[Effect]:
     return [] if revoked is None else run.handle(DevicesRevoked(revoked), now)
 
 
-def test_without_a_ca_everybody_may_pass(tmp_path: Path):
-    """A fleet that has no certificates of ours is as it was."""
+def test_fleet_without_a_ca_has_no_revocations(tmp_path: Path):
     revocations = Revocations(tmp_path / "ca", "kitchen")
     assert poll(revocations, started(), 1.0) == [] and not revocations.is_revoked("a")
 
 
-def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """It is not asked any more, that is told once, and its messages are counted as what they are."""
+def test_revoked_device_is_held_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     assert poll(revocations, run, 1.0) == [] and run.fleet.members["a"].held == ""
@@ -77,8 +68,7 @@ def test_a_device_that_is_revoked_is_shut_out_at_the_next_look(tmp_path: Path, c
     assert run.fleet.members["a"].held == REVOKED and run.fleet.eligible() == ["b"]
 
 
-def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
-    """It counts as failed, for that reason; the others go on."""
+def test_revoked_device_leaves_the_open_round(tmp_path: Path):
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     from fedpatch.coordinator.rounds.run_effects import PublishModel
@@ -89,13 +79,11 @@ def test_a_device_that_is_revoked_leaves_the_open_round(tmp_path: Path):
         send(run, device, Accept(10), 0.0, 1)
     record(tmp_path, revoked="a")
     assert CountEvent("a", "failed", "revoked") in poll(revocations, run, 2.0)
-    assert run.open is not None
-    assert run.open.round.participants["a"].state is State.FAILED
-    assert run.open.round.participants["b"].state is not State.FAILED
+    assert current(run).round.participants["a"].state is State.FAILED
+    assert current(run).round.participants["b"].state is not State.FAILED
 
 
-def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: Path):
-    """In a round that is taken up; whether the device is heard once more or not."""
+def test_resumed_round_does_not_wait_for_a_revoked_device(tmp_path: Path):
     record(tmp_path, revoked="a")
     ledger = RoundJournal(1, 2, ("a", "b"), model().digest, frozenset("ab"), 0.0, False)
     run = Engine(run_spec(epoch=2, quorum=0.5), unfinished=RoundStart(ledger, {}), jitter=random.Random(1))
@@ -104,14 +92,12 @@ def test_nobody_waits_for_a_device_that_was_revoked_before_a_restart(tmp_path: P
     assert poll(revocations, run, 0.0) == []
     run.handle(ModelPublished(model()), 0.0)
     assert poll(revocations, run, 1.0) == [CountEvent("a", "failed", "revoked")]
-    assert run.open is not None
-    states = {device: one.state for device, one in run.open.round.participants.items()}
+    states = {device: one.state for device, one in current(run).round.participants.items()}
     assert states == {"a": State.FAILED, "b": State.LOST}
     assert poll(revocations, run, 2.0) == []
 
 
-def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path):
-    """An earlier epoch of the run had seen it; it need not show itself to be left out, nor to count again."""
+def test_remembered_device_that_is_revoked_does_not_count(tmp_path: Path):
     record(tmp_path, revoked="a")
     run = Engine(run_spec(epoch=2, quorum=1.0), jitter=random.Random(1))
     run.fleet.remember("ab")
@@ -125,8 +111,7 @@ def test_a_revoked_device_that_is_only_remembered_does_not_count(tmp_path: Path)
     assert (run.fleet.missing(), run.fleet.standing(1).fleet) == (["a", "b"], 2)
 
 
-def test_a_revoked_device_that_restarts_stays_shut_out(tmp_path: Path):
-    """What it says of itself makes no difference."""
+def test_revoked_device_stays_held_after_a_restart(tmp_path: Path):
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     poll(revocations, run, 1.0)
@@ -134,8 +119,7 @@ def test_a_revoked_device_that_restarts_stays_shut_out(tmp_path: Path):
     assert run.fleet.eligible() == ["b"]
 
 
-def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
-    """While the run goes on, too."""
+def test_device_with_a_new_certificate_is_eligible_again(tmp_path: Path):
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     poll(revocations, run, 1.0)
@@ -145,8 +129,7 @@ def test_a_device_that_is_enrolled_again_is_welcome_again(tmp_path: Path):
     assert not revocations.is_revoked("a") and run.fleet.eligible() == ["a", "b"]
 
 
-def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Damaged or gone: who was revoked stays so, and it is told."""
+def test_damaged_or_deleted_record_keeps_the_revocations(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     record(tmp_path, revoked="a")
     revocations, run = Revocations(tmp_path, "kitchen"), started()
     for number, spoil in enumerate((lambda path: path.write_text("{"), lambda path: path.unlink()), 1):
@@ -157,10 +140,7 @@ def test_a_record_that_goes_bad_meanwhile_forgets_nobody(tmp_path: Path, caplog:
     assert "is damaged" in caplog.text and "has disappeared; earlier revocations stay in force" in caplog.text
 
 
-def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """It is seen at the next look, and not only when the record changes once more."""
+def test_revocation_during_the_first_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     record(tmp_path)
 
     def read_then_revoked(directory: Path) -> Index | None:
@@ -176,8 +156,8 @@ def test_a_revocation_while_the_record_is_read_for_the_first_time_is_heeded(
     assert revocations.is_revoked("a")
 
 
-def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As one that root wrote and then gave to us: neither its text nor its time has changed, only whose it is."""
+def test_record_that_becomes_readable_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither its text nor its time has changed, only its owner."""
     record(tmp_path)
     revocations, run = Revocations(tmp_path, "kitchen"), started()
 
@@ -194,15 +174,13 @@ def test_a_record_that_becomes_readable_again_is_read_again(tmp_path: Path, monk
     assert revocations.is_revoked("a")
 
 
-def test_a_record_that_cannot_be_read_at_the_beginning_is_an_error(tmp_path: Path):
-    """Not to know who was revoked is no reason to let everybody in."""
+def test_unreadable_record_at_the_start_raises(tmp_path: Path):
     (tmp_path / INDEX_NAME).write_text("{")
     with pytest.raises(StateError, match="the record of a CA is damaged"):
         Revocations(tmp_path, "kitchen")
 
 
-def test_the_ca_of_another_fleet_says_nothing_about_this_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """It is told, and not heeded."""
+def test_ca_of_another_fleet_is_logged_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     record(tmp_path, revoked="a", fleet="garden")
     with caplog.at_level("WARNING", WORDS):
         assert not Revocations(tmp_path, "kitchen").is_revoked("a")

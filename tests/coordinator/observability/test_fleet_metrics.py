@@ -57,7 +57,6 @@ def _play(devices: int, directory, max_devices: int, rounds: int = 2, **terms) -
 
 @given(events=st.lists(_EVENTS, max_size=20))
 def test_each_device_has_one_state_and_eligible_devices_can_be_invited(events):
-    """After any sequence of presence and declines."""
     fleet = engine(devices=9).fleet
     for device, event in events:
         if isinstance(event, DeviceState):
@@ -71,7 +70,6 @@ def test_each_device_has_one_state_and_eligible_devices_can_be_invited(events):
 
 
 def test_large_fleet_has_series_of_max_devices_only(tmp_path):
-    """50 of 1000."""
     _, metrics = _play(1000, tmp_path, 50)
     series = _series(metrics)
     assert len(set().union(*series.values())) == 50
@@ -81,7 +79,6 @@ def test_large_fleet_has_series_of_max_devices_only(tmp_path):
 
 
 def test_slowest_devices_have_series(tmp_path):
-    """No device without series took longer in its last round."""
     _, metrics = _play(60, tmp_path, 60, unwilling=0.0, dropout_training=0.0, dropout_upload=0.0, message_loss=0.0)
     took = {
         sample.labels["device"]: sample.value
@@ -97,14 +94,12 @@ def test_slowest_devices_have_series(tmp_path):
 
 
 def test_max_devices_0_exports_no_device(tmp_path):
-    """The fleet is still counted."""
     _, metrics = _play(10, tmp_path, 0)
     assert _series(metrics) == {}
     assert metrics.registry.get_sample_value("fedpatch_devices_without_series") == 10
 
 
 def test_counters_of_devices_add_up_to_those_of_the_fleet(tmp_path):
-    """Declines, disconnects, failures."""
     _, metrics = _play(40, tmp_path, 40, rounds=5, unwilling=0.2, dropout_training=0.2)
 
     def total(name: str) -> float:
@@ -121,7 +116,6 @@ def test_counters_of_devices_add_up_to_those_of_the_fleet(tmp_path):
 
 
 def test_evicted_device_has_no_series(tmp_path):
-    """Only devices that the fleet knows have series."""
     drawn = Metered(tmp_path, "abc", limits=Limits(max_devices=3))
     drawn.metrics = Metrics()
     drawn.meter = RunMetrics(drawn.metrics, drawn.engine, tmp_path, strategy="fedavg", max_devices=2)
@@ -134,7 +128,6 @@ def test_evicted_device_has_no_series(tmp_path):
 
 
 def test_bounded_updates_and_messages_from_quarantine_are_counted(tmp_path):
-    """By bound."""
     drawn = Metered(tmp_path, "a")
     drawn.meter.performed(
         SaveRecord(RoundRecord(1, "aggregated", 1, 1, 0, 1, bounded={"norm": 2, "num_examples": 1})), 0.0, 0.0

@@ -36,7 +36,6 @@ from tests.support.paths import ROOT
 
 class TestDraw:
     def test_frame_of_an_open_round_has_phase_quorum_states_accuracy_and_bytes(self):
-        """The devices that are out have their reasons."""
         lines = text_of(
             collecting(
                 DeviceStatus("pi-1", State.REPORTED, "", 0.0),
@@ -59,20 +58,17 @@ class TestDraw:
         assert any("pi-3 declined" in line and "unwilling" in line for line in lines)
 
     def test_frame_of_a_waiting_run_has_devices_reasons_and_missing_devices(self):
-        """As long as too few devices are present."""
         lines = text_of(waiting(unwilling={"too_hot": 1, "not_charging": 2}, missing="b (offline)"))
         assert any("devices there" in line and "3/10" in line for line in lines)
         assert any("unwilling: not_charging 2, too_hot 1" in line for line in lines)
         assert any("missing: b (offline)" in line for line in lines)
 
     def test_frame_of_200_devices_fits_a_small_terminal(self):
-        """80 columns and 23 lines."""
         lines = text_of(collecting(*fleet(200), records=[record(number) for number in range(1, 40)]))
         assert max(map(len, lines)) <= 80
         assert len(lines) <= 23
 
     def test_frame_of_many_devices_names_the_slowest(self):
-        """The other devices are counted."""
         devices = [DeviceStatus(f"pi-{index}", State.TRAINING, "", index / 100) for index in range(100)]
         lines = text_of(collecting(*reversed(devices)))
         named = [line.split()[0] for line in lines if line.startswith("  pi-")]
@@ -80,7 +76,6 @@ class TestDraw:
         assert f"  and {100 - MAX_DEVICES} more" in [line.rstrip() for line in lines]
 
     def test_taller_terminal_names_more_devices(self):
-        """First those that the round waits for, then those that are out, with reasons."""
         devices = [DeviceStatus(f"pi-{index}", State.TRAINING, "", index / 100) for index in range(10)]
         devices += [DeviceStatus(f"hot-{index}", State.DECLINED, "too_hot", 0.0) for index in range(90)]
         console = Console(file=io.StringIO(), width=200, record=True, markup=False)
@@ -94,7 +89,6 @@ class TestDraw:
         assert len(lines) < 50
 
     def test_last_frame_keeps_accuracy_and_rounds_alone(self):
-        """Phase and devices are gone when the run is over."""
         text = "\n".join(text_of(collecting(*fleet(3)), over=True))
         assert "collecting" not in text and "device-" not in text
         assert "user accuracy 0.800" in text and "10/10" in text
@@ -102,7 +96,6 @@ class TestDraw:
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=50))
 def test_sparkline_keeps_number_and_order_of_values(values):
-    """A greater value never has a lower mark."""
     marks = sparkline(values)
     assert len(marks) == len(values)
     levels = [SPARKS.index(mark) for mark in marks]
@@ -121,21 +114,18 @@ def plain_lines(*messages: StatusMessage) -> list[str]:
 
 class TestPlainView:
     def test_completed_round_is_one_line_printed_once(self):
-        """With reported devices, accuracy, time and bytes."""
         after = waiting(present=10, round=3, records=[record(3)])
         assert plain_lines(waiting(present=10), after, after) == [
             "round 3/30 aggregated: 10/10 reported, UA 0.912 (min 0.830), 1.9 s, 54 kB down, 51 kB up"
         ]
 
     def test_each_round_is_printed_once_when_only_the_last_rounds_are_known(self):
-        """Rounds are told apart by number."""
         known = [waiting(present=10, records=[record(n), record(n + 1)]) for n in (1, 2, 4)]
         assert [line[:9] for line in plain_lines(waiting(present=10), *known)] == [
             f"round {n}/3" for n in (1, 2, 3, 4, 5)
         ]
 
     def test_failed_round_has_failure_and_reasons(self):
-        """The quorum was missed."""
         failed = record(
             1, reported=4, failure="quorum_missed", outcome="failed", decline_reasons={"unwilling": 3}, late=2
         )
@@ -144,20 +134,17 @@ class TestPlainView:
         assert line.endswith("declined: unwilling 3, 2 late")
 
     def test_rounds_before_a_resume_are_not_printed(self):
-        """The first status of a resumed run has them."""
         before, after = [record(1), record(2)], [record(1), record(2), record(3)]
         lines = plain_lines(waiting(present=10, records=before), waiting(present=10, records=after))
         assert [line[:10] for line in lines] == ["round 3/30"]
 
     def test_wait_is_one_line_until_the_run_waits_again(self):
-        """Not one line for each device that comes."""
         assert plain_lines(waiting(), waiting(present=4), waiting(present=10), waiting(present=2)) == [
             "waiting for devices: 3 of 10 are there",
             "waiting for devices: 2 of 10 are there",
         ]
 
     def test_wait_is_printed_again_when_its_causes_change(self):
-        """Reasons, missing devices, starting devices; of a large fleet not for each device."""
         prefix = "waiting for devices: 3 of 10 are there"
         hot = waiting(unwilling={"too_hot": 1, "not_charging": 2})
         assert plain_lines(waiting(), hot, hot) == [prefix, f"{prefix}; unwilling: not_charging 2, too_hot 1"]
@@ -184,7 +171,6 @@ def test_round_line_names_offenders_and_an_accuracy_of_a_minority():
 
 @pytest.fixture
 def terminal(monkeypatch) -> Iterator[io.TextIOWrapper]:
-    """A terminal, open for writing."""
     monkeypatch.setenv("TERM", "xterm-256color")
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as stream:
@@ -193,7 +179,6 @@ def terminal(monkeypatch) -> Iterator[io.TextIOWrapper]:
 
 
 def test_make_view_draws_only_on_a_capable_terminal(terminal, monkeypatch):
-    """A pipe, a dumb terminal, an ASCII terminal and `plain` get lines."""
     assert isinstance(make_view(terminal), LiveView)
     assert isinstance(make_view(terminal, plain=True), PlainView)
     assert isinstance(make_view(io.StringIO()), PlainView)
@@ -214,7 +199,6 @@ def live_output(messages: list[StatusMessage]) -> str:
 
 
 def test_live_view_draws_at_its_own_pace():
-    """Ten thousand events are not ten thousand frames; the last one is always drawn."""
     training = DeviceStatus("pi-1", State.TRAINING, "", 0.5)
     shown = [collecting(training, elapsed_s=float(n)) for n in range(10_000)]
     written = live_output([*shown, waiting(run="the-last")])
@@ -223,7 +207,6 @@ def test_live_view_draws_at_its_own_pace():
 
 
 def test_no_color_turns_colours_off(monkeypatch):
-    """The environment variable NO_COLOR."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     colourful = live_output([collecting(*fleet(9))])

@@ -36,7 +36,6 @@ class Told:
 
 @pytest.fixture
 def told() -> Told:
-    """A view without lines."""
     return Told()
 
 
@@ -45,7 +44,6 @@ def _settings(**given: Any) -> RunSettings:
 
 
 def test_endpoint_serves_as_long_as_the_run(told, tmp_path):
-    """Its URL is printed."""
     with observed(_settings(), engine(), tmp_path, told.view) as observer:
         url = told.lines[0].removeprefix("metrics: ")
         observer.link(connected=False)
@@ -57,7 +55,6 @@ def test_endpoint_serves_as_long_as_the_run(told, tmp_path):
 
 
 def test_two_runs_in_one_process_have_separate_metrics(told, tmp_path):
-    """Each has a registry."""
     with (
         observed(_settings(), engine(), tmp_path, told.view) as one,
         observed(_settings(), engine(), tmp_path, told.view),
@@ -70,14 +67,12 @@ def test_two_runs_in_one_process_have_separate_metrics(told, tmp_path):
 
 @pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 70}:1", "192.0.2.1:0"])
 def test_address_that_cannot_be_used_costs_a_line_and_not_the_run(told, tmp_path, address):
-    """An impossible host name, or the address of another machine."""
     with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
         assert isinstance(observer, NullObserver)
     assert told.lines[0].startswith(f"no metrics: cannot listen on {address}: ")
 
 
 def test_run_on_a_taken_address_goes_on_without_metrics(told, tmp_path):
-    """One line names the address and the option."""
     with observed(_settings(), engine(), tmp_path, told.view) as first:
         first.link(connected=False)
         url = told.lines.pop().removeprefix("metrics: ")
@@ -91,7 +86,6 @@ def test_run_on_a_taken_address_goes_on_without_metrics(told, tmp_path):
 
 
 def test_run_without_prometheus_client_prints_the_extra_to_install(told, tmp_path, monkeypatch):
-    """It goes on without metrics."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     for name in ("metric_definitions", "run_metrics"):
         monkeypatch.delitem(sys.modules, f"fedpatch.coordinator.observability.{name}", raising=False)
@@ -101,7 +95,6 @@ def test_run_without_prometheus_client_prints_the_extra_to_install(told, tmp_pat
 
 
 def test_metrics_address_none_opens_no_port(told, tmp_path):
-    """The default of a demo."""
     settings = load(RunSettings, file=None, environ={}, flags={"metrics": "none"})
     with observed(settings, engine(), tmp_path, told.view) as observer:
         assert isinstance(observer, NullObserver)
@@ -111,7 +104,6 @@ def test_metrics_address_none_opens_no_port(told, tmp_path):
 
 
 def test_missing_directory_makes_free_bytes_nan(told, tmp_path):
-    """The rest of the scrape is complete."""
     directory = tmp_path / "run"
     directory.mkdir()
     with observed(_settings(), engine(), directory, told.view):
@@ -137,19 +129,16 @@ def test_malformed_address_is_refused(text):
     port=st.integers(0, 65_535),
 )
 def test_address_survives_formatting_and_parsing(host, port):
-    """IPv6 has brackets."""
     assert parse_address(str(Address(host, port))) == Address(host, port)
 
 
 def test_file_without_certificates_has_no_expiry(tmp_path):
-    """Nor has a missing file."""
     assert expiry_of(tmp_path / "none.pem") is None
     (tmp_path / "text.pem").write_text("no certificate")
     assert expiry_of(tmp_path / "text.pem") is None
 
 
 def test_first_expiry_in_a_file_is_served(tmp_path, told):
-    """For a file with two certificates."""
     files = []
     for days in (30, 10):
         files.append(tmp_path / f"{days}.pem")

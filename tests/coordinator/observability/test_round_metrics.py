@@ -24,7 +24,6 @@ _MORE, _LESS = MetricTerms("score", "max", -1e9, 1e9), MetricTerms("error", "min
 
 @given(values=_VALUES)
 def test_p10_has_at_most_a_tenth_of_the_devices_below(values):
-    """Rounded up to a whole device."""
     found = spread(values, _MORE)
     assert sum(value < found["p10"] for value in values) <= math.ceil(0.1 * len(values))
     assert found["min"] == min(values) <= found["p10"]
@@ -32,19 +31,16 @@ def test_p10_has_at_most_a_tenth_of_the_devices_below(values):
 
 @given(values=_VALUES)
 def test_spread_of_an_error_mirrors_that_of_a_score(values):
-    """The worst is the greatest."""
     mirrored = spread([-value for value in values], _LESS)
     assert {stat: -value for stat, value in mirrored.items()} == pytest.approx(spread(values, _MORE))
 
 
 def test_spread_ignores_devices_without_a_value():
-    """It is empty for no values."""
     assert spread([None, 0.5, None], _MORE) == {"mean": 0.5, "p10": 0.5, "min": 0.5}
     assert spread([None], _MORE) == {}
 
 
 def test_phases_of_rounds_add_up_to_their_time(tmp_path):
-    """Rounds that follow each other share no second."""
     run = Metered(tmp_path, busy_s=1.0)
     for device in "ab":
         run.hear(device, Accept(10))
@@ -64,7 +60,6 @@ def test_phases_of_rounds_add_up_to_their_time(tmp_path):
 
 
 def test_gauges_of_the_open_round_are_0_between_rounds(tmp_path):
-    """Number, age, quorum, participants."""
     run = Metered(tmp_path, round_interval_s=1000.0)
     run.hear("a", Accept(10))
     run.look()
@@ -98,7 +93,6 @@ def test_user_accuracy_is_that_of_the_last_aggregated_round(tmp_path):
 
 
 def test_failed_rounds_in_a_row_are_reset_by_a_success(tmp_path):
-    """Two rounds without accepts, then one with."""
     run = Metered(tmp_path, rounds=9, max_failed_rounds=9)
     for _ in range(2):
         for device in "ab":
@@ -112,7 +106,6 @@ def test_failed_rounds_in_a_row_are_reset_by_a_success(tmp_path):
 
 
 def test_lost_participant_is_a_failure_unless_it_comes_back(tmp_path):
-    """Both count as lost and disconnected."""
     run = Metered(tmp_path, "abc", quorum=0.3, rejoin_s=30.0)
     for device in "abc":
         run.hear(device, Accept(10))
@@ -131,7 +124,6 @@ def test_lost_participant_is_a_failure_unless_it_comes_back(tmp_path):
 
 
 def test_device_series_have_times_of_the_last_round_and_the_reason_of_absence(tmp_path):
-    """Times by both clocks."""
     run = Metered(tmp_path, quorum=0.4)
     run.now += 5.0
     run.upload("a")
@@ -145,7 +137,6 @@ def test_device_series_have_times_of_the_last_round_and_the_reason_of_absence(tm
 
 
 def test_repeated_refusal_is_counted_once(tmp_path):
-    """A device repeats its offer until it is answered."""
     run = Metered(tmp_path, "abc", quorum=0.3, grace_s=0.0, round_interval_s=1000.0)
     run.hear("b", Accept(10))
     run.hear("c", Accept(10))
@@ -158,7 +149,6 @@ def test_repeated_refusal_is_counted_once(tmp_path):
 
 
 def test_repeated_offer_is_a_stall_and_requested_chunks_are_repairs(tmp_path):
-    """A granted device offers again; another needs two chunks."""
     run = Metered(tmp_path)
     run.hear("a", Accept(10))
     run.hear("a", Offer(update(BLOB)))
@@ -170,7 +160,6 @@ def test_repeated_offer_is_a_stall_and_requested_chunks_are_repairs(tmp_path):
 
 
 def test_bytes_are_counted_by_direction_kind_and_form(tmp_path):
-    """Those of the model at the end of the round."""
     run = Metered(tmp_path, "ab")
     run.upload("a")
     assert run.value("update_spool_bytes") == len(BLOB)
@@ -194,7 +183,6 @@ def test_bytes_are_counted_by_direction_kind_and_form(tmp_path):
 
 
 def test_updates_of_a_resumed_round_are_in_the_spool(tmp_path):
-    """They are on disk from before."""
     folder = tmp_path / "updates" / "000001"
     folder.mkdir(parents=True)
     (folder / "a.fp").write_bytes(b"1234")

@@ -25,12 +25,10 @@ LATER = PATIENCE_S + 1.0
 
 
 def received(body: Body, run: str = "run-1", topic: str = PROGRESS) -> Received:
-    """A message of the coordinator."""
     return Received(topic, encode(Envelope(body, run=run, round=3)), False)
 
 
 def there(boot: str = "b1", *, online: bool = True) -> Received:
-    """Presence of the coordinator."""
     return received(CoordinatorState(online, boot), "", PRESENCE)
 
 
@@ -45,7 +43,6 @@ def follower() -> StatusFollower:
 
 
 def test_status_is_the_last_one_with_times_moved_on(follower):
-    """Between two messages."""
     assert follower.message(0.0) is None
     assert follower.take(STATUS, 10.0) == []
     shown: Any = follower.message(14.0)
@@ -54,7 +51,6 @@ def test_status_is_the_last_one_with_times_moved_on(follower):
 
 
 def test_silence_from_the_start_is_explained_once(follower):
-    """With all likely causes, and the remedy for a missing permission."""
     assert follower.tick(PATIENCE_S - 1.0) == []
     (line,) = follower.tick(LATER)
     assert "no coordinator is at work for it, the fleet has another name" in line
@@ -63,14 +59,12 @@ def test_silence_from_the_start_is_explained_once(follower):
 
 
 def test_silence_of_an_online_coordinator_is_explained_by_version_or_permission(follower):
-    """Its presence is online."""
     follower.take(there(), 1.0)
     (line,) = follower.tick(LATER + 1.0)
     assert "of a version that cannot be watched" in line and PROGRESS in line
 
 
 def test_offline_coordinator_is_reported_at_once(follower):
-    """Once, until a status arrives."""
     assert follower.take(there(online=False), 0.1) == ["no coordinator is at work for fleet 'home'; waiting for one"]
     assert follower.alone
     assert follower.tick(LATER) == []
@@ -79,7 +73,6 @@ def test_offline_coordinator_is_reported_at_once(follower):
 
 
 def test_coordinator_that_dies_is_away_until_it_is_back(follower):
-    """From its last will on, the times of the status stand still."""
     follower.take(there(), 0.0)
     follower.take(STATUS, 1.0)
     assert follower.take(there(online=False), 2.0) == ["the coordinator is gone; waiting for it to come back"]
@@ -103,7 +96,6 @@ def test_status_before_presence_reports_the_return_once(follower):
 
 
 def test_timeless_documents_differ_only_where_more_than_time_has_changed(follower):
-    """`--json` prints a document per change."""
     follower.take(STATUS, 1.0)
     first = follower.document()
     follower.take(received(collecting(DEVICE, elapsed_s=99.0, eta_s=1.0).status), 2.0)
@@ -114,7 +106,6 @@ def test_timeless_documents_differ_only_where_more_than_time_has_changed(followe
 
 
 def test_last_will_of_an_older_boot_is_ignored(follower):
-    """The coordinator has connected again since."""
     follower.take(there("b2"), 0.0)
     follower.take(STATUS, 1.0)
     assert follower.take(there("b1", online=False), 2.0) == []
@@ -122,7 +113,6 @@ def test_last_will_of_an_older_boot_is_ignored(follower):
 
 
 def test_end_of_a_run_is_reported_once_and_its_silence_not(follower):
-    """The next run is announced."""
     follower.take(there(), 0.0)
     follower.take(STATUS, 1.0)
     assert follower.take(OVER, 2.0) == ["run run-1 is over: target reached"]
@@ -134,7 +124,6 @@ def test_end_of_a_run_is_reported_once_and_its_silence_not(follower):
 
 
 def test_lost_and_restored_connection_are_reported_once(follower):
-    """Not each attempt; silence without a connection is not explained."""
     follower.take(STATUS, 0.0)
     assert follower.take(Disconnected("it broke"), 1.0) == ["broker: it broke; trying again"]
     assert follower.take(Disconnected("connection refused"), 2.0) == []
@@ -146,7 +135,6 @@ def test_lost_and_restored_connection_are_reported_once(follower):
 @settings(max_examples=25)
 @given(st.lists(envelopes().map(encode) | st.binary(max_size=40), max_size=5), st.booleans())
 def test_any_payload_is_accepted(payloads, on_presence):
-    """A publisher may send anything."""
     follower = StatusFollower("home", "broker.local:1883", 0.0)
     for payload in payloads:
         follower.take(Received(PRESENCE if on_presence else PROGRESS, payload, False), 1.0)
@@ -155,7 +143,6 @@ def test_any_payload_is_accepted(payloads, on_presence):
 
 
 def test_status_on_another_topic_is_ignored(follower):
-    """Only the coordinator may publish to the topic for watchers."""
     follower.take(received(SEEN, topic=PRESENCE), 1.0)
     follower.take(received(Claim("b9"), topic=PRESENCE), 1.0)
     assert follower.message(2.0) is None

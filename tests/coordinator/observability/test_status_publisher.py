@@ -30,7 +30,6 @@ class Publishing:
 
     @property
     def last(self) -> Envelope:
-        """The last published message."""
         topic, payload, retain = self.link.published[-1]
         assert (topic, retain) == ("fedpatch/1/home/coord/progress", False)
         return decode(payload)
@@ -43,7 +42,6 @@ def publishing() -> Publishing:
 
 
 def test_message_names_run_task_epoch_and_round(publishing):
-    """On the topic for watchers, not retained."""
     assert publishing.at(0.0, present=3, round=7)
     last = publishing.last
     assert (last.run, last.task, last.epoch, last.round) == (RUN, TASK, 1, 7)
@@ -52,7 +50,6 @@ def test_message_names_run_task_epoch_and_round(publishing):
 
 
 def test_changed_status_is_published_at_most_once_a_second(publishing):
-    """For any number of changes."""
     times = [now / 10 for now in range(100)]
     published = [now for present, now in enumerate(times) if publishing.at(now, present)]
     assert published == [float(second) for second in range(10)]
@@ -60,7 +57,6 @@ def test_changed_status_is_published_at_most_once_a_second(publishing):
 
 
 def test_unchanged_status_is_repeated_every_five_seconds(publishing):
-    """Time that passes is no change."""
     published = [
         now
         for now in range(21)
@@ -71,13 +67,11 @@ def test_unchanged_status_is_repeated_every_five_seconds(publishing):
 
 
 def test_status_waits_at_most_five_seconds_for_a_busy_connection(publishing):
-    """The messages of the rounds go first."""
     publishing.link.idle = False
     assert [now for now in range(12) if publishing.at(float(now), present=now)] == [0, 5, 10]
 
 
 def test_without_a_connection_no_status_is_published_or_kept(publishing):
-    """After the return of the connection the present status is published."""
     assert publishing.at(0.0)
     publishing.publisher.disconnected(20.0)
     assert not publishing.at(21.0, present=1)
@@ -87,7 +81,6 @@ def test_without_a_connection_no_status_is_published_or_kept(publishing):
 
 
 def test_end_of_the_run_is_published_at_once(publishing):
-    """With its reason, even on a busy connection."""
     assert publishing.at(0.0)
     publishing.link.idle = False
     assert publishing.at(0.1, stopped="target_ua")
@@ -95,7 +88,6 @@ def test_end_of_the_run_is_published_at_once(publishing):
 
 
 def test_broker_that_ends_three_connections_at_the_first_status_gets_no_more(publishing, caplog):
-    """The broker does not allow the topic."""
     for start in (0.0, 100.0, 200.0):
         assert publishing.at(start)
         for attempt in range(3):

@@ -43,7 +43,6 @@ def _uploads(played: Metered) -> tuple[float | None, float | None]:
 
 
 def test_device_has_series_of_the_vitals_that_it_reported(played):
-    """A missing value has no series."""
     played.vitals("a", WELL)
     played.look()
     assert {name: played.value(f"device_{name}", device="a") for name in SERIES} == SERIES
@@ -72,7 +71,6 @@ def test_stale_vitals_and_those_of_offline_devices_have_no_series(played):
 
 
 def test_vitals_of_an_evicted_device_are_dropped(tmp_path):
-    """The next update works."""
     played = Metered(tmp_path, limits=Limits(max_devices=2))
     played.vitals("b", WELL)
     played.state("b", replace(there(), online=False))
@@ -86,7 +84,6 @@ def test_vitals_of_an_evicted_device_are_dropped(tmp_path):
 
 
 def test_signs_of_trouble_are_counted_over_all_devices(played):
-    """Including devices without series."""
     played.vitals("a", replace(WELL, under_voltage=True, throttled=True, temperature_c=80.0))
     played.vitals("b", replace(WELL, external_power=False, under_voltage=None, temperature_c=79.9))
     played.look()
@@ -95,7 +92,6 @@ def test_signs_of_trouble_are_counted_over_all_devices(played):
 
 
 def test_upload_time_of_a_device_is_observed_once_per_round(played):
-    """Not of other runs, future rounds or rounds before this coordinator."""
     last = LastRound(RUN, 1, 20.0, 2.5)
     for other in (replace(last, run="other"), replace(last, round=0), replace(last, round=7)):
         played.vitals("a", replace(WELL, last_round=other))
@@ -111,7 +107,6 @@ def test_upload_time_of_a_device_is_observed_once_per_round(played):
 
 @given(vitals=st.lists(st.tuples(st.sampled_from("abxyz"), of_message(Vitals)), max_size=5))
 def test_vitals_of_unknown_devices_are_ignored(tmp_path_factory, vitals):
-    """For any vitals."""
     played = Metered(tmp_path_factory.getbasetemp())
     for device, one in vitals:
         played.vitals(device, one)

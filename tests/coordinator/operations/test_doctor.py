@@ -48,7 +48,6 @@ def settings(tmp_path: Path) -> RunSettings:
 
 
 def find(settings: RunSettings) -> dict[str, Finding]:
-    """Findings by name."""
     checkup = quiet_checkup()
     with patient_doctors():
         examine(settings, checkup)
@@ -74,7 +73,6 @@ def state(schema: str, **more: Any) -> DeviceState:
 
 @pytest.mark.broker
 def test_matching_devices_are_counted_and_named(settings, schema):
-    """Offline devices are left out."""
     with told(settings, pi_1=state(schema), pi_2=state(schema), pi_3=DeviceState(False, "x")) as there:
         found = find(replace(there, devices=2))
     assert found["devices"].verdict == "ok"
@@ -85,7 +83,6 @@ def test_matching_devices_are_counted_and_named(settings, schema):
 
 @pytest.mark.broker
 def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
-    """Schema, task, version, encoding."""
     odd = {
         "pi_1": state("f" * 64),
         "pi_2": state(schema, tasks=(TaskCapability("mnist", schema, 1),)),
@@ -111,7 +108,6 @@ def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
 
 @pytest.mark.broker
 def test_too_few_or_no_devices_are_a_warning(settings, schema):
-    """For none the remedy is `fedpatch-agent doctor`."""
     with told(settings, pi_1=state(schema)) as there:
         few, none = find(replace(there, devices=3))["devices"], find(replace(there, fleet="garden"))["devices"]
     assert few.verdict == "warn" and "waits for 3" in few.detail and "--devices" in few.remedy
@@ -120,7 +116,6 @@ def test_too_few_or_no_devices_are_a_warning(settings, schema):
 
 @pytest.mark.broker
 def test_other_online_coordinator_is_a_warning(settings):
-    """Its state is not in this directory."""
     with Mosquitto() as broker, client(broker.url, "there") as there:
         online = encode(Envelope(CoordinatorState(online=True, boot="x")))
         there.link.publish(topics.coordinator_state(FLEET), online, retain=True)
@@ -130,7 +125,6 @@ def test_other_online_coordinator_is_a_warning(settings):
 
 
 def test_running_coordinator_skips_the_checks_of_the_task(settings):
-    """No model is built beside it."""
     settings.state_dir.mkdir()
     with FileLock(fleet_lock_file(settings.state_dir, FLEET), "held"):
         found = find(settings)
@@ -143,7 +137,6 @@ def test_running_coordinator_skips_the_checks_of_the_task(settings):
     [("no_such_module:TASK", "cannot be imported"), ("broken_tasks:TASK", "ValueError: no such layer")],
 )
 def test_broken_task_fails_and_the_other_checks_go_on(settings, tmp_path, monkeypatch, task, words):
-    """A missing module, or an exception of the task."""
     (tmp_path / "broken_tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     found = find(replace(settings, task=task))
@@ -152,7 +145,6 @@ def test_broken_task_fails_and_the_other_checks_go_on(settings, tmp_path, monkey
 
 
 def test_disk_too_small_for_the_updates_of_a_cohort_fails(settings, tmp_path):
-    """The need grows with the number of devices."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk]
@@ -167,7 +159,6 @@ def test_disk_too_small_for_the_updates_of_a_cohort_fails(settings, tmp_path):
 
 
 def test_without_a_broker_the_other_checks_go_on(settings):
-    """The checks of devices are skipped."""
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")
     assert found["task"].verdict == found["state_dir"].verdict == "ok"

@@ -22,6 +22,7 @@ from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks import task as tasks
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors
 from fedpatch.shared.tensors.arrays import Array
+from tests.coordinator.registry_builders import new_run
 
 INPUTS = np.random.default_rng(7).random((6, 64), dtype=np.float32)
 SEED = 5
@@ -52,13 +53,8 @@ def begin(state_dir: Path, private: str) -> Run:
     settings = RunSettings(broker="mqtt://b", task="digits", private=private, seed=SEED, state_dir=state_dir)
     prepared = prepare(settings)
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        run = registry.create_run(
-            created_at=1.0e9,
-            task="digits",
-            strategy=prepared.strategy.name,
-            private=private,
-            settings=public_values(settings),
-            schema=prepared.schema.digest,
+        run = new_run(
+            registry, 1.0e9, private=private, settings=public_values(settings), schema=prepared.schema.digest
         ).id
     made = Run(state_dir, run, prepared)
     for round in (2, 3):
@@ -79,7 +75,6 @@ def outputs(run: Run, round: int) -> Array:
 
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all"])
 def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_path, private):
-    """Metadata and stderr say so where tensors are private."""
     run = begin(tmp_path, private)
     told = fedpatch("export", "last", "--state-dir", tmp_path)
     assert told.code == 0, told.err
@@ -95,7 +90,6 @@ def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_pa
 
 
 def test_export_takes_file_and_round(fedpatch, tmp_path):
-    """`--json` prints the metadata on stdout."""
     run = begin(tmp_path / "state", "affine")
     out = tmp_path / "new" / "kitchen.onnx"
     told = fedpatch("export", run.id[:15], "--out", out, "--round", 2, "--state-dir", tmp_path / "state", "--json")
@@ -115,7 +109,6 @@ def test_export_takes_file_and_round(fedpatch, tmp_path):
     ids=["round", "run"],
 )
 def test_export_of_an_unknown_run_or_round_is_a_usage_error(fedpatch, tmp_path, arguments, code, problem):
-    """With the known ones."""
     begin(tmp_path, "affine")
     told = fedpatch("export", *arguments, "--state-dir", tmp_path)
     assert (told.code, told.out) == (code, "")
@@ -123,7 +116,6 @@ def test_export_of_an_unknown_run_or_round_is_a_usage_error(fedpatch, tmp_path, 
 
 
 def test_export_of_a_task_without_input_shape_is_a_usage_error(fedpatch, tmp_path, monkeypatch):
-    """Nor is a changed task exported."""
     run = begin(tmp_path, "affine")
     found = run.prepared.task
     for changed, problem in (
@@ -140,7 +132,6 @@ def test_export_of_a_task_without_input_shape_is_a_usage_error(fedpatch, tmp_pat
 
 
 def test_damaged_newest_checkpoint_gives_the_round_before_by_name_and_exit_code(fedpatch, tmp_path):
-    """Not as if all were well: scripts see it, and so do people."""
     run = begin(tmp_path, "none")
     newest = max((tmp_path / "runs" / run.id).glob("checkpoint-*.fp"))
     whole = newest.read_bytes()
@@ -162,7 +153,6 @@ def test_damaged_newest_checkpoint_gives_the_round_before_by_name_and_exit_code(
 
 
 def test_missing_newest_checkpoint_is_known_from_the_registry(fedpatch, tmp_path):
-    """The round was aggregated and has no file."""
     run = begin(tmp_path, "none")
     with Registry(tmp_path / REGISTRY_FILE) as registry:
         registry.rounds.finish(run.id, RoundRecord(3, "aggregated", 2, 2, 0, 2))

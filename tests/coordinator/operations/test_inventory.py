@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_records import DeviceInfo
 from fedpatch.coordinator.storage.migrations import COUNTERS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import seen
 
 
 def _device(name: str, fleet: str = "kitchen", *, online: bool = True, version: str = "0.1.0") -> DeviceInfo:
@@ -43,7 +43,6 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 def test_inventory_groups_devices_by_state_fleet_version_and_task():
-    """With names that Ansible takes."""
     made = inventory([_device("a"), _device("b", online=False, version="0.2.0")])
     groups = {name: group["hosts"] for name, group in made.items() if name != "_meta"}
     assert groups["devices"] == groups["fleet_kitchen"] == groups["task_my_task"] == ["a", "b"]
@@ -52,19 +51,16 @@ def test_inventory_groups_devices_by_state_fleet_version_and_task():
 
 
 def test_inventory_with_a_domain_has_addresses():
-    """Without one another inventory may set them."""
     assert inventory([_device("a")], domain=".local")["_meta"]["hostvars"]["a"]["ansible_host"] == "a.local"
     assert "ansible_host" not in inventory([_device("a")])["_meta"]["hostvars"]["a"]
 
 
 def test_inventory_refuses_one_id_in_two_fleets():
-    """Two devices would be one host."""
     with pytest.raises(UsageError, match="--fleet"):
         inventory([_device("a", "kitchen"), _device("a", "garage")])
 
 
 def test_inventory_list_has_devices_that_are_not_revoked(fedpatch, state_dir):
-    """With the variables of all hosts."""
     told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
     assert told["devices"]["hosts"] == ["pi-1", "pi-2"]
     assert told["offline"]["hosts"] == ["pi-2"]
@@ -72,7 +68,6 @@ def test_inventory_list_has_devices_that_are_not_revoked(fedpatch, state_dir):
 
 
 def test_inventory_host_has_the_variables_of_the_list(fedpatch, state_dir):
-    """For one host."""
     told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
     one = json.loads(fedpatch("inventory", "--host", "pi-1", "--state-dir", state_dir).out)
     assert one == told["_meta"]["hostvars"]["pi-1"]
@@ -80,13 +75,11 @@ def test_inventory_host_has_the_variables_of_the_list(fedpatch, state_dir):
 
 @pytest.mark.parametrize("options", [(), ("--list", "--host", "pi-1"), ("--host", "pi-9"), ("--host", "pi-3")])
 def test_inventory_of_an_unknown_host_or_wrong_options_is_a_usage_error(fedpatch, state_dir, options):
-    """Neither option, both, an unknown host, a revoked one."""
     ended = fedpatch("inventory", *options, "--state-dir", state_dir)
     assert (ended.code, ended.out) == (2, "")
 
 
 def test_ansible_reads_the_inventory(state_dir, tmp_path):
-    """`ansible-inventory` calls the command as a script."""
     ansible_inventory = Path(sysconfig.get_path("scripts"), "ansible-inventory")
     if not ansible_inventory.exists():
         pytest.skip("ansible-core is not installed (pip install 'fedpatch[dev]')")

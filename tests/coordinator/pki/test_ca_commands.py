@@ -26,7 +26,6 @@ def fedpatch(fedpatch: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def well(ended: Ended) -> Ended:
-    """It must have succeeded."""
     assert ended.code == 0, ended.err
     return ended
 
@@ -37,7 +36,6 @@ def listed(fedpatch: Program) -> dict[str, dict[str, object]]:
 
 
 def test_ca_init_makes_ca_broker_and_coordinator_certificates(fedpatch: Program, tmp_path: Path):
-    """A second call changes nothing; only the owner can read keys."""
     place = tmp_path / "fedpatch-state" / "ca"
     files = {str(one.relative_to(place)): one.read_bytes() for one in sorted(place.rglob("*.*"))}
     assert set(files) == {
@@ -53,7 +51,6 @@ def test_ca_init_makes_ca_broker_and_coordinator_certificates(fedpatch: Program,
 
 
 def test_ca_init_with_other_broker_names_names_the_command_that_renews(fedpatch: Program, tmp_path: Path):
-    """The present certificate stays; the order of names does not matter."""
     place = tmp_path / "fedpatch-state" / "ca"
     before = (place / "broker" / "broker.crt").read_bytes()
     refused = fedpatch("ca", "init", "--fleet", "kitchen", "--broker-name", "other.lan", "--broker-name", "::1")
@@ -65,7 +62,6 @@ def test_ca_init_with_other_broker_names_names_the_command_that_renews(fedpatch:
 
 
 def test_ca_init_renews_expired_certificates(fedpatch: Program, tmp_path: Path):
-    """The keys stay."""
     place = tmp_path / "fedpatch-state" / "ca" / "broker"
     with Authority.open(place.parent, now=time.time()) as authority:
         key = (place / "broker.key").read_bytes()
@@ -77,13 +73,11 @@ def test_ca_init_renews_expired_certificates(fedpatch: Program, tmp_path: Path):
 
 
 def test_ca_init_without_broker_names_prints_the_next_command(fedpatch: Program, tmp_path: Path):
-    """It makes the certificate of the broker."""
     told = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
     assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in told
 
 
 def test_device_add_rotate_and_revoke_print_next_steps(fedpatch: Program, tmp_path: Path):
-    """`device list` has the state after each."""
     told = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
     assert "on the device: fedpatch-agent enrol one, then delete it" in told.err and told.out == ""
     bundle = decode_bundle((tmp_path / "one").read_bytes(), "one")
@@ -103,7 +97,6 @@ def test_device_add_rotate_and_revoke_print_next_steps(fedpatch: Program, tmp_pa
 
 
 def test_bundle_that_cannot_be_written_issues_nothing(fedpatch: Program, tmp_path: Path):
-    """No file is overwritten."""
     (tmp_path / "taken").write_text("mine")
     for out, words in (("taken", "exists already"), ("nowhere/one", "its directory is absent")):
         refused = fedpatch("device", "add", "pi-1", "--out", out)
@@ -112,7 +105,6 @@ def test_bundle_that_cannot_be_written_issues_nothing(fedpatch: Program, tmp_pat
 
 
 def test_password_is_in_the_bundle_and_its_hash_in_the_broker_file(fedpatch: Program, tmp_path: Path):
-    """Revoking removes the line."""
     well(fedpatch("device", "add", "pi-1", "--password", "--out", "one"))
     word = decode_bundle((tmp_path / "one").read_bytes(), "one").password
     place = tmp_path / "fedpatch-state" / "ca"
@@ -128,7 +120,6 @@ def test_password_is_in_the_bundle_and_its_hash_in_the_broker_file(fedpatch: Pro
 
 
 def test_renewal_keeps_the_key_unless_a_new_one_is_requested(fedpatch: Program, tmp_path: Path):
-    """Of broker, coordinator and CA."""
     place = tmp_path / "fedpatch-state" / "ca"
     for stem, words in (
         ("broker/broker", ["ca", "broker", "--days", "9"]),
@@ -148,7 +139,6 @@ def test_renewal_keeps_the_key_unless_a_new_one_is_requested(fedpatch: Program, 
 
 
 def test_revoke_old_replaces_key_certificate_and_password_of_the_coordinator(fedpatch: Program, tmp_path: Path):
-    """The old certificate is in the revocation list."""
     place = tmp_path / "fedpatch-state" / "ca"
     stolen = read_pem((place / "coordinator" / "client.crt").read_bytes())[0].serial
     key = (place / "coordinator" / "client.key").read_bytes()
@@ -162,7 +152,6 @@ def test_revoke_old_replaces_key_certificate_and_password_of_the_coordinator(fed
 
 
 def test_watcher_gets_one_file_with_certificate_and_key(fedpatch: Program, tmp_path: Path):
-    """It can be revoked."""
     well(fedpatch("ca", "watcher", "anna", "--out", "anna.pem"))
     text = (tmp_path / "anna.pem").read_text()
     holder = read_pem(text.encode())[0].holder
@@ -177,14 +166,12 @@ def test_watcher_gets_one_file_with_certificate_and_key(fedpatch: Program, tmp_p
 
 
 def test_commands_without_a_ca_are_usage_errors(fedpatch: Program, tmp_path: Path):
-    """All commands that need one."""
     for words in (["device", "list"], ["ca", "show"], ["device", "revoke", "pi-1"], ["ca", "crl"]):
         ended = fedpatch(*words, "--ca-dir", tmp_path / "none")
         assert ended.code == 2 and "no CA there; make one with `fedpatch ca init`" in ended.err
 
 
 def test_without_cryptography_the_error_names_the_extra(fedpatch: Program):
-    """Lists work without the package."""
     program = (
         "import sys; sys.modules['cryptography'] = None; from fedpatch.cli import main; "
         "sys.argv = ['fedpatch', *sys.argv[1:]]; main()"

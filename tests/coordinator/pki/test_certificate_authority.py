@@ -21,13 +21,11 @@ NOW = 1_800_000_000
 
 @pytest.fixture
 def authority(tmp_path: Path):
-    """The CA of a kitchen."""
     with Authority.create(tmp_path / "ca", "kitchen", now=NOW) as made:
         yield made
 
 
 def certificate(pem: bytes) -> x509.Certificate:
-    """As others read it."""
     return x509.load_pem_x509_certificate(pem)
 
 
@@ -38,7 +36,6 @@ def crl(authority: Authority) -> set[int]:
 
 
 def test_client_certificate_has_names_purpose_and_validity(authority: Authority):
-    """CN, O and OU; it is no CA."""
     issued = authority.issue(DEVICE, "pi-1", now=NOW, days=30)
     found = certificate(issued.pair.certificate)
     assert found.subject.rfc4514_string() == "CN=pi-1,OU=device,O=kitchen"
@@ -54,7 +51,6 @@ def test_client_certificate_has_names_purpose_and_validity(authority: Authority)
 
 
 def test_broker_certificate_has_host_names_and_addresses(authority: Authority):
-    """Any other name is refused."""
     found = certificate(authority.issue(BROKER, "broker", now=NOW, names=["broker.lan", "::1"]).pair.certificate)
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["broker.lan"]
@@ -67,7 +63,6 @@ def test_broker_certificate_has_host_names_and_addresses(authority: Authority):
 
 
 def test_openssl_loads_the_files_of_the_coordinator(authority: Authority):
-    """Only their owner can read the key."""
     authority.issue(COORDINATOR, "coordinator", now=NOW)
     place = authority.place(COORDINATOR, "coordinator")
     context = ssl.create_default_context(cafile=authority.directory / "ca.crt")
@@ -77,14 +72,12 @@ def test_openssl_loads_the_files_of_the_coordinator(authority: Authority):
 
 
 def test_ca_does_not_keep_the_key_of_a_device(authority: Authority):
-    """Only the certificate."""
     issued = authority.issue(DEVICE, "pi-1", now=NOW)
     assert b"PRIVATE KEY" in issued.pair.key
     assert sorted(one.name for one in authority.place(DEVICE, "pi-1").iterdir()) == ["client.crt"]
 
 
 def test_name_of_another_part_is_refused(authority: Authority):
-    """The broker grants rights by name."""
     with pytest.raises(UsageError, match="'coordinator' is the name of a coordinator at the broker"):
         authority.issue(DEVICE, "coordinator", now=NOW)
     authority.issue(DEVICE, "pi-1", now=NOW)
@@ -95,7 +88,6 @@ def test_name_of_another_part_is_refused(authority: Authority):
 
 
 def test_revoke_takes_all_certificates_of_a_device(authority: Authority):
-    """A second call changes nothing; a new certificate is valid."""
     serials = [int(authority.issue(DEVICE, "pi-1", now=NOW).entry.serial, 16) for _ in range(2)]
     other = authority.issue(DEVICE, "pi-2", now=NOW)
     assert len(authority.revoke(DEVICE, "pi-1", now=NOW + 5, reason="stolen")) == 2
@@ -109,14 +101,12 @@ def test_revoke_takes_all_certificates_of_a_device(authority: Authority):
 
 
 def test_revoke_of_an_unknown_name_is_refused(authority: Authority):
-    """With the known names."""
     authority.issue(DEVICE, "pi-1", now=NOW)
     with pytest.raises(UsageError, match=r"no device 'pi-2' was ever given .*known: pi-1"):
         authority.revoke(DEVICE, "pi-2", now=NOW)
 
 
 def test_open_writes_a_missing_revocation_list(authority: Authority):
-    """The record has the number of the list."""
     issued = authority.issue(DEVICE, "pi-1", now=NOW)
     before = (authority.directory / "ca.crl").read_bytes()
     authority.revoke(DEVICE, "pi-1", now=NOW)
@@ -127,7 +117,6 @@ def test_open_writes_a_missing_revocation_list(authority: Authority):
 
 
 def test_open_replaces_a_foreign_revocation_list(authority: Authority):
-    """A list without a number, or no list."""
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     times = [datetime.fromtimestamp(NOW + days * DAY_S, UTC) for days in (0, 9999)]
     builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
@@ -172,7 +161,6 @@ def test_open_with_a_wrong_key_is_refused(authority: Authority, key: bytes, word
 
 
 def test_create_never_replaces_a_ca(authority: Authority):
-    """The same fleet opens it; another fleet or a missing record is refused."""
     first = authority.certificate
     authority.close()
     with Authority.create(authority.directory, "kitchen", now=NOW + 99) as again:
@@ -187,13 +175,11 @@ def test_create_never_replaces_a_ca(authority: Authority):
 
 
 def test_second_command_on_a_ca_is_refused(authority: Authority):
-    """The directory is locked."""
     with pytest.raises(UsageError, match="another command is changing this CA"):
         Authority.open(authority.directory, now=NOW)
 
 
 def test_ca_key_that_others_can_read_is_refused(authority: Authority):
-    """With the remedy."""
     authority.close()
     (authority.directory / "ca.key").chmod(0o640)
     with pytest.raises(UsageError, match=r"chmod 600 .*ca\.key"):
@@ -201,7 +187,6 @@ def test_ca_key_that_others_can_read_is_refused(authority: Authority):
 
 
 def test_certificates_end_with_their_ca(tmp_path: Path):
-    """An expired CA issues nothing; renewal keeps its key."""
     with Authority.create(tmp_path, "kitchen", now=NOW, days=10) as authority:
         issued = authority.issue(DEVICE, "pi-1", now=NOW, days=30)
         assert issued.entry.not_after == authority.ends == NOW + 10 * DAY_S
@@ -213,7 +198,6 @@ def test_certificates_end_with_their_ca(tmp_path: Path):
 
 
 def test_damaged_record_is_refused(authority: Authority):
-    """It says which certificates are revoked."""
     authority.close()
     (authority.directory / "index.json").write_text('{"fleet": "kitchen", "entries": [{"serial": "1"}]}')
     with pytest.raises(StateError, match="the record of a CA is damaged"):

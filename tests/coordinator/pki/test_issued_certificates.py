@@ -15,7 +15,6 @@ INDEX = Index(fleet="kitchen", entries=(Entry(serial="1f", part=DEVICE, name="pi
 
 
 def test_record_survives_writing_and_reading(tmp_path: Path):
-    """None where there is no record."""
     write_index(tmp_path, INDEX)
     assert read_index(tmp_path) == INDEX
     assert read_index(tmp_path / "nowhere") is None
@@ -30,7 +29,6 @@ def test_record_survives_writing_and_reading(tmp_path: Path):
     ],
 )
 def test_record_of_a_later_version_or_with_a_repeated_serial_is_refused(tmp_path: Path, index: Index, words: str):
-    """Revoking one holder would revoke the other."""
     write_index(tmp_path, index)
     with pytest.raises(StateError, match=words):
         read_index(tmp_path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fedpatch.coordinator.pki.certificate_authority import COORDINATOR, DEVICE, 
 from fedpatch.coordinator.pki.issued_certificates import read_index
 
 NOW = 1_800_000_000
+Kills = Callable[[Callable[[Authority], object], int], Iterator[tuple[Path, bool]]]
 
 
 class Killed(BaseException):
@@ -43,49 +45,41 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, write: int, *, after: bool, what:
 
 
 def crl(directory: Path) -> set[str]:
-    """Serial numbers that brokers refuse."""
     found = x509.load_pem_x509_crl((directory / "ca.crl").read_bytes())
     return {f"{one.serial_number:x}" for one in found}
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_recorded_revocation_reaches_the_list_after_a_kill(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
-):
-    """At any write: nothing is revoked, or the list has it at last."""
-    for write in itertools.count():
-        place = tmp_path / str(write)
-        with Authority.create(place, "kitchen", now=NOW) as authority:
-            serial = authority.issue(DEVICE, "pi-1", now=NOW).entry.serial
+@pytest.fixture(params=[False, True], ids=["before", "after"])
+def kills(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kills:
+    """Run a command on a new CA that has issued a certificate, killed at each of its writes in turn."""
 
-            def revoke(authority: Authority = authority) -> object:
-                return authority.revoke(DEVICE, "pi-1", now=NOW + 1)
+    def each_write(command: Callable[[Authority], object], at_least: int) -> Iterator[tuple[Path, bool]]:
+        for write in itertools.count():
+            place = tmp_path / str(write)
+            with Authority.create(place, "kitchen", now=NOW, days=9) as authority:
+                authority.issue(DEVICE, "pi-1", now=NOW)
+                killed = killed_at(monkeypatch, write, after=request.param, what=functools.partial(command, authority))
+            yield place, killed
+            if not killed:
+                assert write > at_least
+                return
 
-            killed = killed_at(monkeypatch, write, after=after, what=revoke)
+    return each_write
+
+
+def test_recorded_revocation_reaches_the_list_after_a_kill(kills: Kills):
+    for place, killed in kills(lambda authority: authority.revoke(DEVICE, "pi-1", now=NOW + 1), 2):
         with Authority.open(place, now=NOW + 2) as again:
+            [serial] = again.index.serials()
             recorded = again.index.revoked_devices() == {"pi-1"}
             assert (serial in crl(place)) is recorded
             assert recorded or killed
             again.revoke(DEVICE, "pi-1", now=NOW + 3)
             assert serial in crl(place)
-        if not killed:
-            assert write > 2
-            return
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_every_certificate_on_disk_is_recorded_after_a_kill(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool
-):
-    """Its name can be revoked and used again."""
-    for write in itertools.count():
-        place = tmp_path / str(write)
-        with Authority.create(place, "kitchen", now=NOW) as authority:
-
-            def issue(authority: Authority = authority) -> object:
-                return authority.issue(COORDINATOR, "coordinator", now=NOW)
-
-            killed = killed_at(monkeypatch, write, after=after, what=issue)
+def test_every_certificate_on_disk_is_recorded_after_a_kill(kills: Kills):
+    for place, _ in kills(lambda authority: authority.issue(COORDINATOR, "coordinator", now=NOW), 2):
         index = read_index(place)
         assert index is not None
         for path in place.glob("*/*.crt"):
@@ -93,34 +87,19 @@ def test_every_certificate_on_disk_is_recorded_after_a_kill(
         with Authority.open(place, now=NOW + 2) as again:
             again.issue(COORDINATOR, "coordinator", now=NOW + 2)
             assert len(again.index.serials()) == len(again.index.entries)
-        if not killed:
-            assert write > 2
-            return
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_list_never_expires_before_its_ca_after_a_kill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
+def test_list_never_expires_before_its_ca_after_a_kill(kills: Kills):
     """Brokers accept no client with an expired list."""
-    for write in itertools.count():
-        place = tmp_path / str(write)
-        with Authority.create(place, "kitchen", now=NOW, days=9) as authority:
-
-            def renew(authority: Authority = authority) -> None:
-                authority.renew(now=NOW + 1)
-
-            killed = killed_at(monkeypatch, write, after=after, what=renew)
+    for place, _ in kills(lambda authority: authority.renew(now=NOW + 1), 1):
         with Authority.open(place, now=NOW + 2) as again:
             found = x509.load_pem_x509_crl((place / "ca.crl").read_bytes())
             assert found.next_update_utc is not None
             assert int(found.next_update_utc.timestamp()) == again.ends
-        if not killed:
-            assert write > 1
-            return
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_ca_init_completes_a_killed_ca_init(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: bool):
-    """At any write."""
     for write in itertools.count():
         place = tmp_path / str(write)
 

@@ -34,14 +34,12 @@ def test_password_line_equals_that_of_mosquitto():
 
 
 def test_password_has_256_random_bits_and_no_special_characters():
-    """It needs no quotes in a file of settings or environment."""
     found = {new_password() for _ in range(100)}
     assert len(found) == 100
     assert all(len(one) == 43 and one.replace("-", "a").replace("_", "a").isalnum() for one in found)
 
 
 def test_password_file_has_one_line_per_valid_user(tmp_path: Path):
-    """A new line replaces the old one; without passwords there is no file."""
     assert keep_passwords(tmp_path, index_of()) is None
     keep_passwords(tmp_path, index_of("b"), "b:1")
     keep_passwords(tmp_path, index_of("a", "b"), "a:1")
@@ -54,7 +52,6 @@ def test_password_file_has_one_line_per_valid_user(tmp_path: Path):
 
 @pytest.mark.broker
 def test_mosquitto_accepts_the_password_and_no_other(tmp_path: Path):
-    """In a real broker."""
     words = new_password()
     path = keep_passwords(tmp_path, index_of("pi-1"), password_line("pi-1", words))
     with Mosquitto(f"password_file {path}\nallow_anonymous false") as broker:

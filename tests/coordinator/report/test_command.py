@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from tests.coordinator.registry_builders import new_run
 from tests.coordinator.report.report_runs import record
 from tests.support.programs import Ended, Program
 
@@ -25,8 +26,7 @@ def fedpatch(fedpatch: Program, monkeypatch, tmp_path_factory) -> Program:
 
 def _run(state_dir: Path, rounds: int, because: str | None = "max_rounds", **settings: object) -> str:
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        terms = {"task": "digits", "strategy": "fedavg", "private": "affine", "schema": "0" * 64}
-        made = registry.create_run(created_at=1.0e9, settings=settings, **terms).id
+        made = new_run(registry, 1.0e9, private="affine", settings=settings).id
         for number in range(1, rounds + 1):
             registry.rounds.finish(made, record(number))
         if because is not None:
@@ -34,8 +34,7 @@ def _run(state_dir: Path, rounds: int, because: str | None = "max_rounds", **set
     return made
 
 
-def test_the_page_is_named_after_the_run(fedpatch, tmp_path):
-    """In the current directory, unless said otherwise; stdout says where."""
+def test_report_is_named_after_the_run(fedpatch, tmp_path):
     made = _run(tmp_path, 3)
     ended = fedpatch("report", "last", "--state-dir", tmp_path)
     place = Path.cwd() / f"{made}.html"
@@ -53,15 +52,13 @@ def test_the_page_is_named_after_the_run(fedpatch, tmp_path):
     ],
 )
 @pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_a_run_has_a_report_however_it_ended(fedpatch, tmp_path, because, words, rounds):
-    """Also while it goes on, and before its first round is over."""
+def test_run_with_any_end_has_a_report(fedpatch, tmp_path, because, words, rounds):
     _run(tmp_path, rounds, because)
     assert fedpatch("report", "last", "--state-dir", tmp_path, "--out", "a.html").code == 0
     assert re.search(rf"UTC: {words}</p>", Path("a.html").read_text("utf-8"))
 
 
-def test_json_tells_where_the_files_are_and_what_each_run_came_to(fedpatch, tmp_path):
-    """One document; a run that is named twice is in it once."""
+def test_json_names_the_files_and_the_result_of_each_run(fedpatch, tmp_path):
     first, second = (_run(tmp_path, rounds, target_ua=0.5) for rounds in (1, 4))
     argv = ("report", first, second, "last", "--state-dir", tmp_path, "--csv", "a.csv", "--png", "a.png", "--json")
     told = json.loads(fedpatch(*argv).out)
@@ -77,16 +74,14 @@ def test_json_tells_where_the_files_are_and_what_each_run_came_to(fedpatch, tmp_
     assert "The runs compared" in Path(told["report"]).read_text("utf-8")
 
 
-def test_a_picture_of_one_run_is_drawn_even_before_its_first_round(fedpatch, tmp_path):
-    """An empty one."""
+def test_png_of_a_run_without_rounds_is_written(fedpatch, tmp_path):
     _run(tmp_path, 0, None)
     assert fedpatch("report", "last", "--state-dir", tmp_path, "--png", "a.png").code == 0
     assert Path("a.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
-def test_without_a_package_that_draws_the_command_is_a_usage_error(fedpatch, tmp_path, monkeypatch, package):
-    """The message says how to get it; nothing is written."""
+def test_report_without_its_packages_is_a_usage_error(fedpatch, tmp_path, monkeypatch, package):
     _run(tmp_path, 1)
     for name in ("charts", "page", "load"):
         monkeypatch.delitem(sys.modules, f"fedpatch.coordinator.report.{name}", raising=False)
@@ -106,8 +101,7 @@ def test_without_a_package_that_draws_the_command_is_a_usage_error(fedpatch, tmp
         (("--out", "folder.html"), "is a directory"),
     ],
 )
-def test_a_file_that_is_most_likely_another_one_is_refused(fedpatch, tmp_path, argv, words):
-    """Nothing is overwritten by a slip of the hand."""
+def test_output_name_with_another_ending_is_refused(fedpatch, tmp_path, argv, words):
     _run(tmp_path, 1)
     Path("folder.html").mkdir()
     ended = fedpatch("report", "last", "--state-dir", tmp_path, *argv)
@@ -115,8 +109,7 @@ def test_a_file_that_is_most_likely_another_one_is_refused(fedpatch, tmp_path, a
     assert words in ended.err and argv[0] in ended.err
 
 
-def test_an_unknown_run_or_too_many_are_usage_errors(fedpatch, tmp_path):
-    """And no page is written."""
+def test_unknown_run_or_too_many_are_usage_errors(fedpatch, tmp_path):
     ids = [_run(tmp_path, 0) for _ in range(13)]
     for argv, words in (((ids[0], "1999"), "'1999'"), (ids, "at most 12")):
         ended = fedpatch("report", *argv, "--state-dir", tmp_path)
@@ -124,8 +117,7 @@ def test_an_unknown_run_or_too_many_are_usage_errors(fedpatch, tmp_path):
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_no_secret_is_shown_even_if_a_registry_holds_one(fedpatch, tmp_path):
-    """A run keeps none; one that somebody put there stays where it is."""
+def test_secret_in_a_registry_is_not_shown(fedpatch, tmp_path):
     _run(tmp_path, 1, password="hunter2", fleet="kitchen")
     argv = ("report", "last", "--state-dir", tmp_path, "--out", "a.html", "--csv", "a.csv", "--json")
     assert "hunter2" not in fedpatch(*argv).out
@@ -133,8 +125,7 @@ def test_no_secret_is_shown_even_if_a_registry_holds_one(fedpatch, tmp_path):
     assert "kitchen" in Path("a.html").read_text("utf-8")
 
 
-def test_making_a_report_changes_no_state(fedpatch, tmp_path):
-    """Not a byte of the registry."""
+def test_report_changes_no_state(fedpatch, tmp_path):
     _run(tmp_path, 2)
     before = (tmp_path / REGISTRY_FILE).read_bytes()
     fedpatch("report", "last", "--state-dir", tmp_path)

@@ -29,8 +29,7 @@ def _page(*runs: Run) -> ElementTree.Element:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=2))
-def test_any_records_give_a_well_formed_page_whose_charts_have_names_and_descriptions(runs):
-    """Whatever numbers and texts a registry holds; ids are unique, and every reference has its target."""
+def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     page = _page(*runs)
     ids = [one.get("id") for one in page.iter() if one.get("id")]
     assert len(set(ids)) == len(ids)
@@ -50,29 +49,25 @@ def test_any_records_give_a_picture(runs):
     assert Image.open(io.BytesIO(png(curves_of(runs)))).width > 500
 
 
-def test_a_curve_goes_up_where_user_accuracy_does():
-    """Up is less in SVG; right is a later round."""
+def test_curve_goes_up_where_user_accuracy_does():
     drawn = svg(Chart("k", "t", "d", "round", [Line("mean", [(1.0, 0.1), (2.0, 0.5), (3.0, 0.7)], "c0")]))
     way = next(one for one in re.findall(r'<path d="([^"]*)"[^>]*var\(--c0\)', drawn) if one.count("L") == 2)
     corners = [tuple(map(float, corner)) for corner in re.findall(r"([\d.]+) ([\d.]+)", way)]
     assert corners == sorted(corners) and [y for _, y in corners] == sorted((y for _, y in corners), reverse=True)
 
 
-def test_a_chart_is_drawn_to_the_same_bytes_each_time():
-    """Two reports of a run differ in nothing but the time at their head."""
+def test_chart_is_drawn_to_the_same_bytes_each_time():
     chart = accuracy_chart(run(5), "k")
     assert svg(chart) == svg(chart)
 
 
-def test_the_parts_of_a_bar_are_the_seconds_of_the_phases():
-    """Training took 4.0 of 5.7 seconds."""
+def test_bar_parts_are_the_seconds_of_the_phases():
     phases = bar_charts(run(1), "k")[0]
     assert [line.points for line in phases.lines] == [[(1.0, seconds)] for seconds in (0.1, 0.2, 0.3, 4.0, 0.5, 0.6)]
     assert phases.unit == "seconds"
 
 
-def test_a_round_that_failed_is_marked_and_its_user_accuracy_is_not_drawn():
-    """It was measured on a part of the devices."""
+def test_failed_round_is_marked_and_its_accuracy_not_drawn():
     records = (record(1), record(2, outcome="failed", failure="quorum_missed"), record(3))
     chart = accuracy_chart(Run(run().info, records), "k")
     assert [x for x, _ in chart.lines[0].points] == [1.0, 3.0]
@@ -85,14 +80,12 @@ def test_a_round_that_failed_is_marked_and_its_user_accuracy_is_not_drawn():
     ("most", "unit"),
     [(0.0, "seconds"), (119.0, "seconds"), (120.0, "minutes"), (7199.0, "minutes"), (7200.0, "hours"), (1e9, "hours")],
 )
-def test_an_axis_has_the_unit_that_gives_small_numbers(most, unit):
-    """The greatest of which there are two."""
+def test_time_axis_has_the_unit_that_gives_small_numbers(most, unit):
     assert unit_for(most, TIME_UNITS)[0] == unit
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), max_size=300), st.integers(4, 50))
-def test_a_thinned_curve_keeps_its_ends_its_peaks_and_its_order(points, limit):
-    """And is no longer than asked for."""
+def test_thinned_curve_keeps_ends_peaks_and_order(points, limit):
     kept = thinned(points, limit)
     assert len(kept) <= limit or len(points) <= limit
     assert kept == sorted(kept, key=points.index) or len(set(points)) < len(points)
@@ -103,7 +96,7 @@ def test_a_thinned_curve_keeps_its_ends_its_peaks_and_its_order(points, limit):
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_every_colour_stands_out_from_the_ground(scheme):
+def test_every_colour_has_the_contrast_of_wcag(scheme):
     """3:1 for lines and blocks, 4.5:1 for text (WCAG 2.2, 1.4.11 and 1.4.3), on the ground of a figure."""
     for ground in CARDS[scheme]:
         for name in COLOURS.keys() - {"rule"}:

@@ -34,7 +34,6 @@ _WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clien
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory) -> Iterator[Browser]:
-    """One browser for all."""
     with browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
@@ -62,8 +61,7 @@ def pages(chromium, tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_curves_and_bars_of_a_real_run_are_drawn_and_nothing_is_complained_of(chromium, pages):
-    """Every curve has a length, every chart has something in it; nothing but the page itself is asked for."""
+def test_page_of_a_real_run_draws_all_charts_without_errors(chromium, pages):
     chromium.requests.clear()
     for page in pages:
         chromium.open(page)
@@ -78,8 +76,7 @@ def test_curves_and_bars_of_a_real_run_are_drawn_and_nothing_is_complained_of(ch
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 360, 639, 800, 1400])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_fits_every_width_in_both_colour_schemes(chromium, pages, width, dark):
-    """It scrolls down only, also with every table open; labels stay inside their charts; the ground is light or dark."""
+def test_page_fits_every_width_in_both_colour_schemes(chromium, pages, width, dark):
     for page in pages:
         chromium.open(page, width=width, dark=dark)
         chromium.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -95,8 +92,7 @@ _CUT = """[...document.querySelectorAll('.scroll')].filter(s => s.checkVisibilit
 
 
 @pytest.mark.slow
-def test_tables_on_a_wide_screen_are_whole_and_on_a_narrow_one_shaded_where_cut(chromium, pages):
-    """The shade at the right edge says that there is more to scroll to; where a table ends, its own ground covers the shade."""
+def test_tables_are_whole_on_a_wide_screen_and_shaded_where_cut(chromium, pages):
     for page in pages:
         chromium.open(page, width=1600)
         chromium.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -109,8 +105,7 @@ def test_tables_on_a_wide_screen_are_whole_and_on_a_narrow_one_shaded_where_cut(
 
 
 @pytest.mark.slow
-def test_whoever_does_not_see_the_charts_is_told_what_they_show(chromium, pages):
-    """Headings, a name for every image, table and part; one image per chart, not one for each width."""
+def test_charts_tables_and_headings_have_accessible_names(chromium, pages):
     chromium.open(pages[1])
     told = chromium.accessible()
     images = [name for role, name in told if role in ("image", "img")]
@@ -122,8 +117,7 @@ def test_whoever_does_not_see_the_charts_is_told_what_they_show(chromium, pages)
 
 
 @pytest.mark.slow
-def test_on_paper_everything_is_open_and_light(chromium, pages):
-    """Also where the reader's screen is dark: nobody can click on paper."""
+def test_paper_shows_everything_open_and_light(chromium, pages):
     chromium.open(pages[0], dark=True, paper=True)
     heights = chromium.ask("[...document.querySelectorAll('details > .scroll')].map(one => one.clientHeight)")
     assert len(heights) >= 2 and min(heights) > 0
@@ -132,8 +126,7 @@ def test_on_paper_everything_is_open_and_light(chromium, pages):
     assert chromium.ask("document.querySelector('details > .scroll').checkVisibility()") is False
 
 
-def test_long_labels_and_long_words_stay_where_they_belong(chromium, tmp_path):
-    """Hours, terabytes, round numbers of six digits, names without a space."""
+def test_long_labels_and_words_stay_inside(chromium, tmp_path):
     from fedpatch.coordinator.report.page import make_page
 
     word = "w" * 200
@@ -162,7 +155,7 @@ def test_long_labels_and_long_words_stay_where_they_belong(chromium, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "width", "height", "dark"), _SHOTS)
-def test_the_documentation_has_pictures_of_a_report(request, name, width, height, dark):
+def test_documentation_has_pictures_of_a_report(request, name, width, height, dark):
     """Small enough for a repository; UPDATE_DOCS=1 takes them anew."""
     place = _DOCS / "images" / f"{name}.png"
     if "UPDATE_DOCS" in os.environ:

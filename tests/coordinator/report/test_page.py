@@ -8,13 +8,14 @@ import math
 import re
 from dataclasses import replace
 from html import unescape
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
-from fedpatch.coordinator.report.page import MAX_DEVICES, make_page, rounds_to_target
+from fedpatch.coordinator.report.page import MAX_DEVICES, labels, make_page, rounds_to_target
 from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from tests.coordinator.report.report_runs import RUNS, info, record, run
@@ -40,8 +41,7 @@ def _rows(markup: str, label: str) -> list[list[str]]:
     return [[unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
 
 
-def test_what_a_device_or_a_person_wrote_never_becomes_markup():
-    """Device ids, reasons, settings, the metric, the ids of runs."""
+def test_texts_of_devices_and_users_never_become_markup():
     hostile = record(
         1,
         user_accuracies={HOSTILE: 0.5},
@@ -56,19 +56,14 @@ def test_what_a_device_or_a_person_wrote_never_becomes_markup():
     assert HOSTILE in _text(page)
 
 
-def test_the_page_loads_nothing_and_runs_nothing():
-    """No address but the names of SVG, no script; and its policy forbids the browser both."""
+def test_page_has_no_script_and_loads_nothing():
     page = _page(run(5), run(5, "b"))
-    assert set(re.findall(r"\w+://[^\s\"]*", page)) == {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
+    assert set(re.findall(r"\w+://[^\s\"]*", page)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert not re.search(r"<script|<link|<img|@import|url\((?!#)|href=\"(?!#)|\son\w+=", page)
     assert "default-src 'none'; style-src 'unsafe-inline'" in unescape(page)
 
 
-def test_every_round_is_a_row_with_all_that_its_record_tells():
-    """Also what the charts only show."""
+def test_each_round_is_a_row_with_its_record():
     row = _rows(_page(run(2)), "Rounds")[1]
     measures = ["0.550", "0.367", "0.275", "0.550"]
     phases = ["0.10", "0.20", "0.30", "4.00", "0.50", "0.60"]
@@ -76,7 +71,6 @@ def test_every_round_is_a_row_with_all_that_its_record_tells():
 
 
 def test_declines_and_failures_are_counted_by_reason():
-    """The most frequent first; rounds that failed are among them."""
     records = (*run(4).records, record(5, outcome="failed", failure="quorum_missed", failures={"training": 2}, late=1))
     rows = _rows(_page(Run(info(), records)), "Declines and failures by reason")
     assert [row[:3] for row in rows] == [
@@ -87,15 +81,13 @@ def test_declines_and_failures_are_counted_by_reason():
     ]
 
 
-def test_a_run_in_which_nothing_went_wrong_has_a_sentence_for_its_reasons():
-    """Rather than a table without rows."""
+def test_run_without_declines_has_a_sentence_instead_of_the_table():
     assert "No device declined, failed, was refused or came late" in _page(
         Run(info(), (record(1, decline_reasons={}),))
     )
 
 
-def test_a_measure_that_is_no_number_is_not_among_those_of_its_device():
-    """A journal may hold what some device once said."""
+def test_accuracy_that_is_nan_is_left_out():
     records = (record(1), record(2, user_accuracies={"pi-1": math.nan, "pi-2": 0.5}))
     assert _rows(_page(Run(info(), records)), "user accuracy of each device") == [
         ["pi-1", "1", "0.050", "0.050", "0.050", "0.050"],
@@ -104,14 +96,12 @@ def test_a_measure_that_is_no_number_is_not_among_those_of_its_device():
 
 
 @pytest.mark.parametrize(("rounds", "words"), [(120, ""), (121, "Each bar is the mean of 2 rounds")])
-def test_bars_say_of_how_many_rounds_they_are(rounds, words):
-    """A page has room for so many bars."""
+def test_bars_of_many_rounds_say_how_many_they_average(rounds, words):
     text = _text(_page(run(rounds)))
     assert (words in text) if words else "Each bar is the mean" not in text
 
 
-def test_each_device_that_the_records_know_has_a_row():
-    """In how many rounds it was measured, and how good it was; of many devices the most often measured."""
+def test_each_device_has_a_row_and_many_devices_the_most_measured():
     assert _rows(_page(run(2)), "user accuracy of each device") == [
         ["pi-1", "2", "0.050", "0.275", "0.050", "0.275"],
         ["pi-2", "2", "0.100", "0.550", "0.100", "0.550"],
@@ -124,8 +114,7 @@ def test_each_device_that_the_records_know_has_a_row():
     assert "More are not shown" in _text(page)
 
 
-def test_an_error_is_named_and_its_worst_is_the_highest():
-    """Where less of the task's metric is better."""
+def test_error_metric_is_named_and_its_worst_is_the_highest():
     records = tuple(replace(one, metric="MAE", metric_goal="min") for one in run(3).records)
     text = _text(_page(Run(info(), records)))
     assert "MAE by round" in text and "90th percentile" in text and "highest" in text
@@ -135,19 +124,14 @@ def test_an_error_is_named_and_its_worst_is_the_highest():
 
 @pytest.mark.parametrize(
     ("status", "because", "words"),
-    [
-        ("running", None, "No round of this run is over yet."),
-        ("interrupted", "interrupted", "It has no rounds."),
-    ],
+    [("running", None, "No round of this run is over yet."), ("interrupted", "interrupted", "It has no rounds.")],
 )
-def test_a_run_without_rounds_has_a_page_too(status, because, words):
-    """It says so, and shows the settings."""
+def test_run_without_rounds_has_a_page(status, because, words):
     text = _text(_page(run(0, status=status, stopped_because=because)))
     assert words in text and f"UTC: {status}|" in text and "target_ua" in text
 
 
-def test_a_page_names_the_devices_whose_updates_were_bounded():
-    """With what of them it was and in how many rounds, as text; runs without any have no such table."""
+def test_page_and_csv_name_devices_with_bounded_updates():
     bad: dict[str, list[str]] = {"<b>foe": ["weights", "exp_avg_sq"]}
     records = (record(1, bounded={"norm": 1}, bounded_devices=bad), record(2, bounded={"norm": 1}, bounded_devices=bad))
     page = _page(Run(info("a"), records))
@@ -159,14 +143,12 @@ def test_a_page_names_the_devices_whose_updates_were_bounded():
     assert (line["bounded"], line["bounded_devices"]) == ("norm=1", "<b>foe=weights,exp_avg_sq")
 
 
-def test_a_page_of_a_run_that_goes_on_says_so():
-    """It is what was known when it was made."""
+def test_page_of_a_running_run_says_so():
     assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))
     assert "while a run was going on" not in _page(run(3))
 
 
-def test_a_page_of_five_thousand_rounds_is_small_and_says_what_it_leaves_out():
-    """Less than 2 MB; each figure says how it was thinned, the table which rounds it lacks."""
+def test_page_of_5000_rounds_is_below_2_mb_and_says_what_it_leaves_out():
     names = {f"pi-{number:02}": 0.5 for number in range(32)}
     records = tuple(record(number, user_accuracies=names) for number in range(1, 5001))
     page = _page(Run(info(), records))
@@ -178,8 +160,7 @@ def test_a_page_of_five_thousand_rounds_is_small_and_says_what_it_leaves_out():
     assert len(_rows(page, "Rounds")) == 500
 
 
-def test_runs_are_compared_by_figures_and_by_the_settings_that_differ():
-    """A setting that is the same in all of them is not there."""
+def test_runs_are_compared_by_figures_and_differing_settings():
     one = run(10, "a", settings={"target_ua": 0.8, "seed": 1, "task": "digits"})
     other = run(3, "b", settings={"target_ua": 0.8, "seed": 2, "task": "digits", "new": True})
     page = _page(one, other)
@@ -191,15 +172,13 @@ def test_runs_are_compared_by_figures_and_by_the_settings_that_differ():
     assert page.count('aria-describedby="comparison-') == 2
 
 
-def test_runs_of_different_metrics_are_not_drawn_in_one_chart():
-    """An accuracy and an error have no axis in common."""
+def test_runs_of_different_metrics_have_separate_charts():
     errors = tuple(replace(one, metric="MAE", metric_goal="min") for one in run(3).records)
     text = _text(_page(run(3, "a"), Run(info("b"), errors)).partition("Settings that differ")[0])
     assert all(title in text for title in ("User accuracy by round", "MAE by round"))
 
 
-def test_the_target_is_reached_by_the_rounds_before_the_measurement():
-    """User accuracy is measured before a round's training; rounds that failed trained nothing."""
+def test_rounds_to_target_are_the_aggregated_rounds_before_the_measurement():
     records = [record(1), record(2, outcome="failed", user_accuracy=1.0), record(3), record(4)]
     assert rounds_to_target(Run(info(settings={"target_ua": 0.7}), tuple(records))) == "1"
     assert rounds_to_target(Run(info(settings={}), tuple(records))) == "-"
@@ -207,8 +186,7 @@ def test_the_target_is_reached_by_the_rounds_before_the_measurement():
 
 @settings(max_examples=30)
 @given(st.lists(RUNS, max_size=2))
-def test_the_csv_has_a_line_for_every_round_whatever_its_texts_hold(runs):
-    """And a spreadsheet takes none of them for a formula."""
+def test_csv_has_a_line_for_each_round_and_no_formula(runs):
     lines = list(csv.DictReader(io.StringIO(csv_text(runs), newline="")))
     assert len(lines) == sum(len(one.records) for one in runs)
     for line, (_, kept) in zip(lines, ((one, kept) for one in runs for kept in one.records), strict=True):
@@ -216,11 +194,40 @@ def test_the_csv_has_a_line_for_every_round_whatever_its_texts_hold(runs):
         assert not line["failure"].startswith(("=", "+", "-", "@"))
 
 
-def test_the_csv_has_numbers_in_full():
-    """As the registry has them."""
+def test_csv_has_numbers_in_full():
     kept = RoundRecord(7, "aggregated", 3, 3, 0, 3, 1 / 3, user_accuracies={"b": 0.5, "a": 0.25}, bytes_up=10**9)
     text = csv_text([Run(info("a"), (kept,))])
     line = next(csv.DictReader(io.StringIO(text)))
     assert text.splitlines()[0] == ",".join(COLUMNS)
     assert (float(line["user_accuracy"]), line["user_accuracy_p10"], line["bytes_up"]) == (1 / 3, "", "1000000000")
     assert line["user_accuracies"] == "a=0.25 b=0.5"
+
+
+def _named(id: str, private: str = "affine", strategy: str = "fedavg", **settings: Any) -> Run:
+    return Run(info(id, private=private, strategy=strategy, settings=settings), (record(1),))
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ((_named("1"), _named("2", "all")), ["affine", "all"]),
+        ((_named("1"), _named("2", strategy="fedadam")), ["fedavg", "fedadam"]),
+        (
+            (_named("1"), _named("2", "all"), _named("3", "all", "fedadam")),
+            ["fedavg, affine", "fedavg, all", "fedadam, all"],
+        ),
+        ((_named("1", seed=0), _named("2", seed=1)), ["seed 0", "seed 1"]),
+        ((_named("1", grace_s=1), _named("2", grace_s=2)), ["grace s 1", "grace s 2"]),
+        ((_named("1", broker="a"), _named("2", broker="b")), ["1", "2"]),
+        ((_named("1"), _named("2"), _named("3", "all")), ["affine, 1", "affine, 2", "all, 3"]),
+        ((_named("1"),), ["1"]),
+    ],
+)
+def test_labels_of_runs_name_the_settings_that_differ(runs, expected):
+    assert list(labels(runs).values()) == expected
+
+
+@given(st.lists(RUNS, min_size=1, max_size=5, unique_by=lambda run: run.info.id))
+def test_labels_are_different_for_different_runs(runs):
+    found = labels(runs)
+    assert len({*found.values()}) == len(runs)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.auto_deadline import (
     DEADLINE_WINDOW,
-    FIRST_DEADLINE_S,
     LONGEST_DEADLINE_S,
     SHORTEST_DEADLINE_S,
     auto_deadline_s,
@@ -18,7 +17,7 @@ from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, M
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
-from tests.coordinator.engines import asking, engine, report_of, send
+from tests.coordinator.engines import asking, current, engine, report_of, send
 from tests.support.specs import model, run_spec, there, told
 
 
@@ -45,76 +44,51 @@ def failed(deadline_s: float, took_s: float, p90_s: float | None = None) -> Roun
 
 
 class TestAutoDeadline:
-    def test_first_round_has_600_seconds(self):
-        """Nothing is known of the fleet yet."""
-        assert auto_deadline_s([], 10.0) == FIRST_DEADLINE_S == 600.0
-
-    def test_later_round_has_three_times_what_the_devices_took(self):
-        """The time by which nine of ten updates were in."""
-        assert auto_deadline_s([good(p90_s=100.0)], 10.0) == 300.0
-
-    def test_one_odd_round_changes_nothing(self):
-        """The median of the rounds counts."""
-        assert auto_deadline_s([good(p90_s=s) for s in (100.0, 5000.0, 110.0)], 10.0) == 330.0
-
-    def test_old_rounds_are_forgotten(self):
-        """A fleet that became slower is judged by its last rounds."""
-        times = [10.0] * 50 + [200.0] * DEADLINE_WINDOW
-        assert auto_deadline_s([good(p90_s=s) for s in times], 10.0) == 600.0
-
-    def test_fast_fleet_keeps_a_minute(self):
-        """A device that pauses for a moment is not thrown out."""
-        assert auto_deadline_s([good(p90_s=0.2)], 10.0) == SHORTEST_DEADLINE_S == 60.0
-
-    def test_long_recruiting_leaves_as_long_for_the_work(self):
-        """However fast the rounds before were."""
-        assert auto_deadline_s([good(p90_s=0.2)], 100.0) == 200.0
-
-    def test_round_that_used_up_its_deadline_doubles_the_next(self):
-        """A fleet that needs longer than the first deadline gets there within three rounds."""
-        assert auto_deadline_s([failed(600.0, took_s=600.0)], 10.0) == 1200.0
-        assert auto_deadline_s([failed(600.0, 600.0), failed(1200.0, 1215.0)], 10.0) == 2400.0
-
-    def test_round_that_failed_early_does_not(self):
-        """More time would not have helped."""
-        assert auto_deadline_s([failed(600.0, took_s=60.0)], 10.0) == 600.0
-        assert auto_deadline_s([good(), failed(300.0, took_s=20.0)], 10.0) == 300.0
-
-    def test_round_that_succeeds_ends_the_doubling(self):
-        """From then on the times count again."""
-        assert auto_deadline_s([failed(600.0, 600.0, p90_s=50.0), good(p90_s=40.0, deadline_s=1200.0)], 10.0) == 135.0
-
-    def test_records_of_an_earlier_version_count_as_none(self):
-        """They do not say what the devices took."""
-        assert auto_deadline_s([RoundRecord(1, "aggregated", 4, 4, 0, 4)], 10.0) == 600.0
+    @pytest.mark.parametrize(
+        ("records", "recruit_s", "deadline_s"),
+        [
+            pytest.param([], 10.0, 600.0, id="first round"),
+            pytest.param([good(p90_s=100.0)], 10.0, 300.0, id="three times the time of nine in ten updates"),
+            pytest.param([good(p90_s=s) for s in (100.0, 5000.0, 110.0)], 10.0, 330.0, id="median of the rounds"),
+            pytest.param(
+                [good(p90_s=s) for s in [10.0] * 50 + [200.0] * DEADLINE_WINDOW], 10.0, 600.0, id="last rounds"
+            ),
+            pytest.param([good(p90_s=0.2)], 10.0, 60.0, id="at least a minute"),
+            pytest.param([good(p90_s=0.2)], 100.0, 200.0, id="as long for work as for recruiting"),
+            pytest.param([failed(600.0, took_s=600.0)], 10.0, 1200.0, id="doubled where it was used up"),
+            pytest.param([failed(600.0, 600.0), failed(1200.0, 1215.0)], 10.0, 2400.0, id="doubled again"),
+            pytest.param([failed(600.0, took_s=60.0)], 10.0, 600.0, id="failed early"),
+            pytest.param([good(), failed(300.0, took_s=20.0)], 10.0, 300.0, id="failed early after a success"),
+            pytest.param(
+                [failed(600.0, 600.0, p90_s=50.0), good(p90_s=40.0, deadline_s=1200.0)], 10.0, 135.0, id="doubling ends"
+            ),
+            pytest.param([RoundRecord(1, "aggregated", 4, 4, 0, 4)], 10.0, 600.0, id="record of an earlier version"),
+        ],
+    )
+    def test_deadline_follows_from_the_records(self, records, recruit_s, deadline_s):
+        assert auto_deadline_s(records, recruit_s) == deadline_s
 
     @given(
         times=st.lists(st.none() | st.floats(0.0, 1e7), max_size=30),
         recruit_s=st.floats(0.01, 1e6),
         last_s=st.floats(1.0, 1e6),
     )
-    def test_bounds_hold_whatever_the_records_say(self, times, recruit_s, last_s):
-        """And there is always time left after recruiting."""
+    def test_any_records_the_deadline_is_within_its_bounds(self, times, recruit_s, last_s):
         records = [*(good(p90_s=s) for s in times), failed(last_s, took_s=last_s)]
         deadline_s = auto_deadline_s(records, recruit_s)
         assert max(SHORTEST_DEADLINE_S, 2 * recruit_s) <= deadline_s <= max(LONGEST_DEADLINE_S, 2 * recruit_s)
 
 
 class TestPolicy:
-    def test_deadline_that_was_set_holds(self):
-        """Whatever the rounds took."""
-        assert policy_of(run_spec(deadline_s=300.0), [good(p90_s=1.0)]).deadline_s == 300.0
-
-    def test_auto_deadline_is_that_of_the_records(self):
-        """Everything else of the policy stays."""
+    def test_auto_deadline_replaces_the_deadline_of_the_policy_only(self):
         spec = run_spec(deadline_s=600.0, auto_deadline=True, quorum=0.5)
         assert (policy_of(spec, []).deadline_s, policy_of(spec, [good()]).deadline_s) == (600.0, 300.0)
         assert policy_of(spec, [good()]).quorum == 0.5
+        assert policy_of(run_spec(deadline_s=300.0), [good(p90_s=1.0)]).deadline_s == 300.0
 
 
 class TestRounds:
     def test_deadline_of_the_second_round_follows_from_the_first(self):
-        """Devices are told so, the record keeps it, and it is the round's end."""
         made = asking("ab", deadline_s=600.0, auto_deadline=True, quorum=0.5, grace_s=100.0)
         for device, second in (("a", 20.0), ("b", 50.0)):
             send(made, "b", Accept(10), 1.0)
@@ -126,23 +100,18 @@ class TestRounds:
         ]
         assert [request.deadline_s for request in requests] == [150.0, 150.0]
 
-    def test_time_limit_of_the_run_is_the_end_all_the_same(self):
-        """The rest of the run's time, where that is less."""
+    def test_time_limit_of_the_run_bounds_the_deadline(self):
         made = asking("a", deadline_s=600.0, auto_deadline=True, time_limit_s=45.0)
-        assert made.open is not None
-        assert made.open.round.policy.deadline_s == 45.0
+        assert current(made).round.policy.deadline_s == 45.0
 
-    def test_coordinator_that_takes_up_the_run_goes_on_with_the_same_deadline(self):
-        """The records of the rounds before are all that it needs."""
+    def test_resumed_run_has_the_same_deadline(self):
         made = engine([good(p90_s=100.0)], epoch=2, devices=1, deadline_s=600.0, auto_deadline=True)
         made.handle(DevicePresence("a", there()), 0.0)
         made.handle(ModelPublished(model()), 0.0)
-        assert made.open is not None
-        assert made.open.round.policy.deadline_s == 300.0
+        assert current(made).round.policy.deadline_s == 300.0
 
     @pytest.mark.parametrize("work_s", [900.0, 2000.0])
-    def test_fleet_that_needs_longer_than_the_first_deadline_gets_there(self, work_s):
-        """Alive all the time, and no run fails for it with the default number of failed rounds."""
+    def test_fleet_slower_than_the_first_deadline_makes_a_model(self, work_s):
         made = asking("a", deadline_s=600.0, auto_deadline=True, grace_s=10.0, rounds=9, wait_s=60.0)
         now = begun = 0.0
         while not any(record.outcome == "aggregated" for record in made.records):

@@ -26,19 +26,26 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
-from tests.coordinator.engines import DIGEST, engine, report_of, send
+from tests.coordinator.engines import (
+    DIGEST,
+    accept,
+    asking,
+    current,
+    end_of,
+    join,
+    leave,
+    report_all,
+    report_of,
+    send,
+)
 from tests.support.specs import gone, model, run_spec, there, told
 
 DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
 
 
-def fleet_of(devices: str, **changes) -> Engine:
-    """A run with default terms whose first round has invited these devices, all that it was told to wait for."""
-    made = engine(devices=len(devices), **{**DEFAULTS, **changes})
-    for device in devices:
-        made.handle(DevicePresence(device, there()), 0.0)
-    made.handle(ModelPublished(model()), 0.0)
-    return made
+def fleet_of(devices: str, **changes: Any) -> Engine:
+    """A run with default terms whose first round has invited these devices, all that it waits for."""
+    return asking(devices, **{**DEFAULTS, **changes})
 
 
 def next_round(made: Engine, now: float) -> list[str]:
@@ -59,19 +66,25 @@ def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float
 
 
 def offend(made: Engine, device: str, now: float, reason: RefuseReason = RefuseReason.NOT_FINITE) -> list[Effect]:
-    """The device's update is refused."""
     send(made, device, Accept(10), now, made.last_round)
     return made.handle(UpdateRejected(made.last_round, device, DIGEST, reason, "NaN"), now)
 
 
-def finish(effects: list[Effect]) -> EndRun | None:
-    """The end of the run, if it came."""
-    return next((effect for effect in effects if isinstance(effect, EndRun)), None)
+def play_to_the_end(made: Engine, now: float, accepting: str = "") -> EndRun:
+    """Let time pass until the run ends; in each round some devices accept and no device reports."""
+    effects: list[Effect] = []
+    while made.stopped is None:
+        for device in accepting:
+            send(made, device, Accept(10), now, made.last_round)
+        now = made.next_deadline() or now
+        effects = made.handle(TimePassed(), now)
+        if any(isinstance(effect, PublishModel) for effect in effects):
+            made.handle(ModelPublished(model()), now)
+    return end_of(effects)
 
 
 class TestDecline:
-    def test_one_of_ten_accepts_no_round(self):
-        """Nine decline, and one device of ten neither makes a model nor reaches the target."""
+    def test_one_of_ten_accepts_the_round_fails(self):
         made = fleet_of("abcdefghij", target_ua=0.4)
         for device in "bcdefghij":
             send(made, device, Decline(DeclineReason.UNWILLING))
@@ -79,17 +92,10 @@ class TestDecline:
         [record] = made.records
         assert (record.failure, record.needed, made.stopped) == ("too_few_accepted", 8, None)
 
-    def test_nine_of_ten_are_silent_no_round(self):
-        """As soon as the time to answer is over; until the run ends, and it ends as failed."""
+    def test_nine_of_ten_are_silent_the_run_fails(self):
         made = fleet_of("abcdefghij", target_ua=0.4)
-        now = 0.0
-        while made.stopped is None:
-            send(made, "a", Accept(10), now, made.last_round)
-            now = made.next_deadline() or now
-            if any(isinstance(effect, PublishModel) for effect in made.handle(TimePassed(), now)):
-                made.handle(ModelPublished(model()), now)
+        assert play_to_the_end(made, 0.0, accepting="a").reason is Stopped.FAILED
         assert {record.outcome for record in made.records} == {"failed"}
-        assert made.stopped is Stopped.FAILED
 
     def test_a_device_that_cannot_take_part_leaves_the_count(self):
         """Its version of the task is another one: the other three make the rounds."""
@@ -107,46 +113,32 @@ class TestDecline:
 
 
 class TestVanish:
-    def test_three_of_four_vanish_no_round_and_the_run_says_what_it_waits_for(self):
-        """No target either. After `wait_s` the run fails and names them."""
+    def test_three_of_four_vanish_the_run_fails_and_names_them(self):
         made = fleet_of("abcd", target_ua=0.9)
         all_report(made, "abcd", 5.0, 0.5)
-        for device in "bcd":
-            made.handle(DevicePresence(device, gone()), 6.0)
+        leave(made, "bcd", 6.0)
         made.handle(ModelPublished(model()), 6.0)
         send(made, "a", Accept(10), 7.0, 2)
-        assert made.open is not None
-        now = 7.0
-        while made.open is not None:
-            now = made.next_deadline() or now
-            made.handle(TimePassed(), now)
-        assert made.records[1].outcome == "failed"
+        end = play_to_the_end(made, 7.0)
+        assert [record.outcome for record in made.records] == ["aggregated", "failed"]
         assert (made.required_devices(), made.fleet.present) == (4, 1)
-        assert made.fleet.missing_words() == "b (offline), c (offline), d (offline)"
-        end = None
-        while end is None:
-            now = made.next_deadline() or now
-            end = finish(made.handle(TimePassed(), now))
         assert end.reason is Stopped.FAILED
         assert end.detail == (
             "1 of 4 devices came within 120 s; missing: b (offline), c (offline), d (offline); "
             "`fedpatch devices drain DEVICE` takes one out of the count"
         )
 
-    def test_drained_devices_do_not_count_and_the_run_goes_on_at_once(self):
-        """The operator knows that they are gone for good."""
+    def test_drained_devices_do_not_count_and_the_run_goes_on(self):
         made = fleet_of("abcd", round_interval_s=10.0)
         all_report(made, "abcd", 5.0)
-        for device in "bcd":
-            made.handle(DevicePresence(device, gone()), 6.0)
+        leave(made, "bcd", 6.0)
         assert made.handle(TimePassed(), 10.0) == made.handle(TimePassed(), 70.0) == []
         assert made.handle(HoldsChanged(dict.fromkeys("bcd", DRAINED)), 71.0) == [PublishModel(2)]
         assert next_round(made, 71.0) == ["a"]
         all_report(made, "a", 72.0)
         assert made.records[-1].outcome == "aggregated"
 
-    def test_a_minority_that_was_waited_for_in_vain_does_not_count_until_it_is_back(self):
-        """One of four: after a minute the other three go on, and when it is back it is asked and counts."""
+    def test_missing_minority_does_not_count_until_it_is_back(self):
         made = fleet_of("abcd", round_interval_s=10.0)
         all_report(made, "abcd", 5.0)
         made.handle(DevicePresence("d", gone()), 6.0)
@@ -160,80 +152,65 @@ class TestVanish:
         assert made.handle(DevicePresence("d", there("b2")), 76.0) == [PublishModel(3)]
         assert next_round(made, 76.0) == list("abcd")
 
-    def test_half_of_the_fleet_is_no_minority(self):
-        """Two of four are away: both count, however long they are waited for."""
+    def test_missing_half_of_the_fleet_counts(self):
         made = fleet_of("abcd", round_interval_s=10.0)
         all_report(made, "abcd", 5.0)
-        for device in "cd":
-            made.handle(DevicePresence(device, gone()), 6.0)
+        leave(made, "cd", 6.0)
         made.handle(TimePassed(), 10.0)
         assert made.handle(TimePassed(), 6.0 + RETURN_S) == []
-        assert finish(made.handle(TimePassed(), 6.0 + 120.0)) is not None
+        end_of(made.handle(TimePassed(), 6.0 + 120.0))
 
-    def test_devices_of_earlier_epochs_count_when_the_run_is_taken_up(self):
-        """More than `devices` had come; a coordinator that begins anew does not forget them."""
+    def test_devices_of_earlier_epochs_count_in_a_resumed_run(self):
         before = [RoundRecord(1, "aggregated", 4, 4, 0, 4)]
         made = Engine(run_spec(epoch=2, devices=1, **DEFAULTS), records=before, jitter=random.Random(1))
         made.fleet.remember("abcd")
         made.handle(RunStarted(), 0.0)
         made.handle(DevicePresence("a", there()), 0.0)
         assert (made.open, made.required_devices(), made.fleet.missing()) == (None, 4, ["b", "c", "d"])
-        for device in "bcd":
-            made.handle(DevicePresence(device, there()), 1.0)
-        assert made.open is not None
-        assert made.open.round.policy.target == 4
+        join(made, "bcd", 1.0)
+        assert current(made).round.policy.target == 4
 
     def test_absent_devices_that_are_online_do_not_stand_in_for_those_that_vanish(self):
-        """Two of ten hang and two more go: no round begins in vain, and after a minute the six others go on."""
+        """Two of ten hang and two more go: after a minute the six others go on."""
         made = resumed("abcdefghij", absent={"i": 3, "j": 3}, round_interval_s=60.0)
-        for device in "abcdefghij":
-            made.handle(DevicePresence(device, there()), 0.0)
+        join(made, "abcdefghij")
         assert next_round(made, 0.0) == list("abcdefgh")
         all_report(made, "abcdefgh", 5.0)
-        for device in "gh":
-            made.handle(DevicePresence(device, gone()), 6.0)
+        leave(made, "gh", 6.0)
         assert made.handle(TimePassed(), 60.0) == []
         assert (made.present, made.required_devices()) == (6, 7)
         assert made.handle(TimePassed(), 60.0 + RETURN_S) == [PublishModel(8)]
         assert next_round(made, 60.0 + RETURN_S) == list("abcdef")
         all_report(made, "abcdef", 125.0)
 
-    def test_an_absent_device_whose_turn_it_is_can_be_asked(self):
-        """One of four was lost once and is back, another has gone: the round begins with the one that is back."""
+    def test_absent_device_is_invited_when_its_turn_comes(self):
         made = resumed("abcd", absent={"d": 1}, devices=1)
-        for device in "abd":
-            made.handle(DevicePresence(device, there()), 0.0)
+        join(made, "abd")
         assert next_round(made, 0.0) == list("abd")
 
     def test_a_run_that_waited_in_vain_asks_absent_devices_before_their_turn(self):
         """All four are needed, and one of them hung for long: it may have recovered."""
         made = resumed("abcd", absent={"d": 4}, min_cohort=4)
-        for device in "abcd":
-            made.handle(DevicePresence(device, there()), 0.0)
+        join(made, "abcd")
         assert (made.open, made.present, made.required_devices()) == (None, 3, 4)
         assert made.handle(TimePassed(), RETURN_S) == [PublishModel(7)]
         assert next_round(made, RETURN_S) == list("abcd")
 
     def test_half_of_the_fleet_absent_or_given_up_all_count(self):
-        """One of four hangs, and one goes: no two of four make the model, however long they are alone."""
+        """One of four hangs, and one goes."""
         made = resumed("abcd", absent={"d": 3})
-        for device in "abd":
-            made.handle(DevicePresence(device, there()), 0.0)
+        join(made, "abd")
         assert made.handle(TimePassed(), RETURN_S) == []
         assert (made.present, made.required_devices()) == (3, 4)
 
-    def test_a_share_of_the_fleet_may_be_had_while_half_of_it_is_away(self):
-        """Rounds are meant for half of ten: five there are enough, and three are not."""
+    def test_participation_of_half_needs_half_of_the_fleet(self):
         made = fleet_of("abcdefghij", participation=0.5, round_interval_s=10.0)
-        assert made.open is not None
-        all_report(made, sorted(made.open.round.participants), 5.0)
-        for device in "fghij":
-            made.handle(DevicePresence(device, gone()), 6.0)
+        all_report(made, sorted(current(made).round.participants), 5.0)
+        leave(made, "fghij", 6.0)
         assert (made.required_devices(), made.handle(TimePassed(), 10.0)) == (4, [PublishModel(2)])
         assert next_round(made, 10.0) == list("abcde")
         all_report(made, "abcde", 15.0)
-        for device in "cde":
-            made.handle(DevicePresence(device, gone()), 16.0)
+        leave(made, "cde", 16.0)
         assert made.handle(TimePassed(), 20.0) == []
 
 
@@ -258,8 +235,7 @@ def again(made: Engine, devices: str) -> Engine:
 
 class TestOffenders:
     @pytest.mark.parametrize("devices", ["abc", "abcd"])
-    def test_one_does_not_end_the_run_of_a_small_fleet(self, devices):
-        """Its first offence takes it out of the count: this round and all others are made by the honest devices."""
+    def test_offender_leaves_the_count_and_the_run_goes_on(self, devices):
         honest = devices[:-1]
         made = fleet_of(devices)
         offend(made, devices[-1], 0.2)
@@ -270,40 +246,31 @@ class TestOffenders:
         assert made.records[0].offenders == {devices[-1]: "not_finite"}
         assert made.records[1].offenders == {}
 
-    def test_one_of_two_leaves_the_other_waiting(self):
-        """One device alone does not make the model of two; the end of the run says why."""
+    def test_offender_among_two_ends_the_run(self):
         made = fleet_of("ab")
         send(made, "a", Accept(10), 0.1)
         offend(made, "b", 0.2)
-        now, end = 0.2, None
-        while end is None:
-            now = made.next_deadline() or now
-            end = finish(made.handle(TimePassed(), now))
+        end = play_to_the_end(made, 0.2)
         assert [record.failure for record in made.records] == ["quorum_missed"]
         assert end.detail.startswith(
             "1 of 2 devices came within 120 s; 1 are not asked again in this run, as b: not_finite"
         )
 
-    def test_one_is_not_asked_again_after_the_run_was_taken_up(self):
-        """The record of its round says who it was."""
+    def test_offender_is_not_invited_in_the_resumed_run(self):
         made = fleet_of("abcd")
         offend(made, "d", 0.2)
         all_report(made, "abc", 5.0)
         made = again(made, "abcd")
-        for device in "abcd":
-            made.handle(DevicePresence(device, there("b2")), 0.0)
+        join(made, "abcd", 0.0, "b2")
         made.handle(TimePassed(), RETURN_S)
         assert next_round(made, RETURN_S) == list("abc")
 
-    def test_a_refused_update_without_an_offence_leaves_the_count_as_it_is(self):
-        """What is no device's fault benches nobody."""
+    def test_refused_update_without_offence_changes_no_count(self):
         made = fleet_of("abcd")
         offend(made, "d", 0.2, RefuseReason.NORM_BOUND)
-        assert made.open is not None
-        assert (made.open.round.needed, made.fleet.offenders) == (4, {})
+        assert (current(made).round.needed, made.fleet.offenders) == (4, {})
 
-    def test_rounds_that_end_by_offences_do_not_use_up_the_failed_rounds(self):
-        """Rounds for one device of ten, and four offenders come first: each of those rounds failed, and was not in vain."""
+    def test_rounds_failed_by_offences_do_not_count_as_failed_rounds(self):
         made = fleet_of("abcdefghij", participation=0.1, max_failed_rounds=1)
         now = 0.0
         for _ in range(4):
@@ -313,13 +280,11 @@ class TestOffenders:
             assert (made.records[-1].failure, made.stopped) == ("quorum_missed", None)
             now += 100.0
             next_round(made, now)
-        assert made.open is not None
-        [device] = made.open.round.participants
+        [device] = current(made).round.participants
         all_report(made, device, now)
         assert made.records[-1].outcome == "aggregated"
 
     def test_a_device_that_leaves_again_and_again_excuses_one_failed_round(self):
-        """It restarts and declines in each round: the run ends all the same."""
         made = fleet_of("ab", quorum=1.0, max_failed_rounds=2, recruit_deadline_s=1.0)
         now = 0.0
         for boot in range(1, 9):
@@ -336,45 +301,30 @@ class TestOffenders:
 
 
 class TestTarget:
-    def test_is_not_reached_by_a_failed_round(self):
-        """Two of four report 0.95, and the quorum is missed: the run goes on."""
+    def test_target_is_not_reached_by_a_failed_round(self):
         made = fleet_of("abcd", target_ua=0.9)
-        for device in "abcd":
-            send(made, device, Accept(10))
-        for device in "ab":
-            report_of(made, device, 5.0, 0.95)
+        accept(made, "abcd")
+        report_all(made, "ab", 5.0, 0.95)
         made.handle(TimePassed(), 301.0)
         [record] = made.records
         assert (record.outcome, record.user_accuracy, made.stopped) == ("failed", 0.95, None)
 
-    def test_needs_a_quorum_of_measured_devices(self):
-        """Four report, one of them measured 0.95: that is not the fleet's accuracy."""
+    def test_target_needs_a_quorum_of_measured_devices(self):
         made = fleet_of("abcd", target_ua=0.9)
-        for device in "bcd":
-            report_of(made, device, 5.0, None)
+        report_all(made, "bcd", 5.0, None)
         report_of(made, "a", 5.0, 0.95)
-        assert finish(made.handle(Aggregated(), 6.0)) is None
+        made.handle(Aggregated(), 6.0)
         [record] = made.records
         assert (record.outcome, record.measured, record.needed, made.stopped) == ("aggregated", 1, 4, None)
         made.handle(ModelPublished(model()), 6.0)
-        assert finish(all_report(made, "abcd", 7.0, 0.95)) == EndRun(Stopped.TARGET_UA, "")
+        assert end_of(all_report(made, "abcd", 7.0, 0.95)) == EndRun(Stopped.TARGET_UA, "")
 
 
 class TestEnd:
-    def test_of_a_run_whose_rounds_all_failed_says_so(self):
-        """At its last round, or its time limit."""
+    def test_end_after_failed_rounds_says_that_the_model_is_unchanged(self):
         made = fleet_of("abcd", rounds=1)
         offend(made, "a", 1.0, RefuseReason.NORM_BOUND)
-        end = finish(made.handle(TimePassed(), 301.0))
-        assert end is not None
+        end = end_of(made.handle(TimePassed(), 301.0))
         assert end.reason is Stopped.MAX_ROUNDS
         why = "the last one: too_few_accepted, with 0 of the 4 updates needed"
         assert end.detail == f"no round succeeded, so the model is unchanged; {why}"
-
-    def test_of_a_run_that_never_saw_a_device_says_so(self):
-        """The time limit comes before the devices."""
-        made = engine(devices=2, **{**DEFAULTS, "time_limit_s": 30.0})
-        end = finish(made.handle(TimePassed(), 30.0))
-        assert end is not None
-        assert end.reason is Stopped.DEADLINE
-        assert end.detail.startswith("no round began: 0 of 2 devices came within 30 s; are the agents running")

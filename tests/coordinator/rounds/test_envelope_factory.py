@@ -11,16 +11,14 @@ from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhas
 from tests.support.specs import RUN, TASK, model, run_spec, said, told, update
 
 
-def test_messages_carry_run_epoch_and_round():
-    """And a number of their own."""
+def test_messages_carry_run_epoch_round_and_a_new_id():
     post = EnvelopeFactory(run_spec(epoch=4))
     first, second = (post.send("a", 2, Cancel("late")).envelope for _ in range(2))
     assert (first.run, first.task, first.epoch, first.round) == (RUN, TASK, 4, 2)
     assert first.id < second.id
 
 
-def test_what_was_committed_is_committed_again():
-    """A device that did not hear it can forget its update, whatever became of the round."""
+def test_stale_offer_of_a_committed_update_is_committed_again():
     post = EnvelopeFactory(run_spec())
     post.committed["a"] = update().digest
     old = said(Offer(update()), 7, epoch=3, run="another")
@@ -30,8 +28,7 @@ def test_what_was_committed_is_committed_again():
     assert (effect.envelope.run, effect.envelope.epoch, effect.envelope.round) == ("another", 3, 7)
 
 
-def test_a_stale_update_is_refused():
-    """With the reason; another device's commit is none of its business."""
+def test_stale_offer_is_refused_with_the_reason():
     post = EnvelopeFactory(run_spec())
     post.committed["b"] = update().digest
     effects = post.answer_stale("a", said(Offer(update())), RefuseReason.STALE_EPOCH)
@@ -47,16 +44,14 @@ def test_a_stale_update_is_refused():
     [Accept(5), Progress(JobPhase.TRAINING, 1, 2), Need(model().digest, b"\x01")],
     ids=lambda b: type(b).__name__,
 )
-def test_work_for_a_round_that_is_over_is_cancelled(body):
-    """Whatever shows that a device still works for it, even the mere wish for more chunks."""
+def test_stale_work_is_cancelled(body):
     assert told(EnvelopeFactory(run_spec()).answer_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
 
 
 @pytest.mark.parametrize(
     "body", [Decline(DeclineReason.UNWILLING), Failed(FailReason.TRAINING), Cancel("late")], ids=str
 )
-def test_what_leaves_nothing_open_has_no_answer(body):
-    """The device is done with that round, or never said such a thing."""
+def test_stale_end_of_work_has_no_answer(body):
     post = EnvelopeFactory(run_spec())
     assert post.answer_stale("a", said(body), RefuseReason.LATE) == []
     assert post.answer_quarantined("a", said(body)) == [CountEvent("a", "refused", RefuseReason.QUARANTINED)]

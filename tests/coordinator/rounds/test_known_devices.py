@@ -21,8 +21,7 @@ def fleet() -> Fleet:
     return known
 
 
-def test_devices_with_the_task_can_be_asked():
-    """Those that are online and have it, in the order of their names."""
+def test_devices_online_with_the_task_are_eligible():
     known = fleet()
     known.update("c", there())
     known.update("b", there(tasks=(OTHER, *TASKS)))
@@ -31,27 +30,17 @@ def test_devices_with_the_task_can_be_asked():
     assert known.eligible() == ["a", "b", "c"]
 
 
-def test_a_device_that_is_gone_is_not_asked():
-    """Its last will takes it out, its return puts it back."""
+def test_last_will_counts_for_its_own_connection_only():
     known = fleet()
     assert known.update("a", gone())
     assert known.eligible() == []
-    assert known.update("a", there())
-    assert known.eligible() == ["a"]
-
-
-def test_the_will_of_a_connection_before_does_not_count():
-    """A device that has restarted since is not dead."""
-    known = fleet()
-    known.update("a", there("b2"))
+    assert known.update("a", there("b2"))
     assert not known.update("a", gone("b1"))
     assert known.eligible() == ["a"]
-    assert known.boot("a") == "b2"
-    assert known.boot("stranger") == ""
+    assert (known.boot("a"), known.boot("stranger")) == ("b2", "")
 
 
-def test_a_bar_lasts_while_the_device_is_the_same():
-    """Neither time nor a broken connection changes what a device said of itself."""
+def test_bar_lasts_through_reconnections():
     known = fleet()
     known.bar("a", "schema_mismatch")
     assert known.eligible() == []
@@ -61,8 +50,7 @@ def test_a_bar_lasts_while_the_device_is_the_same():
     assert known.eligible() == []
 
 
-def test_a_bar_ends_with_a_restart_or_other_tasks():
-    """The owner may have mended what was wrong."""
+def test_bar_ends_with_a_restart_or_other_tasks():
     known = fleet()
     known.bar("a", "schema_mismatch")
     known.update("a", there("b2"))
@@ -72,8 +60,7 @@ def test_a_bar_ends_with_a_restart_or_other_tasks():
     assert known.eligible() == ["a"]
 
 
-def test_nothing_is_noted_of_a_stranger():
-    """A device that never showed itself is no member, whatever is said of it."""
+def test_notes_about_unknown_devices_are_ignored():
     known = fleet()
     known.bar("stranger", "schema_mismatch")
     known.rest("stranger", "not_charging", 60.0)
@@ -82,8 +69,7 @@ def test_nothing_is_noted_of_a_stranger():
     assert (known.version("stranger"), known.next_pause_end()) == ("", None)
 
 
-def test_a_device_that_says_it_would_decline_is_not_asked():
-    """Until its presence says that its owner's conditions hold again."""
+def test_unwilling_device_is_not_eligible_until_its_presence_changes():
     known = fleet()
     known.update("a", replace(there(), unwilling=Condition.NOT_CHARGING))
     assert known.eligible() == []
@@ -93,8 +79,7 @@ def test_a_device_that_says_it_would_decline_is_not_asked():
     assert not known.unwilling()
 
 
-def test_a_device_is_not_asked_before_the_time_it_named():
-    """However often the broker tells its presence again, or its connection breaks meanwhile."""
+def test_resting_device_is_not_eligible_before_its_time():
     known = fleet()
     known.rest("a", "quiet_hours", until=100.0)
     known.update("a", there())
@@ -108,8 +93,7 @@ def test_a_device_is_not_asked_before_the_time_it_named():
     assert known.next_pause_end() is None
 
 
-def test_a_device_that_names_a_later_time_rests_until_then():
-    """The first alarm does not end the second rest."""
+def test_later_rest_replaces_the_earlier():
     known = fleet()
     known.rest("a", "too_hot", until=10.0)
     known.rest("a", "too_hot", until=20.0)
@@ -119,8 +103,7 @@ def test_a_device_that_names_a_later_time_rests_until_then():
     assert known.eligible() == ["a"]
 
 
-def test_a_presence_with_news_ends_a_rest():
-    """Plugged in at last: that is worth a question before the time it named."""
+def test_changed_presence_ends_a_rest():
     known = fleet()
     known.update("a", replace(there(), unwilling=Condition.NOT_CHARGING))
     known.rest("a", "not_charging", until=100.0)
@@ -128,8 +111,7 @@ def test_a_presence_with_news_ends_a_rest():
     assert known.eligible() == ["a"]
 
 
-def test_those_that_are_gone_or_barred_do_not_count_as_unwilling():
-    """Only who could be asked is told of."""
+def test_offline_or_barred_devices_are_not_counted_as_unwilling():
     known = fleet()
     known.update("a", replace(there(), unwilling=Condition.METERED))
     known.update("b", replace(there(), unwilling=Condition.METERED))
@@ -140,8 +122,7 @@ def test_those_that_are_gone_or_barred_do_not_count_as_unwilling():
 
 
 class TestWhoIsMissing:
-    def test_names_held_back_devices_while_another_is_starting(self):
-        """All that there is to know, once."""
+    def test_missing_text_names_held_and_starting_devices(self):
         known = fleet()
         known.hold({"a": "drained"})
         known.update("b", replace(there(), tasks=()))
@@ -151,8 +132,7 @@ class TestWhoIsMissing:
             "1 of those that are there are held back, as a: drained"
         )
 
-    def test_counts_no_device_that_is_gone_among_those_that_are_there(self):
-        """Two cannot take part, and one of them is offline."""
+    def test_missing_text_counts_no_offline_device_as_present(self):
         known = fleet()
         known.update("b", there())
         for device in "ab":
@@ -166,8 +146,7 @@ PASSING = {DeclineReason.UNWILLING, DeclineReason.STORAGE}
 
 
 @pytest.mark.parametrize("reason", [reason for reason in DeclineReason if reason not in PASSING], ids=str)
-def test_a_lasting_reason_bars_the_device(reason):
-    """Asking again cannot help until the device changes."""
+def test_lasting_decline_bars_the_device(reason):
     known = fleet()
     known.declined("a", Decline(reason, "why"), 0.0)
     known.wake(1e9)
@@ -175,8 +154,7 @@ def test_a_lasting_reason_bars_the_device(reason):
 
 
 @pytest.mark.parametrize("reason", sorted(PASSING), ids=str)
-def test_decline_that_passes_lets_the_device_rest(reason):
-    """Files that a person moves away change neither its boot nor its tasks."""
+def test_passing_decline_rests_the_device(reason):
     known = fleet()
     known.declined("a", Decline(reason, "why", retry_after_s=300.0), 0.0)
     known.wake(299.0)
@@ -185,8 +163,7 @@ def test_decline_that_passes_lets_the_device_rest(reason):
     assert known.eligible() == ["a"]
 
 
-def test_unwillingness_without_a_time_bars_nobody():
-    """The next round may suit the owner better."""
+def test_unwilling_decline_without_a_time_bars_nobody():
     known = fleet()
     known.declined("a", Decline(DeclineReason.UNWILLING, "on battery"), 0.0)
     assert known.eligible() == ["a"]

@@ -22,12 +22,11 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.messages import Accept, Decline, Failed, Progress
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.coordinator.engines import asking, engine, report_of, send
+from tests.coordinator.engines import accept, asking, current, engine, join, report_all, report_of, send
 from tests.support.specs import gone, model, there
 
 
 def drawn(absences: Absences, devices: str, number: int, participation: float = 1.0) -> Selection:
-    """The cohort of a round."""
     draw = partial(_draw, number=number, participation=participation)
     standing = Standing(len(devices), missing=len(absences.missed.keys() & set(devices)))
     return absences.choose(list(devices), draw, number, all_count=standing.all_count)
@@ -38,19 +37,16 @@ def _draw(devices, number, participation):
 
 
 class TestAbsences:
-    def test_nobody_absent_all_are_drawn_as_ever(self):
-        """The same cohort as without any of this."""
+    def test_nobody_absent_the_draw_is_unchanged(self):
         assert drawn(Absences(), "abcd", 3) == _draw("abcd", 3, 1.0)
 
     def test_device_that_missed_one_round_is_asked_next_but_not_counted(self):
-        """It cannot keep the round from its quorum."""
         absences = Absences()
         assert absences.note(1, ["d"], ["a", "b", "c"]) == {"d": 1}
         chosen = drawn(absences, "abcd", 2)
         assert (chosen.target, sorted(chosen.invited)) == (3, ["a", "b", "c", "d"])
 
     def test_device_that_stays_absent_is_asked_less_and_less(self):
-        """In the next round, in every 2nd, 4th, 8th, and at last every 16th."""
         absences, asked = Absences(), []
         for number in range(1, 100):
             if "d" in drawn(absences, "abcd", number).invited:
@@ -61,7 +57,6 @@ class TestAbsences:
         assert LONGEST_PERIOD == 16
 
     def test_device_that_reports_counts_again(self):
-        """Whatever it missed before."""
         absences = Absences()
         for number in range(1, 5):
             absences.note(number, ["d"], ["a", "b", "c"])
@@ -69,13 +64,11 @@ class TestAbsences:
         assert drawn(absences, "abcd", 9).target == 4
 
     def test_device_that_left_the_count_is_forgotten(self):
-        """Whatever it missed before, and whether it was asked in this round or not."""
         absences = Absences()
         absences.note(1, ["c", "d"], ["a", "b"])
         assert absences.note(2, [], ["a", "b"], left=["d"]) == {"c": 1}
 
     def test_device_that_restarts_is_asked_in_the_next_round(self):
-        """Somebody may have repaired it; it counts when it reports."""
         absences = Absences()
         for number in range(1, 5):
             absences.note(number, ["d"], ["a", "b", "c"])
@@ -88,15 +81,13 @@ class TestAbsences:
         ("devices", "absent"), [("ab", "b"), ("abcd", "cd"), ("abcdefghij", "bcdefghij"), ("a", "a")]
     )
     def test_half_of_the_devices_absent_all_are_asked_and_count(self, devices, absent):
-        """A minority of the fleet makes no model because the others are silent."""
         absences = Absences()
         for number in (1, 2, 3):
             absences.note(number, list(absent), [])
         chosen = drawn(absences, devices, 4)
         assert (chosen.target, sorted(chosen.invited)) == (len(devices), list(devices))
 
-    def test_coordinator_that_takes_up_the_run_knows_them(self):
-        """From the records of the rounds."""
+    def test_absences_are_restored_from_records(self):
         absences, records = Absences(), []
         for number, missed in enumerate((["d"], ["d"], [], ["d"], ["c"], []), 1):
             reported = ["a", "b"] + ["c"] * (number == 6)
@@ -106,16 +97,14 @@ class TestAbsences:
         for number in range(7, 40):
             assert drawn(again, "abcd", number) == drawn(absences, "abcd", number)
 
-    def test_no_more_are_kept_than_fit_into_a_record(self):
-        """Those that missed most."""
+    def test_record_keeps_the_devices_that_missed_most(self):
         absences = Absences()
         absences.note(1, [f"pi-{i:04}" for i in range(500)], [])
         kept = absences.note(2, ["pi-0007"], [])
         assert (len(kept), kept["pi-0007"]) == (MAX_ABSENT, 2)
 
     @given(st.lists(st.tuples(st.sets(st.sampled_from("abcdefg")), st.sets(st.sampled_from("abcdefg"))), max_size=30))
-    def test_target_is_a_majority_of_the_devices_whatever_happened(self, rounds):
-        """And at least the target is invited."""
+    def test_any_history_the_target_is_a_majority_and_is_invited(self, rounds):
         absences = Absences()
         for number, (missed, reported) in enumerate(rounds, 1):
             absences.note(number, missed - reported, reported)
@@ -131,8 +120,7 @@ class TestRounds:
         for device in silent:
             if device in made.open.round.participants:
                 send(made, device, Accept(10), now, number)
-        for device in reporters:
-            report_of(made, device, now + 1.0)
+        report_all(made, reporters, now + 1.0)
         now += 1.0
         while made.open is not None and made.open.round.number == number and not made.open.dismissed:
             now = made.next_deadline()
@@ -146,8 +134,7 @@ class TestRounds:
             made.handle(ModelPublished(model()), now)
         return now
 
-    def test_mute_device_among_four_fails_one_round_and_no_other(self):
-        """It is found out after a minute of silence; from then on the three others are enough."""
+    def test_mute_device_among_four_fails_one_round_only(self):
         made = asking("abcd", quorum=0.8, deadline_s=600.0, auto_deadline=True, grace_s=10.0, rejoin_s=10.0, rounds=40)
         now = self.play(made, "abc", 0.0, "d")
         assert (made.records[0].outcome, made.records[0].absent) == ("failed", {"d": 1})
@@ -163,7 +150,7 @@ class TestRounds:
         assert now < 100.0 + 40 * 2.0 + len(asked) * 11.0
 
     def test_mute_device_among_six_costs_the_grace_less_and_less(self):
-        """After the quorum it is asked whether it is there, and has not answered when the round closes."""
+        """The round asks for it after the quorum, and it has not answered when the round closes."""
         made = asking("abcdef", quorum=0.8, deadline_s=600.0, auto_deadline=True, grace_s=10.0, rounds=10)
         now = 0.0
         for _ in range(10):
@@ -172,8 +159,7 @@ class TestRounds:
         assert made.records[-1].absent == {"f": 4}
         assert now == pytest.approx(4 * 11.0 + 6 * 1.0)
 
-    def test_coordinator_that_takes_up_the_run_leaves_them_alone(self):
-        """That it sees a device for the first time does not mean that the device restarted."""
+    def test_resumed_run_takes_no_first_presence_for_a_restart(self):
         record = RoundRecord(4, "aggregated", 3, 3, 0, 2, absent={"c": 3})
         for boots, invited in (("1", "ab"), ("12", "abc")):
             made = engine([record], epoch=2, devices=3, rounds=9)
@@ -188,8 +174,7 @@ class TestRounds:
         record = RoundRecord(1, "aggregated", 4, 3, 0, 3, absent={"x": 1})
         for before, invited in (([], "abc"), ([record], "abcx")):
             made = engine(before, devices=len(invited), quorum=0.8, rounds=9)
-            for device in invited:
-                made.handle(DevicePresence(device, there()), 0.0)
+            join(made, invited)
             made.handle(ModelPublished(model()), 0.0)
             assert made.open is not None
             assert (made.open.round.policy.target, sorted(made.open.round.participants)) == (3, list(invited))
@@ -199,22 +184,16 @@ class TestRounds:
             assert made.open.round.left == {"c"}
 
     def test_absent_device_that_leaves_a_round_makes_it_no_smaller(self):
-        """The round was not meant for it."""
         made = engine([RoundRecord(1, "aggregated", 4, 3, 0, 3, absent={"x": 1})], devices=4, quorum=0.8, rounds=9)
-        for device in "abcx":
-            made.handle(DevicePresence(device, there()), 0.0)
+        join(made, "abcx")
         made.handle(ModelPublished(model()), 0.0)
         send(made, "x", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
-        assert made.open is not None
-        assert (made.open.round.left, made.open.round.needed) == ({"x"}, 3)
+        assert (current(made).round.left, current(made).round.needed) == ({"x"}, 3)
 
     def test_slow_device_that_answers_is_not_absent(self):
-        """The round went on without it after the quorum, and it was at work."""
         made = asking("abcdef", quorum=0.8, grace_s=10.0)
-        for device in "abcdef":
-            send(made, device, Accept(10), 0.5)
-        for device in "abcde":
-            report_of(made, device, 1.0)
+        accept(made, "abcdef", 0.5)
+        report_all(made, "abcde", 1.0)
         send(made, "f", Progress(JobPhase.TRAINING, 1, 9), 2.0)
         made.handle(TimePassed(), 11.0)
         made.handle(Aggregated(), 11.0)
@@ -222,19 +201,15 @@ class TestRounds:
 
     @pytest.mark.parametrize("answer", [Failed(FailReason.TRAINING), Failed(FailReason.STORAGE)])
     def test_device_that_fails_with_a_reason_is_not_absent(self, answer):
-        """It has worked for the round."""
         made = asking("abc", quorum=0.5)
         send(made, "c", answer, 0.5)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
         assert made.records[0].absent == {}
 
-    def test_device_that_declines_keeps_one_round_from_its_quorum_and_no_other(self):
-        """An owner who says never must not stop the devices of others."""
+    def test_device_that_declines_fails_one_round_only(self):
         made, now = asking("abcd", quorum=0.8, deadline_s=600.0, rounds=4), 0.0
-        for device in "abc":
-            send(made, device, Accept(10), now)
+        accept(made, "abc", now)
         send(made, "d", Decline(DeclineReason.UNWILLING), now)
         while made.stopped is None:
             if made.open is None:
@@ -251,35 +226,27 @@ class TestRounds:
         assert made.records[0].absent == {"d": 1}
 
     def test_device_that_left_the_count_is_not_absent(self):
-        """It declined for good: no record goes on to say that it misses rounds, and when it is back it begins anew."""
         before = RoundRecord(1, "aggregated", 3, 2, 0, 2, absent={"c": 1})
         made = engine([before], devices=3, rounds=9)
-        for device in "abc":
-            made.handle(DevicePresence(device, there()), 0.0)
+        join(made, "abc")
         made.handle(ModelPublished(model()), 0.0)
         send(made, "c", Decline(DeclineReason.PRIVATE_POLICY), 0.5, 2)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        report_all(made, "ab", 1.0)
         made.handle(Aggregated(), 2.0)
         assert made.records[-1].absent == made.fleet.absent == {}
 
     def test_device_that_never_answers_is_absent(self):
-        """Nor said that it takes part."""
         made = asking("abc", quorum=0.5, grace_s=100.0)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        report_all(made, "ab", 1.0)
         made.handle(TimePassed(), 10.0)
         made.handle(Aggregated(), 10.0)
         assert made.records[0].absent == {"c": 1}
 
     def test_device_that_is_gone_for_too_long_is_absent(self):
-        """And counts again with its next update."""
         made = asking("abc", quorum=0.5, rejoin_s=30.0, grace_s=100.0)
-        for device in "abc":
-            send(made, device, Accept(10), 0.5)
+        accept(made, "abc", 0.5)
         made.handle(DevicePresence("c", gone()), 1.0)
-        for device in "ab":
-            report_of(made, device, 2.0)
+        report_all(made, "ab", 2.0)
         made.handle(TimePassed(), 31.0)
         made.handle(Aggregated(), 31.0)
         assert made.records[0].absent == {"c": 1}
@@ -292,12 +259,9 @@ class TestRounds:
         assert made.open is None or made.open.dismissed
 
     def test_device_that_is_at_work_at_the_deadline_is_absent(self):
-        """The round waited for it in vain, alive as it was."""
         made = asking("abc", quorum=1.0, deadline_s=40.0, max_failed_rounds=9)
-        for device in "abc":
-            send(made, device, Accept(10), 0.5)
-        for device in "ab":
-            report_of(made, device, 1.0)
+        accept(made, "abc", 0.5)
+        report_all(made, "ab", 1.0)
         for second in range(2, 41):
             send(made, "c", Progress(JobPhase.TRAINING, second, 1000), float(second))
             made.handle(TimePassed(), float(second))

@@ -19,7 +19,7 @@ def _record(accuracies: dict[str, float], metric: MetricTerms | None = None) -> 
     return build_record(current, "aggregated", reports, RoundTraffic(0, 0), {}, metric=metric or MetricTerms())
 
 
-def test_the_worst_tenth_is_beside_the_mean_and_the_worst():
+def test_p10_is_the_worst_tenth_of_the_devices():
     """Of eleven devices it is the second; of an error the second greatest."""
     values = {f"pi-{number:02}": number / 10 for number in range(11)}
     assert _record(values).user_accuracy_p10 == 0.1
@@ -27,21 +27,18 @@ def test_the_worst_tenth_is_beside_the_mean_and_the_worst():
     assert _record({}).user_accuracy_p10 is None
 
 
-def test_a_round_with_few_devices_keeps_the_user_accuracy_of_each():
-    """By name and in four digits, whoever reported first."""
+def test_few_devices_keep_their_rounded_accuracies_by_name():
     kept = _record({"pi-2": 2 / 3, "pi-1": 0.5}).user_accuracies
     assert list(kept.items()) == [("pi-1", 0.5), ("pi-2", 0.6667)]
 
 
-def test_a_round_with_many_devices_keeps_none_of_them():
-    """Or the registry would grow with the fleet times the rounds."""
+def test_more_than_max_by_device_keep_no_accuracies():
     names = [f"pi-{number}" for number in range(MAX_BY_DEVICE + 1)]
     assert len(_record(dict.fromkeys(names[1:], 0.5)).user_accuracies) == MAX_BY_DEVICE
     assert _record(dict.fromkeys(names, 0.5)).user_accuracies == {}
 
 
-def test_a_round_that_was_played_tells_the_user_accuracy_of_its_devices():
-    """As the devices themselves reported it."""
+def test_played_round_records_the_accuracy_of_its_devices():
     made = asking("ab")
     for device, accuracy in (("b", 0.75), ("a", 0.25)):
         report_of(made, device, accuracy=accuracy)
@@ -50,5 +47,5 @@ def test_a_round_that_was_played_tells_the_user_accuracy_of_its_devices():
 
 
 def test_user_accuracy_of_a_round_is_the_mean_and_not_the_median():
-    """Every device counts alike (paper, section 4.2): one that fares badly is felt."""
+    """Every device counts alike (paper, section 4.2)."""
     assert _record({"a": 0.9, "b": 0.8, "c": 0.1}).user_accuracy == pytest.approx(0.6)

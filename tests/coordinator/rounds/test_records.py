@@ -1,8 +1,9 @@
-"""The books of a run as JSON, which scripts rely on."""
+"""Records and summary of a run: their JSON, and the gain over training alone."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
-from fedpatch.coordinator.observability.round_text import troubles
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
+from fedpatch.coordinator.observability.round_text import round_line, troubles
+from fedpatch.coordinator.rounds.invitations import measures_independent
+from fedpatch.coordinator.rounds.run_records import (
+    PhaseSeconds,
+    RoundRecord,
+    RunSummary,
+    figures,
+    fleet_loses,
+    loss_warning,
+)
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.messages import UpdateReport
 
 COUNTS = st.integers(0, 1000)
 SHARES = st.none() | st.floats(0, 1)
@@ -43,29 +54,19 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_a_record_comes_back_from_json_as_it_was(record):
-    """The registry keeps records as JSON, and a resumed run carries on with them."""
+def test_record_json_round_trip(record):
     assert RoundRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
-def test_a_record_of_a_later_version_is_still_read():
-    """What this version does not know is left out."""
-    record = RoundRecord(1, "aggregated", 2, 2, 0, 2)
+def test_record_of_an_earlier_or_later_version_is_read():
+    record = RoundRecord(1, "aggregated", 2, 2, 0, 2, 0.5, 0.4)
     plain = record.to_dict()
     plain["phase_seconds"]["coffee"] = 1.0
+    del plain["user_accuracy_p10"], plain["user_accuracies"]
     assert RoundRecord.from_dict({**plain, "mood": "good"}) == record
 
 
-def test_a_record_of_an_earlier_version_is_still_read():
-    """It has neither the worst tenth nor the user accuracy of each device."""
-    record = RoundRecord(1, "aggregated", 2, 2, 0, 2, 0.5, 0.4)
-    plain = record.to_dict()
-    del plain["user_accuracy_p10"], plain["user_accuracies"]
-    assert RoundRecord.from_dict(plain) == record
-
-
-def test_the_summary_of_a_run_has_the_promised_shape():
-    """These keys are what `fedpatch run --json` promises."""
+def test_summary_json_has_the_promised_keys():
     phases = PhaseSeconds(0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
     good = RoundRecord(1, "aggregated", 10, 9, 1, 8, 0.75, 0.5, 0.9, phases, 100, 50, 800, {"busy": 1}, late=1)
     bad = RoundRecord(2, "failed", 10, 1, 9, 0, failure="too_few_accepted")
@@ -108,8 +109,7 @@ def test_the_summary_of_a_run_has_the_promised_shape():
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 
 
-def test_what_is_no_number_becomes_null():
-    """JSON has no NaN, and a parser that is told one fails."""
+def test_summary_json_writes_nan_as_null():
     nan = float("nan")
     record = RoundRecord(1, "aggregated", 1, 1, 0, 1, float(np.float32("nan")), -float("inf"), nan)
     text = RunSummary("r", "failed", nan, "", [record]).to_json()
@@ -118,8 +118,7 @@ def test_what_is_no_number_becomes_null():
     assert [plain["rounds"][0][f"user_accuracy{end}"] for end in ("", "_min", "_after")] == [None, None, None]
 
 
-def test_numbers_of_numpy_are_numbers_of_json():
-    """Means are often computed with numpy."""
+def test_record_json_takes_numpy_numbers():
     half: Any = np.float32(0.5)
     seven: Any = np.int64(7)
     plain = json.loads(json.dumps(RoundRecord(seven, "aggregated", 1, 1, 0, 1, half).to_dict()))
@@ -148,7 +147,69 @@ def test_numbers_of_numpy_are_numbers_of_json():
         ),
     ],
 )
-def test_a_line_counts_bounded_devices_and_not_the_bounds_that_they_met(bounded, devices, words):
-    """A device that met two bounds is one device; where more met them than are named, as many as there must be."""
+def test_troubles_count_bounded_devices_not_bounds(bounded, devices, words):
     record = RoundRecord(1, "aggregated", 50, 50, 0, 50, bounded=bounded, bounded_devices=devices)
     assert troubles(record) == [f"bounded: {words}"]
+
+
+REPORT = UpdateReport("ab" * 32, 10, 5, 0.1, 0.5, 0.6, 0.0, 0.0)
+RECORD = RoundRecord(10, "aggregated", 3, 3, 0, 3, user_accuracy=0.5)
+
+
+def report(before, alone, after=None):
+    """A report with these user accuracies."""
+    return replace(REPORT, user_accuracy_before=before, user_accuracy_after=after, user_accuracy_independent=alone)
+
+
+def test_figures_of_reports_count_devices_with_both_measures():
+    found = figures(
+        [report(0.5, 0.7, 0.8), report(0.9, 0.8, 0.9), report(0.5, 0.5, 0.5), report(None, 0.5), report(0.5, None)],
+        MetricTerms(),
+    )
+    assert found == pytest.approx(
+        {
+            "measured": 3,
+            "user_accuracy": 2 / 3,
+            "gaining": 1 / 3,
+            "losing": 1 / 3,
+            "gain": -0.1 / 3,
+            "gain_after": 0.2 / 3,
+        }
+    )
+
+
+def test_figures_of_an_error_measure_count_lower_as_better():
+    found = figures([report(0.2, 0.5)], MetricTerms("mse", "min"))
+    assert found["gaining"] == 1.0
+    assert found["gain"] == pytest.approx(0.3)
+
+
+def test_figures_without_a_measure_are_empty_and_no_loss():
+    assert figures([REPORT], MetricTerms()) == {}
+    assert not fleet_loses({})
+    assert loss_warning([RECORD]) == ""
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
+def test_fleet_without_a_losing_device_never_loses(pairs):
+    reports = [report(max(pair), min(pair)) for pair in pairs]
+    assert not fleet_loses(figures(reports, MetricTerms()))
+
+
+def test_the_warning_follows_the_last_measure_and_names_the_remedy():
+    loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
+    gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
+    warning = loss_warning([RECORD, loses, replace(RECORD, round=11)])
+    assert "0 of 2 devices gain" in warning
+    assert "--private all" in warning
+    assert "fedpatch simulate compare" in warning
+    assert loss_warning([loses, gains]) == ""
+    assert RunSummary("run", "max_rounds", 0.5, "", [loses]).to_dict()["warnings"] == [warning]
+    assert "alone UA 0.8" in round_line(loses, 30)
+    assert RoundRecord.from_dict(loses.to_dict()) == loses
+
+
+def test_measure_is_requested_every_n_rounds_but_not_in_the_first():
+    assert [n for n in range(1, 31) if measures_independent(10, n)] == [10, 20, 30]
+    assert [n for n in range(1, 4) if measures_independent(1, n)] == [2, 3]
+    assert not any(measures_independent(0, n) for n in range(1, 31))

@@ -1,30 +1,50 @@
-"""The open round: invitations, answers and presence."""
+"""The open round: invitations, answers, presence, offers, updates and its record."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
-from fedpatch.coordinator.rounds.round_messages import REINVITE_S
-from fedpatch.coordinator.rounds.run_effects import ResendChunks
-from fedpatch.shared.wire.chunked_transfer import Bitmap, cut
+from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
+from fedpatch.coordinator.rounds.run_effects import ResendChunks, StoreUpdate
+from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     Accept,
     Ack,
     Cancel,
+    Committed,
     Decline,
     Failed,
     Grant,
     JobStatus,
+    Manifest,
     Need,
     Offer,
     Progress,
+    Refused,
+    RetryAfter,
     WorkRequest,
 )
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.round_protocols import BLOB, Bench
-from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, counted, gone, model, report, run_spec, there, told, update
+from tests.support.specs import (
+    CHUNK_BYTES,
+    RUN,
+    SCHEMA,
+    counted,
+    gone,
+    model,
+    refusal,
+    report,
+    run_spec,
+    there,
+    told,
+    update,
+)
 
 
 def asked(effects) -> list[str]:
@@ -34,15 +54,13 @@ def asked(effects) -> list[str]:
 
 class TestInvitations:
     def test_state_all_terms(self):
-        """Task schema, plan, model, and how the update is to travel; each device is counted as invited."""
         bench = Bench("ab", deadline_s=300.0)
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]
         terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
         request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
         assert told(bench.begun) == [("a", request), ("b", request)]
 
-    def test_are_repeated_until_they_are_answered(self):
-        """Whoever has not answered is asked again, with what is left of the time."""
+    def test_unanswered_invitations_are_repeated_with_the_time_that_is_left(self):
         bench = Bench("abc")
         bench.hear("a", Accept(10))
         bench.hear("b", Decline(DeclineReason.UNWILLING))
@@ -54,8 +72,7 @@ class TestInvitations:
         bench.hear("c", Accept(10))
         assert bench.open.tick(2 * REINVITE_S) == []
 
-    def test_leave_no_more_time_than_the_run_has(self):
-        """The time limit of the run is the deadline of its last round."""
+    def test_deadline_is_limited_by_the_time_limit_of_the_run(self):
         bench = Bench("a", limit_s=40.0)
         [(_, request)] = told(bench.begun)
         assert isinstance(request, WorkRequest)
@@ -65,8 +82,7 @@ class TestInvitations:
 
 
 class TestAnswers:
-    def test_accepting_counts_once(self):
-        """A repeated acceptance is no other device."""
+    def test_repeated_acceptance_counts_once(self):
         bench = Bench("ab")
         assert counted(bench.hear("a", Accept(10), Accept(10))) == [("a", "accepted", "")]
 
@@ -74,27 +90,24 @@ class TestAnswers:
         "body", [Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.DOWNLOADING, 0, 1), Offer(update())], ids=str
     )
     def test_a_sign_of_work_counts_as_accepting(self, body):
-        """Whoever works has accepted, also where the word itself was lost or overtaken."""
+        """The acceptance itself may be lost or arrive later."""
         bench = Bench("ab")
         assert counted(bench.hear("a", body, Accept(10))) == [("a", "accepted", "")]
         assert bench.open.round.accepted() == ["a"]
 
-    def test_accepting_again_after_a_restart_is_no_other_acceptance(self):
-        """One invitation has one acceptance in the books."""
+    def test_acceptance_after_a_restart_is_not_counted_again(self):
         bench = Bench("ab").accept_all()
         bench.see("a", there("b2"))
         assert counted(bench.hear("a", Accept(10))) == []
 
-    def test_progress_is_a_fraction(self):
-        """It is kept for the view, whatever a device claims."""
+    def test_progress_is_kept_as_a_fraction_of_at_most_one(self):
         bench = Bench("ab").accept_all()
         for done, total, fraction in ((1, 4, 0.25), (9, 4, 1.0), (0, 0, 1.0)):
             bench.hear("a", Progress(JobPhase.TRAINING, done, total))
             assert bench.fleet.members["a"].progress == fraction
         assert bench.state("a") is State.TRAINING
 
-    def test_declining_counts_once(self):
-        """With the reason; or the owner's condition, where one is named."""
+    def test_repeated_decline_counts_once_with_its_reason_or_condition(self):
         bench = Bench("ab")
         decline = Decline(DeclineReason.SCHEMA_MISMATCH, "why")
         assert counted(bench.hear("a", decline, decline)) == [("a", "declined", "schema_mismatch")]
@@ -102,8 +115,7 @@ class TestAnswers:
         assert counted(bench.hear("b", hot)) == [("b", "declined", "too_hot")]
         assert bench.open.round.reasons(State.DECLINED) == {"schema_mismatch": 1, "too_hot": 1}
 
-    def test_giving_up_counts_once(self):
-        """With its reason."""
+    def test_repeated_failure_counts_once_with_its_reason_or_condition(self):
         bench = Bench("ab").accept_all()
         failed = Failed(FailReason.TRAINING)
         assert counted(bench.hear("a", failed, failed)) == [("a", "failed", "training")]
@@ -111,8 +123,7 @@ class TestAnswers:
         abandoned = Failed(FailReason.UNWILLING, Condition.PAUSED)
         assert counted(Bench("ab").accept_all().hear("b", abandoned)) == [("b", "failed", "paused")]
 
-    def test_what_only_a_coordinator_says_is_nothing(self):
-        """A device that speaks out of its part is not answered."""
+    def test_messages_of_a_coordinator_are_ignored(self):
         assert Bench().hear("a", Cancel("late"), Ack(update().digest, b"")) == []
 
     @pytest.mark.parametrize(
@@ -122,7 +133,7 @@ class TestAnswers:
     )
     @pytest.mark.parametrize("end", ["late", "failed", "declined"])
     def test_work_of_a_device_that_is_out_is_cancelled(self, body, end):
-        """Whatever shows that a device works on after the round went on without it."""
+        """Messages of work: the round went on without the device."""
         bench = Bench("abc", quorum=0.1)
         bench.hear("b", Accept(10))
         bench.lose("a", end)
@@ -134,12 +145,10 @@ class TestMissingChunks:
         """Asks for these chunks of the model."""
         return Need(model().digest, Bitmap(3, indices).to_bytes())
 
-    def test_are_published_again(self):
-        """Those that are asked for, and no others."""
+    def test_requested_chunks_are_published_again(self):
         assert Bench().hear("a", self.need(0, 2)) == [ResendChunks(model().digest, (0, 2))]
 
-    def test_of_another_model_are_not(self):
-        """Nor nonsense, nor nothing."""
+    def test_requests_for_another_model_or_no_chunk_are_ignored(self):
         nonsense = (Need("00" * 32, b"\x01"), Need(model().digest, b"\xff"), self.need())
         assert Bench().hear("a", *nonsense) == []
 
@@ -149,14 +158,12 @@ class TestPresence:
         """What a device says it is on."""
         return JobStatus(RUN, epoch, round_number, phase)
 
-    def test_of_strangers_is_nothing(self):
-        """A device that was not invited plays no part in this round."""
+    def test_presence_of_a_device_that_was_not_invited_is_ignored(self):
         bench = Bench("a")
         assert bench.see("z", there()) == []
         assert bench.see("z", gone()) == []
 
     def test_a_device_that_vanishes_is_lost_once(self):
-        """Its last will is counted, a second copy is not."""
         bench = Bench("ab").accept_all()
         assert counted(bench.see("a", gone()) + bench.see("a", gone())) == [("a", "lost", "")]
         assert bench.state("a") is State.LOST
@@ -170,14 +177,13 @@ class TestPresence:
         ],
     )
     def test_a_device_that_comes_back_with_its_job_goes_on(self, phase, state):
-        """Same start, same job: it is where it says it is."""
         bench = Bench("ab").accept_all()
         bench.see("a", gone())
         bench.see("a", there(job=self.job(phase)))
         assert bench.state("a") is state
 
     def test_a_device_that_restarted_is_asked_again(self):
-        """It has forgotten what it was doing."""
+        """It has lost its work."""
         bench = Bench("ab").accept_all()
         bench.hear("a", Progress(JobPhase.TRAINING, 1, 2))
         assert asked(bench.see("a", there("b2"))) == ["a"]
@@ -185,13 +191,12 @@ class TestPresence:
         assert bench.open.next_deadline() == REINVITE_S
 
     def test_a_device_that_restarted_with_its_update_goes_on(self):
-        """What it had finished before it was switched off is not lost."""
         bench = Bench("ab").accept_all()
         bench.see("a", there("b2", job=self.job(JobPhase.UPLOADING)))
         assert bench.state("a") is State.UPLOADING
 
     def test_a_device_that_is_back_without_its_job_is_asked_again(self):
-        """As is one whose connection broke before the request came through."""
+        """Also where the connection broke before the request came through."""
         bench = Bench("abc")
         bench.hear("a", Accept(10))
         bench.see("b", gone())
@@ -202,7 +207,7 @@ class TestPresence:
     @pytest.mark.parametrize("phase", list(JobPhase))
     @pytest.mark.parametrize("other", [{"epoch": 0}, {"round_number": 7}], ids=str)
     def test_a_device_on_another_job_is_asked_until_it_answers(self, phase, other):
-        """The same round before the coordinator's restart is another job, too; a newer request replaces it."""
+        """The same round before the coordinator's restart is another job, too."""
         bench = Bench("ab").accept_all()
         assert asked(bench.see("a", there(job=self.job(phase, **other)))) == ["a"]
         assert asked(bench.open.tick(5.0)) == asked(bench.open.tick(8.0)) == ["a"]
@@ -210,7 +215,7 @@ class TestPresence:
         assert asked(bench.open.tick(11.0)) == []
 
     def test_a_presence_that_is_older_than_the_job_stops_no_upload(self):
-        """The broker tells retained presence again when the coordinator reconnects; the device goes on sending."""
+        """The broker sends retained presence again when the coordinator reconnects."""
         bench = Bench("ab").accept_all()
         bench.hear("a", Offer(update()))
         bench.see("a", there())
@@ -218,16 +223,14 @@ class TestPresence:
         bench.open.stored("a", update().digest, report(), 3.0)
         assert bench.state("a") is State.REPORTED
 
-    def test_a_device_that_has_reported_is_left_alone(self):
-        """Neither a restart nor a will undoes its report."""
+    def test_restart_or_will_after_the_report_changes_nothing(self):
         bench = Bench("ab").accept_all()
         bench.upload("a")
         bench.open.stored("a", update().digest, report(), 3.0)
         assert bench.see("a", gone()) + bench.see("a", there("b2")) + bench.see("a", there("b2")) == []
         assert bench.state("a") is State.REPORTED
 
-    def test_an_upload_survives_a_broken_connection(self):
-        """What had arrived need not be sent again."""
+    def test_upload_goes_on_after_a_broken_connection(self):
         bench = Bench("ab").accept_all()
         bench.hear("a", Offer(update()))
         bench.open.on_chunk("a", cut(BLOB, update(), 2), 2.0)
@@ -235,8 +238,7 @@ class TestPresence:
         bench.see("a", there(job=self.job(JobPhase.UPLOADING)))
         assert told(bench.hear("a", Offer(update()))) == [("a", Grant(update().digest, 4, b"\x04"))]
 
-    def test_a_device_that_went_away_for_too_long_is_given_up(self):
-        """After `rejoin_s` the round goes on, and what the device then does is cancelled."""
+    def test_device_away_longer_than_rejoin_s_fails_and_is_cancelled(self):
         bench = Bench("ab", rejoin_s=30.0, quorum=0.5).accept_all()
         bench.see("a", gone(), now=5.0)
         bench.open.tick(35.0)
@@ -244,9 +246,214 @@ class TestPresence:
         assert bench.see("a", there(job=self.job(JobPhase.TRAINING)), now=36.0) == []
         assert told(bench.hear("a", Progress(JobPhase.TRAINING, 1, 2), now=37.0)) == [("a", Cancel("failed"))]
 
-    def test_after_the_round_is_nothing(self):
-        """Nobody is asked when collecting is over."""
+    def test_presence_after_collecting_is_ignored(self):
         bench = Bench("ab", min_cohort=2)
         bench.open.tick(10.0)
         assert bench.open.round.phase is Phase.FAILED
         assert bench.see("a", there("b2")) == []
+
+
+DIGEST = update().digest
+
+
+class TestOffers:
+    def test_offers_are_granted_while_slots_are_free(self):
+        bench = Bench("abc", upload_slots=2).accept_all()
+        answers = [told(bench.hear(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
+        assert [type(answer) for answer in answers] == [Grant, Grant, RetryAfter]
+        assert bench.open.grant(2.0) == []
+        bench.hear("a", Failed(FailReason.TRAINING))
+        assert told(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
+
+    def test_offer_takes_the_slot_of_a_silent_device(self):
+        bench = Bench("ab", upload_slots=1).accept_all()
+        bench.hear("a", Offer(update(b"a" * 350)))
+        bench.hear("b", Offer(update(b"b" * 350)))
+        while (at := bench.open.next_deadline()) is not None and at < 1.0 + UPLOAD_IDLE_S:
+            bench.open.tick(at)
+        assert at == 1.0 + UPLOAD_IDLE_S
+        assert [device for device, _ in told(bench.open.grant(1.0 + UPLOAD_IDLE_S))] == ["b"]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"chunk_count": 9}, RefuseReason.DAMAGED),
+            ({"raw_bytes": 10_001}, RefuseReason.TOO_LARGE),
+            ({"schema": "00" * 32}, RefuseReason.SCHEMA_MISMATCH),
+            ({"encoding": "fp16"}, RefuseReason.SCHEMA_MISMATCH),
+        ],
+        ids=str,
+    )
+    def test_impossible_offers_are_refused(self, changes, reason):
+        bench = Bench("ab").accept_all()
+        manifest: Manifest = replace(update(), **changes)
+        effects = bench.hear("a", Offer(manifest))
+        assert refusal(effects).reason is reason
+        assert counted(effects) == [("a", "refused", reason)]
+        assert bench.state("a") is State.FAILED
+        assert bench.chunks("a") == []
+
+    @pytest.mark.parametrize("end", ["declined", "failed", "late"])
+    def test_offers_of_a_device_that_is_out_are_refused_as_late(self, end):
+        bench = Bench("abc", quorum=0.1)
+        bench.hear("b", Accept(10))
+        bench.lose("a", end)
+        effects = bench.hear("a", Offer(update()))
+        assert refusal(effects).reason is RefuseReason.LATE
+        assert counted(effects) == [("a", "late", "late")]
+
+
+class TestUpdates:
+    def test_updates_are_stored_before_they_are_committed(self):
+        bench = Bench("ab").accept_all()
+        assert bench.upload("a")[-1] == StoreUpdate(1, "a", update(), BLOB)
+        assert bench.state("a") is State.UPLOADING
+        effects = bench.open.stored("a", DIGEST, report(), 3.0)
+        assert told(effects) == [("a", Committed(DIGEST))]
+        assert counted(effects) == [("a", "reported", "")]
+        assert bench.state("a") is State.REPORTED
+
+    def test_chunks_are_acknowledged_if_they_were_offered(self):
+        bench = Bench("ab", upload_window=4).accept_all()
+        bench.hear("a", Offer(update()))
+        assert told(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
+        assert bench.open.on_chunk("b", cut(BLOB, update(), 1), 2.0) == []
+
+    def test_offer_of_a_committed_update_is_committed_again_and_counts_once(self):
+        bench = Bench("ab").accept_all()
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(), 3.0)
+        assert told(bench.hear("a", Offer(update()))) == [("a", Committed(DIGEST))]
+        again = bench.open.stored("a", DIGEST, report(), 4.0)
+        assert (told(again), counted(again)) == ([("a", Committed(DIGEST))], [])
+        assert len(bench.open.reports) == 1
+
+    def test_second_update_of_a_device_is_refused(self):
+        bench = Bench("ab").accept_all()
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(), 3.0)
+        assert refusal(bench.hear("a", Offer(update(b"other")))).reason is RefuseReason.ALREADY_COMMITTED
+
+    def test_update_with_another_digest_is_refused_and_not_stored(self):
+        bench = Bench("ab").accept_all()
+        bench.hear("a", Offer(update()))
+        parts = [cut(BLOB, update(), index) for index in range(3)]
+        parts.append(Chunk(DIGEST, 3, 4, b"x" * 50))
+        effects = [effect for part in parts for effect in bench.open.on_chunk("a", part, 2.0)]
+        assert not any(isinstance(effect, StoreUpdate) for effect in effects)
+        assert told(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
+        assert bench.state("a") is State.FAILED
+
+    def test_rejected_update_fails_the_device_and_counts_the_reason(self):
+        bench = Bench("ab", quorum=0.5).accept_all()
+        bench.upload("a")
+        effects = bench.open.refuse("a", DIGEST, RefuseReason.NOT_FINITE, "x" * 900, 3.0)
+        assert refusal(effects) == Refused(DIGEST, RefuseReason.NOT_FINITE, "x" * 500)
+        assert counted(effects) == [("a", "refused", "not_finite")]
+        assert bench.open.round.reasons(State.FAILED) == {"not_finite": 1}
+
+    def test_update_stored_after_the_end_is_refused(self):
+        """`committed` is a promise that the update counts."""
+        bench = Bench("ab", grace_s=20.0, quorum=0.5).accept_all()
+        bench.upload("a")
+        bench.upload("b", b"b" * 350)
+        bench.open.stored("b", update(b"b" * 350).digest, report(), 3.0)
+        bench.open.tick(23.0)
+        assert bench.open.round.phase is Phase.AGGREGATING
+        assert refusal(bench.open.stored("a", DIGEST, report(), 24.0)).reason is RefuseReason.LATE
+        assert list(bench.open.reports) == ["b"]
+        assert bench.post.committed == {"b": update(b"b" * 350).digest}
+
+
+class TestRecord:
+    def test_late_devices_are_cancelled_and_their_uploads_dropped(self):
+        bench = Bench("abc", quorum=0.3, grace_s=5.0).accept_all()
+        bench.hear("b", Offer(update(b"b" * 350)))
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(), 3.0)
+        bench.open.tick(8.0)
+        assert told(bench.open.dismiss()) == [("b", Cancel("late")), ("c", Cancel("late"))]
+        assert bench.chunks("b", b"b" * 350) == []
+        assert bench.open.next_deadline() is None
+
+    def test_record_counts_devices_reasons_and_bytes(self):
+        bench = Bench("abcdef", quorum=0.4, recruit_deadline_s=10.0, grace_s=5.0)
+        for device in "abcd":
+            bench.hear(device, Accept(10))
+        bench.hear("e", Decline(DeclineReason.UNWILLING))
+        bench.hear("d", Failed(FailReason.TRAINING))
+        for device, accuracy in (("a", 0.5), ("b", 0.75)):
+            blob = device.encode() * 350
+            bench.upload(device, blob)
+            bench.open.stored(device, update(blob).digest, report(accuracy), 10.0)
+        bench.open.refuse("c", DIGEST, RefuseReason.NOT_FINITE, "", 10.0)
+        bench.open.tick(10.0)
+        bench.open.round.finish(12.0)
+        assert bench.open.user_accuracy() == 0.625
+        record = bench.open.record("aggregated")
+        assert (record.round, record.outcome, record.failure) == (1, "aggregated", "")
+        assert (record.cohort, record.accepted, record.declined, record.reported, record.late) == (6, 4, 1, 2, 1)
+        assert (record.user_accuracy, record.user_accuracy_min, record.user_accuracy_after) == (0.625, 0.5, 0.625)
+        assert (record.bytes_down, record.bytes_up) == (2 * model().size_bytes, 700)
+        assert (record.num_examples, record.phase_seconds.aggregate) == (20, 2.0)
+        assert record.decline_reasons == {"unwilling": 1}
+        assert record.failures == {"training": 1, "not_finite": 1}
+        assert record.refused == {"not_finite": 1}
+
+    def test_record_without_measurements_has_no_user_accuracy(self):
+        bench = Bench("ab").accept_all()
+        bench.upload("a")
+        bench.open.stored("a", DIGEST, report(None), 3.0)
+        record = bench.open.record("failed")
+        assert (record.user_accuracy, record.user_accuracy_min, record.user_accuracy_after) == (None, None, None)
+
+
+class TestCountedOut:
+    """A device that the round has counted out, and what still arrives from it."""
+
+    def test_chunks_of_a_device_that_was_given_up_are_ignored(self):
+        bench = Bench("abc", quorum=0.1, rejoin_s=5.0).accept_all()
+        bench.hear("a", Offer(update()))
+        manifest = update()
+        parts = [cut(BLOB, manifest, index) for index in range(manifest.chunk_count)]
+        for part in parts[:-1]:
+            bench.open.on_chunk("a", part, 2.0)
+        bench.see("a", gone(), now=2.0)
+        bench.open.tick(8.0)
+        assert bench.state("a") is State.FAILED
+        assert bench.open.on_chunk("a", parts[-1], 9.0) == []
+
+    def test_device_that_declines_after_its_offer_frees_its_slot(self):
+        bench = Bench("abc", upload_slots=1).accept_all()
+        bench.hear("a", Offer(update()))
+        bench.hear("b", Offer(update(b"v" * 350)))
+        bench.see("a", gone())
+        bench.hear("a", Decline(DeclineReason.UNWILLING))
+        assert [device for device, body in told(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
+
+
+def test_chunks_that_several_devices_miss_are_published_once():
+    bench = Bench("abc").accept_all()
+    need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
+    asked = [bench.hear(device, need, now=2.0) for device in "abc"]
+    assert asked == [[ResendChunks(model().digest, (0, 2))], [], []]
+    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [ResendChunks(model().digest, (0, 2))]
+
+
+def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
+    """A thousand devices take a broker seconds; fewer waiting devices take less."""
+    large = describe(bytes(800_000), chunk_bytes=100_000, encoding="fp32", raw_bytes=800_000, schema="0" * 64)
+    need = Need(large.digest, Bitmap(large.chunk_count, [1, 5]).to_bytes())
+    takes_s = 1000 * large.size_bytes / FAN_OUT_BYTES_S
+    repairs = ChunkResender(large, now=10.0)
+    assert repairs.due(need, 10.0 + takes_s / 2, waiting=1000) == ()
+    assert repairs.due(need, 10.0 + takes_s / 2, waiting=100) == (1, 5)
+    assert repairs.due(need, 10.0 + takes_s, waiting=1000) == ()
+    assert repairs.due(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)
+
+
+def test_a_bitmap_that_fits_no_chunks_of_the_model_asks_for_nothing():
+    repairs = ChunkResender(model())
+    for missing in (b"", b"\xff", b"\xff" * 9):
+        assert repairs.due(Need(model().digest, missing), 100.0) == ()
+    assert repairs.due(Need("00" * 32, Bitmap(model().chunk_count, [1]).to_bytes()), 100.0) == ()

@@ -10,21 +10,9 @@ import pytest
 
 from fedpatch.coordinator.cohort.unresponsive_devices import PROBE_S
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
-from fedpatch.coordinator.rounds.participant_transitions import (
-    CommittedUpdate,
-    Phase,
-    RoundJournal,
-    RoundStart,
-    State,
-)
+from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, Phase, RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
-from fedpatch.coordinator.rounds.run_effects import (
-    AggregateUpdates,
-    PublishModel,
-    SaveJournal,
-    SavePause,
-    SendMessage,
-)
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, PublishModel, SaveJournal, SavePause, SendMessage
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -42,7 +30,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
-from tests.coordinator.engines import BLOB, DIGEST, asking, kinds, send
+from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, join, kinds, send
 from tests.support.specs import counted, model, report, run_spec, said, there, told, update
 
 EPOCH = 2
@@ -64,9 +52,7 @@ def going_on(unfinished: RoundStart, now: float = 0.0, **changes: Any) -> tuple[
 
 
 def states(made: Engine) -> dict[str, State]:
-    """Where everybody is."""
-    assert made.open is not None
-    return {device: participant.state for device, participant in made.open.round.participants.items()}
+    return {device: participant.state for device, participant in current(made).round.participants.items()}
 
 
 def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
@@ -75,19 +61,20 @@ def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
     ledger = replace(known.ledger, offenders={"d": "not_finite"})
     made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
     assert sorted(device for device, _ in told(effects)) == ["c"]
-    assert made.open is not None
-    assert (states(made)["d"], made.open.round.needed, made.fleet.offenders) == (State.FAILED, 3, {"d": "not_finite"})
+    assert (states(made)["d"], current(made).round.needed, made.fleet.offenders) == (
+        State.FAILED,
+        3,
+        {"d": "not_finite"},
+    )
     made.handle(DevicePresence("d", there()), 1.0)
     assert made.fleet.eligible() == []
-    assert made.open.record("failed").offenders == {"d": "not_finite"}
+    assert current(made).record("failed").offenders == {"d": "not_finite"}
 
 
-def test_a_new_round_is_in_the_ledger_before_anybody_is_asked():
-    """Whoever is asked must be found again after a crash."""
+def test_new_round_is_journalled_before_any_invitation():
     made = Engine(run_spec(devices=2), jitter=random.Random(1))
     made.handle(RunStarted(), 0.0)
-    for device in "ab":
-        made.handle(DevicePresence(device, there()), 0.0)
+    join(made, "ab")
     effects = made.handle(ModelPublished(model()), 0.0)
     assert isinstance(effects[0], SaveJournal)
     ledger = effects[0].ledger
@@ -95,8 +82,7 @@ def test_a_new_round_is_in_the_ledger_before_anybody_is_asked():
     assert kinds(effects[-2:]) == [SendMessage, SendMessage]
 
 
-def test_those_who_have_not_reported_are_asked_again():
-    """With what is left of the deadline; whoever reported has done its part."""
+def test_resumed_round_invites_devices_without_a_report_for_the_time_left():
     made, effects = going_on(opening("abc", accepted="ab", reported="a", spent_s=100.0))
     asked = [(device, body.deadline_s) for device, body in told(effects) if isinstance(body, WorkRequest)]
     assert asked == [("b", 200.0), ("c", 200.0)]
@@ -104,8 +90,7 @@ def test_those_who_have_not_reported_are_asked_again():
     assert counted(effects) == []
 
 
-def test_nobody_in_quarantine_is_asked_again():
-    """It was expelled before the coordinator was killed, or an operator held it back meanwhile; nobody waits for it."""
+def test_resumed_round_does_not_invite_quarantined_devices():
     made = Engine(
         run_spec(epoch=EPOCH, quorum=0.5),
         unfinished=opening("abc", accepted="abc", reported="a"),
@@ -118,22 +103,18 @@ def test_nobody_in_quarantine_is_asked_again():
     assert states(made) == {"a": State.REPORTED, "b": State.FAILED, "c": State.LOST}
 
 
-def test_nobody_has_to_be_there_first():
-    """The devices come back when they see that the coordinator is: the round does not wait for as many as a new one."""
+def test_resumed_round_begins_without_waiting_for_devices():
     made, _ = going_on(opening("abcd"), devices=4)
-    assert made.open is not None
-    assert made.open.round.phase is Phase.RECRUITING
+    assert current(made).round.phase is Phase.RECRUITING
 
 
-def test_what_was_committed_counts_without_a_word_from_its_device():
-    """`committed` was a promise."""
+def test_committed_updates_count_in_the_resumed_round():
     made, _ = going_on(opening("ab", accepted="ab", reported="a"))
     effects = report_of_again(made, "b")
     assert effects[-1] == AggregateUpdates(1, ("a", "b"))
 
 
-def test_a_device_that_did_not_hear_committed_hears_it_now():
-    """Its offer comes with the old epoch or the new one; the update is not taken twice."""
+def test_offer_of_a_committed_update_is_committed_again_in_either_epoch():
     made, _ = going_on(opening("ab", accepted="ab", reported="a"))
     for epoch in (1, EPOCH):
         effects = made.handle(DeviceMessage("a", said(Offer(update(BLOB)), epoch=epoch)), 1.0)
@@ -141,8 +122,7 @@ def test_a_device_that_did_not_hear_committed_hears_it_now():
 
 
 @pytest.mark.parametrize("body", [Offer(update(BLOB)), Progress(JobPhase.TRAINING, 1, 2), Accept(10)], ids=str)
-def test_whoever_works_for_the_old_epoch_is_asked_for_the_same_by_the_new(body):
-    """What it says to a dead coordinator is not taken, but nothing that it has done is lost: it says it again to this one."""
+def test_message_of_the_old_epoch_is_answered_with_a_request_of_the_new(body):
     made, _ = going_on(opening("ab", accepted="ab"))
     assert [(device, type(answer)) for device, answer in told(made.handle(DeviceMessage("a", said(body)), 1.0))] == [
         ("a", WorkRequest)
@@ -150,32 +130,17 @@ def test_whoever_works_for_the_old_epoch_is_asked_for_the_same_by_the_new(body):
     assert states(made)["a"] is State.LOST
 
 
-def test_devices_that_had_accepted_are_missed_only_once_they_stay_away():
-    """Where the broker was away too, an agent may take a minute to be back, however short `rejoin_s` is."""
-    made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=5.0, quorum=0.6)
-    made.handle(TimePassed(), RETURN_S - 0.1)
+@pytest.mark.parametrize(("rejoin_s", "returns_s"), [(5.0, RETURN_S), (90.0, 90.0)])
+def test_accepted_devices_have_rejoin_s_and_at_least_return_s_to_come_back(rejoin_s, returns_s):
+    """Where the broker was away too, an agent may take a minute to be back."""
+    made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=rejoin_s, quorum=0.6)
+    made.handle(TimePassed(), returns_s - 0.1)
     assert states(made)["b"] is State.LOST
-    made.handle(TimePassed(), RETURN_S)
-    assert made.records[-1].failure == "quorum_missed"
+    made.handle(TimePassed(), returns_s)
+    assert (made.open, made.records[-1].failure) == (None, "quorum_missed")
 
 
-def test_a_longer_absence_may_be_allowed():
-    """As in any round."""
-    made, _ = going_on(opening("ab", accepted="ab", reported="a"), rejoin_s=90.0, quorum=0.6)
-    made.handle(TimePassed(), 89.9)
-    assert states(made)["b"] is State.LOST
-
-
-def test_who_had_accepted_still_counts_for_the_quorum():
-    """Else a crash would turn a round that misses its quorum into one that meets it."""
-    made, _ = going_on(opening("abcd", accepted="abcd", reported="a"), rejoin_s=5.0, quorum=0.5)
-    made.handle(TimePassed(), RETURN_S)
-    assert made.open is None
-    assert (made.records[-1].outcome, made.records[-1].failure) == ("failed", "quorum_missed")
-
-
-def test_the_others_have_the_whole_time_to_answer():
-    """The coordinator was away while it ran out, and the broker with it, perhaps."""
+def test_invited_devices_have_the_whole_time_to_answer_again():
     made, _ = going_on(opening("ab", spent_s=200.0), recruit_deadline_s=10.0)
     made.handle(DeviceMessage("a", said(Accept(10), epoch=EPOCH)), RETURN_S - 1)
     assert states(made)["a"] is State.ACCEPTED
@@ -189,8 +154,7 @@ def test_an_end_before_the_model_is_published_does_not_set_the_deadline_back(end
     assert made.handle(end, 5.0)[0] == SavePause(105.0)
 
 
-def test_the_deadline_does_not_begin_anew():
-    """However often the coordinator is killed, a round is over at its deadline."""
+def test_deadline_of_a_resumed_round_does_not_begin_anew():
     made, _ = going_on(opening("ab", spent_s=299.0), now=50.0)
     made.handle(DeviceMessage("a", said(Accept(10), epoch=EPOCH)), 50.5)
     made.handle(TimePassed(), 51.0)
@@ -199,7 +163,6 @@ def test_the_deadline_does_not_begin_anew():
 
 @pytest.mark.parametrize(("reported", "outcome"), [("a", "failed"), ("abc", "aggregated")])
 def test_a_round_whose_deadline_has_passed_ends_with_what_it_has(reported, outcome):
-    """With the quorum it is aggregated, without it fails; nobody is asked any more."""
     made, effects = going_on(opening("abcd", accepted="abcd", reported=reported, spent_s=900.0), quorum=0.7)
     assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
     if made.open is not None:
@@ -207,33 +170,28 @@ def test_a_round_whose_deadline_has_passed_ends_with_what_it_has(reported, outco
     assert made.records[-1].outcome == outcome
 
 
-def test_an_aggregation_that_had_begun_is_done_with_the_very_same_updates():
-    """Devices were told that it is over: nobody is asked, nothing is waited for."""
+def test_closing_round_is_aggregated_with_the_same_updates():
     _, effects = going_on(opening("abc", accepted="abc", reported="ac", closing=True), quorum=0.5)
     assert [effect for effect in effects if isinstance(effect, AggregateUpdates)] == [AggregateUpdates(1, ("a", "c"))]
     assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
 
 
-def test_an_interrupt_stops_the_deadline():
-    """A night in which the operator had stopped the coordinator is not held against the devices."""
+def test_interrupt_saves_the_time_spent():
     made = asking("ab")
     effects = made.handle(Interrupted(), 120.0)
     assert effects[0] == SavePause(120.0)
 
 
-def test_the_time_until_the_broker_answers_counts():
-    """The round goes on only once there is a connection."""
+def test_time_until_the_broker_answers_counts_as_spent():
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=10.0), jitter=random.Random(1))
     made.handle(LinkChanged(connected=False), 0.0)
     assert made.handle(RunStarted(), 100.0) == []
     assert made.handle(LinkChanged(connected=True), 105.0) == [PublishModel(1)]
     made.handle(ModelPublished(model()), 105.0)
-    assert made.open is not None
-    assert made.open.round.spent_s(105.0) == 15.0
+    assert current(made).round.spent_s(105.0) == 15.0
 
 
-def test_bytes_that_came_before_are_in_the_books():
-    """As far as they came to anything."""
+def test_bytes_of_committed_updates_are_in_the_record():
     made, _ = going_on(opening("a", accepted="a", reported="a", closing=True))
     made.handle(Aggregated(), 0.0)
     assert made.records[-1].bytes_up == len(BLOB)
@@ -242,17 +200,14 @@ def test_bytes_that_came_before_are_in_the_books():
 class TestSilence:
     """Of a device that had accepted: its word that it failed may have been lost, or the request with its acceptance."""
 
-    def test_is_asked_about(self):
-        """The request again is harmless to a device that is on it."""
+    def test_silent_device_is_sent_the_request_again(self):
         made = asking("ab")
-        for device in "ab":
-            send(made, device, Accept(10))
+        accept(made, "ab")
         send(made, "b", Progress(JobPhase.TRAINING, 1, 2), now=20.0)
         asked = told(made.handle(TimePassed(), 1.0 + PROBE_S))
         assert [(device, type(body)) for device, body in asked] == [("a", WorkRequest)]
 
-    def test_is_not_asked_about_while_the_broker_is_away(self):
-        """Requests would pile up, and come with deadlines that are too long."""
+    def test_silent_device_is_not_probed_without_a_broker(self):
         made = asking("ab", quorum=0.5)
         send(made, "a", Accept(10))
         made.handle(LinkChanged(connected=False), 2.0)
@@ -260,16 +215,14 @@ class TestSilence:
         made.handle(LinkChanged(connected=True), 40.0)
         assert {device for device, _ in told(made.handle(TimePassed(), 60.0))} == {"a"}
 
-    def test_that_is_broken_by_a_failure_ends_the_wait(self):
-        """The device remembers how it failed, and says so again."""
+    def test_failure_after_the_probe_ends_the_wait(self):
         made = asking("a", max_failed_rounds=1)
         send(made, "a", Accept(10))
         made.handle(TimePassed(), 1.0 + PROBE_S)
         send(made, "a", Failed(FailReason.TRAINING), now=32.0)
         assert made.records[-1].failures == {FailReason.TRAINING: 1}
 
-    def test_of_those_who_upload_is_none_of_its_business(self):
-        """They offer again by themselves."""
+    def test_uploading_device_is_not_probed(self):
         made = asking("a")
         send(made, "a", Offer(update(BLOB)))
         assert not [body for _, body in told(made.handle(TimePassed(), 1.0 + PROBE_S)) if isinstance(body, WorkRequest)]

@@ -1,4 +1,4 @@
-"""When an engine opens a round, when it waits, and what it says at the end."""
+"""The run engine: when rounds begin and end, which messages are stale, and when the run is over."""
 
 from __future__ import annotations
 
@@ -8,35 +8,264 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.run_effects import Effect, EndRun, PublishModel, SaveRecord
+from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
+from fedpatch.coordinator.rounds.run_effects import (
+    AggregateUpdates,
+    Effect,
+    EndRun,
+    PublishModel,
+    RetractModel,
+    SaveRecord,
+)
 from fedpatch.coordinator.rounds.run_engine import RETRY_S, Engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
-    DeviceMessage,
     DevicePresence,
     Interrupted,
     LinkChanged,
     ModelPublished,
     RunStarted,
     TimePassed,
-    UpdateStored,
+    UpdateRejected,
 )
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import cut
-from fedpatch.shared.wire.messages import Accept, Body, Committed, Decline, Offer
-from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
-from tests.support.specs import model, report, run_spec, said, there, told, update
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Body,
+    Cancel,
+    Committed,
+    Decline,
+    Failed,
+    Grant,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+)
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
+from tests.coordinator.engines import (
+    BLOB,
+    DIGEST,
+    aggregating,
+    asking,
+    current,
+    end_of,
+    engine,
+    join,
+    kinds,
+    report_of,
+    send,
+)
+from tests.support.specs import counted, gone, model, refusal, run_spec, there, told, update
 
 
-def engine(*devices: str, records: tuple[RoundRecord, ...] = (), **changes: Any) -> Engine:
-    """An engine that was started at second 0, and knows these devices."""
-    started = Engine(run_spec(**changes), records=records, jitter=random.Random(1))
-    started.handle(RunStarted(), 0.0)
-    for device in devices:
-        started.handle(DevicePresence(device, there()), 0.0)
+class TestBeginning:
+    def test_first_round_waits_for_the_expected_devices(self):
+        made = engine(devices=2, wait_s=60.0)
+        assert (made.next_deadline(), made.required_devices()) == (60.0, 2)
+        assert made.handle(DevicePresence("a", there()), 1.0) == []
+        assert made.handle(DevicePresence("b", there()), 2.0) == [PublishModel(1)]
+        assert (made.last_round, made.next_deadline()) == (1, None)
+        assert sorted({device for device, _ in told(made.handle(ModelPublished(model()), 3.0))}) == ["a", "b"]
+
+    def test_run_without_enough_devices_fails_after_wait_s(self):
+        made = engine(devices=2, wait_s=60.0)
+        made.handle(DevicePresence("a", there()), 1.0)
+        assert made.handle(TimePassed(), 59.9) == []
+        [finish] = made.handle(TimePassed(), 60.0)
+        assert isinstance(finish, EndRun)
+        assert (finish.reason, made.stopped, made.next_deadline()) == (Stopped.FAILED, Stopped.FAILED, None)
+        assert finish.detail.startswith("1 of 2 devices came within 60 s; are the agents running")
+        assert "--wait-s" in finish.detail
+        assert made.handle(TimePassed(), 61.0) + made.handle(DevicePresence("b", there()), 62.0) == []
+
+    def test_time_limit_ends_the_wait_for_devices(self):
+        """Also where floating point rounds the deadline."""
+        made = engine(devices=1, wait_s=60.0, time_limit_s=0.3, now=1_000_000.1)
+        deadline = made.next_deadline()
+        assert deadline is not None
+        [finish] = made.handle(TimePassed(), deadline)
+        assert isinstance(finish, EndRun)
+        assert finish.reason is Stopped.DEADLINE
+        assert finish.detail.startswith("no round began: 0 of 1 devices came within 0.3 s; are the agents running")
+
+    def test_later_round_needs_only_a_cohort(self):
+        made = asking("ab", quorum=0.5, wait_s=60.0, rejoin_s=30.0)
+        send(made, "b", Failed(FailReason.TRAINING), 1.0)
+        report_of(made, "a")
+        made.handle(DevicePresence("b", gone()), 6.0)
+        assert made.handle(Aggregated(), 7.0)[-1] == PublishModel(2)
+        assert made.required_devices() == 1
+        made.handle(ModelPublished(model()), 7.0)
+        send(made, "a", Accept(10), 7.5, 2)
+        made.handle(DevicePresence("a", gone()), 8.0)
+        made.handle(TimePassed(), 38.0)
+        assert made.records[-1].failures == {"lost": 1}
+        assert made.open is None
+
+    def test_waiting_engine_has_no_deadline_in_the_past(self):
+        made = asking("a", wait_s=60.0, max_failed_rounds=9)
+        made.handle(DevicePresence("a", gone()), 1.0)
+        made.handle(TimePassed(), 100.0)
+        now = 100.0
+        while (deadline := made.next_deadline()) is not None:
+            assert deadline > now
+            now = deadline
+            made.handle(TimePassed(), now)
+        assert made.stopped is Stopped.FAILED
+        assert now == 160.0
+
+    def test_engine_without_a_broker_has_no_deadline(self):
+        made = asking("a", max_failed_rounds=9)
+        made.handle(LinkChanged(connected=False), 1.0)
+        made.handle(TimePassed(), 100.0)
+        made.handle(TimePassed(), 200.0)
+        assert made.next_deadline() is None
+
+    def test_resumed_run_continues_the_round_numbers(self):
+        before = [RoundRecord(number, "failed", 2, 0, 0, 0, failure="quorum_missed") for number in (1, 2, 3)]
+        made = engine(before, epoch=2, devices=2, rounds=5, max_failed_rounds=3)
+        assert (made.last_round, made.required_devices(), made.stopped) == (3, 2, None)
+        made.handle(DevicePresence("a", there()), 1.0)
+        assert made.handle(DevicePresence("b", there()), 1.0) == [PublishModel(4)]
+
+    def test_resumed_run_goes_on_without_missing_devices_if_a_cohort_is_left(self):
+        before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
+        for least, comes in ((2, [PublishModel(2)]), (3, [])):
+            made = engine(before, epoch=2, devices=3, rounds=5, wait_s=60.0, min_cohort=least)
+            for device in "ab":
+                assert made.handle(DevicePresence(device, there()), 1.0) == []
+            assert [one for one in made.handle(TimePassed(), 60.0) if isinstance(one, PublishModel)] == comes
+            assert made.stopped is (None if comes else Stopped.FAILED)
+
+    def test_resumed_run_waits_return_s_for_missing_devices(self):
+        before = [RoundRecord(1, "aggregated", 3, 3, 0, 3)]
+        made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
+        assert made.handle(TimePassed(), 4_000.0) == []
+        assert made.next_deadline() == 86_400.0
+        assert made.handle(DevicePresence("a", there()), 5_000.0) == []
+        assert made.handle(DevicePresence("b", there()), 5_000.0) == [PublishModel(2)]
+        made = engine(before, epoch=2, devices=3, rounds=5, wait_s=86_400.0)
+        assert made.handle(DevicePresence("a", there()), 1.0) == []
+        assert made.handle(DevicePresence("b", there()), 1.0) == []
+        assert made.next_deadline() == RETURN_S
+        assert made.handle(DevicePresence("b", gone()), 2.0) == []
+        assert made.handle(DevicePresence("b", there()), 3.0) == []
+        assert made.handle(TimePassed(), RETURN_S) == [PublishModel(2)]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"), [({"rounds": 1}, Stopped.MAX_ROUNDS), ({"target_ua": 0.5}, Stopped.TARGET_UA)]
+    )
+    def test_resumed_run_that_was_over_ends_at_once(self, changes, reason):
+        done = RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.5)
+        assert engine([done], **changes).stopped is reason
+
+
+class TestRound:
+    def test_last_report_leads_to_aggregate_record_and_next_round(self):
+        made = asking("ab")
+        assert counted(report_of(made, "b")) == [("b", "reported", "")]
+        assert report_of(made, "a", 6.0)[-1] == AggregateUpdates(1, ("a", "b"))
+        assert made.handle(TimePassed(), 7.0) == []
+        assert kinds(made.handle(Aggregated(), 9.0)) == [RetractModel, SaveRecord, PublishModel]
+        [record] = made.records
+        assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
+
+    def test_failed_round_cancels_late_devices_and_retracts_the_model(self):
+        made = asking("ab")
+        send(made, "a", Accept(10))
+        send(made, "b", Accept(10))
+        effects = made.handle(TimePassed(), 300.0)
+        assert kinds(effects)[-2:] == [RetractModel, SaveRecord]
+        assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert made.records[0].failure == "quorum_missed"
+
+    def test_rejected_update_is_refused_and_the_round_fails(self):
+        made = asking("a", rounds=1)
+        send(made, "a", Accept(10))
+        effects = made.handle(UpdateRejected(made.last_round, "a", DIGEST, RefuseReason.NOT_FINITE, "NaN"), 5.0)
+        assert told(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
+        assert (made.records[0].refused, made.stopped) == ({"not_finite": 1}, Stopped.MAX_ROUNDS)
+
+    def test_free_slot_is_granted_to_a_waiting_device(self):
+        made = asking("abc", upload_slots=1, quorum=0.5)
+        for device in "abc":
+            send(made, device, Offer(update(device.encode() * 350)))
+        [(device, body)] = told(send(made, "a", Failed(FailReason.TRAINING), 2.0))
+        assert (device, type(body)) == ("b", Grant)
+
+    def test_aggregated_before_the_reports_raises(self):
+        made = asking("a")
+        with pytest.raises(IllegalTransition):
+            made.handle(Aggregated(), 1.0)
+        assert current(made).round.phase is Phase.RECRUITING
+
+
+class TestStaleMessages:
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"epoch": 1, "number": 9}, RefuseReason.STALE_EPOCH),
+            ({"epoch": 3}, RefuseReason.LATE),
+            ({"run": "run-0"}, RefuseReason.LATE),
+            ({"number": 9}, RefuseReason.LATE),
+        ],
+        ids=str,
+    )
+    def test_stale_offer_is_refused_and_stale_work_cancelled(self, changes, reason):
+        made = asking("ab", epoch=2)
+        changes = {"epoch": 2} | changes
+        assert refusal(send(made, "a", Offer(update()), **changes)).reason is reason
+        assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
+
+    def test_offer_of_a_device_that_was_not_invited_is_refused(self):
+        made = asking("ab")
+        made.handle(DevicePresence("z", there()), 1.0)
+        assert refusal(send(made, "z", Offer(update()))).reason is RefuseReason.NOT_INVITED
+        assert made.handle(ChunkReceived("z", cut(BLOB, update(BLOB), 0)), 1.0) == []
+
+    def test_messages_while_aggregating_are_late_unless_committed(self):
+        made = aggregating()
+        assert told(send(made, "a", Offer(update(BLOB)), 6.0)) == [("a", Committed(DIGEST))]
+        assert told(send(made, "b", Need(model().digest, b"\x01"), 6.0)) == [("b", Cancel("late"))]
+
+    def test_offers_after_the_run_are_committed_again_or_refused(self):
+        made = asking("a", rounds=1)
+        report_of(made, "a")
+        made.handle(Aggregated(), 9.0)
+        assert made.stopped is Stopped.MAX_ROUNDS
+        assert told(send(made, "a", Offer(update(BLOB)), 10.0)) == [("a", Committed(DIGEST))]
+        refusal(send(made, "a", Offer(update(b"other")), 10.0))
+        assert made.handle(ChunkReceived("a", cut(BLOB, update(BLOB), 0)), 10.0) == []
+
+    def test_last_will_of_an_earlier_connection_is_ignored(self):
+        made = asking("ab")
+        made.handle(DevicePresence("a", there("b2")), 1.0)
+        assert made.handle(DevicePresence("a", gone("b1")), 2.0) == []
+        assert made.fleet.eligible() == ["a", "b"]
+
+
+class TestEnd:
+    def test_interrupt_ends_the_run_in_every_phase_once(self):
+        assert engine().handle(Interrupted(), 1.0) == [EndRun(Stopped.INTERRUPTED, "")]
+        selecting = engine()
+        selecting.handle(DevicePresence("a", there()), 1.0)
+        assert told(selecting.handle(Interrupted(), 2.0)) == []
+        recruiting = asking("ab")
+        assert told(recruiting.handle(Interrupted(), 2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert recruiting.handle(Interrupted(), 3.0) == []
+        assert aggregating().handle(Interrupted(), 6.0)[-1] == EndRun(Stopped.INTERRUPTED, "")
+
+
+def waiting_engine(*devices: str, **changes: Any) -> Engine:
+    """An waiting_engine that was started at second 0 and knows these devices."""
+    started = engine(**changes)
+    join(started, devices)
     return started
 
 
@@ -45,201 +274,162 @@ def opened(effects: list[Effect]) -> list[int]:
     return [effect.round for effect in effects if isinstance(effect, PublishModel)]
 
 
-def finish(effects: list[Effect]) -> EndRun | None:
-    """The end of the run, if it came."""
-    return next((effect for effect in effects if isinstance(effect, EndRun)), None)
-
-
-def all_decline(current: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
+def all_decline(made: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
     """A round in which every device says no."""
-    current.handle(ModelPublished(model()), now)
-    assert current.open is not None
-    number = current.open.round.number
+    made.handle(ModelPublished(model()), now)
+    number = made.last_round
     return [
         effect
-        for device in sorted(current.fleet.members)
-        for effect in current.handle(DeviceMessage(device, said(Decline(reason, "not today"), number)), now)
+        for device in sorted(made.fleet.members)
+        for effect in send(made, device, Decline(reason, "not today"), now, number)
     ]
 
 
 class TestUnwilling:
     """Devices that are there, but whose owners' preferences come first."""
 
-    def test_nobody_is_asked_before_the_time_he_named(self):
-        """Not in the next round either, which begins without him; also where he spoke when the round was lost."""
-        current = engine("a", "b", rounds=9, devices=2, quorum=0.5)
-        current.handle(ModelPublished(model()), 0.0)
+    def test_device_is_not_invited_before_its_retry_time(self):
+        made = waiting_engine("a", "b", rounds=9, devices=2, quorum=0.5)
+        made.handle(ModelPublished(model()), 0.0)
         for device, retry_s in (("a", 0.0), ("b", 50.0)):
-            decline = Decline(DeclineReason.UNWILLING, "", Condition.TOO_HOT, retry_s)
-            current.handle(DeviceMessage(device, said(decline)), 0.0)
-        deadline = current.next_deadline()
+            send(made, device, Decline(DeclineReason.UNWILLING, "", Condition.TOO_HOT, retry_s), 0.0)
+        deadline = made.next_deadline()
         assert deadline is not None
-        assert opened(current.handle(TimePassed(), deadline)) == [2]
-        invited = current.handle(ModelPublished(model()), deadline)
+        assert opened(made.handle(TimePassed(), deadline)) == [2]
+        invited = made.handle(ModelPublished(model()), deadline)
         assert [device for device, _ in told(invited)] == ["a"]
-        assert current.records[0].decline_reasons == {"too_hot": 2}
+        assert made.records[0].decline_reasons == {"too_hot": 2}
 
-    def test_when_all_rest_the_round_waits_for_the_first(self):
-        """It wakes up by itself, and does not fail round after round meanwhile."""
-        current = engine("a", rounds=9, max_failed_rounds=2)
-        current.handle(ModelPublished(model()), 0.0)
-        current.handle(DeviceMessage("a", said(Decline(DeclineReason.UNWILLING, "", Condition.QUIET_HOURS, 40.0))), 0.0)
+    def test_round_waits_for_the_first_device_whose_rest_ends(self):
+        made = waiting_engine("a", rounds=9, max_failed_rounds=2)
+        made.handle(ModelPublished(model()), 0.0)
+        send(made, "a", Decline(DeclineReason.UNWILLING, "", Condition.QUIET_HOURS, 40.0), 0.0)
         now = 0.0
-        while current.open is None:
-            deadline = current.next_deadline()
+        while made.open is None:
+            deadline = made.next_deadline()
             assert deadline is not None and deadline > now
             now = deadline
-            current.handle(TimePassed(), now)
+            made.handle(TimePassed(), now)
         assert now == 40.0
-        assert len(current.records) == 1
+        assert len(made.records) == 1
 
-    def test_who_waits_in_vain_is_told_why(self):
-        """The devices are there: what is missing is power."""
-        current = engine(wait_s=30.0)
-        current.handle(DevicePresence("a", replace(there(), unwilling=Condition.NOT_CHARGING)), 0.0)
-        end = finish(current.handle(TimePassed(), 30.0))
-        assert end is not None
+    def test_end_names_the_conditions_of_unwilling_devices(self):
+        made = waiting_engine(wait_s=30.0)
+        made.handle(DevicePresence("a", replace(there(), unwilling=Condition.NOT_CHARGING)), 0.0)
+        end = end_of(made.handle(TimePassed(), 30.0))
         assert "unwilling: not_charging 1" in end.detail
 
 
 class TestPause:
     """Between a round that failed and the next."""
 
-    def test_grows_with_each_failure(self):
-        """Owners change their minds, links come back: a run of days does not die within a second."""
-        current = engine("a", max_failed_rounds=4, rounds=9)
+    def test_pause_doubles_with_each_failure(self):
+        made = waiting_engine("a", max_failed_rounds=4, rounds=9)
         now, pauses = 0.0, []
         for number in (1, 2, 3):
-            assert opened(all_decline(current, now)) == []
-            deadline = current.next_deadline()
+            assert opened(all_decline(made, now)) == []
+            deadline = made.next_deadline()
             assert deadline is not None
-            assert opened(current.handle(TimePassed(), deadline - 0.01)) == []
-            assert opened(current.handle(TimePassed(), deadline)) == [number + 1]
+            assert opened(made.handle(TimePassed(), deadline - 0.01)) == []
+            assert opened(made.handle(TimePassed(), deadline)) == [number + 1]
             pauses.append(deadline - now)
             now = deadline
         assert pauses == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
 
-    def test_is_never_longer_than_devices_are_waited_for(self):
-        """So `wait_s` bounds every pause of a run."""
-        current = engine("a", wait_s=0.5)
-        all_decline(current, 10.0)
-        assert current.next_deadline() == 10.5
+    def test_pause_is_at_most_wait_s(self):
+        made = waiting_engine("a", wait_s=0.5)
+        all_decline(made, 10.0)
+        assert made.next_deadline() == 10.5
 
-    def test_can_follow_thousands_of_failures(self):
-        """Who sets a high limit wants a run that waits for days."""
-        current = engine("a", rounds=9999, max_failed_rounds=9999)
+    def test_pause_after_thousands_of_failures_is_a_minute(self):
+        made = waiting_engine("a", rounds=9999, max_failed_rounds=9999)
         now = 0.0
         for _ in range(2000):
-            all_decline(current, now)
-            now = current.next_deadline() or now
-            current.handle(TimePassed(), now)
-        all_decline(current, now)
-        assert current.next_deadline() == now + 60.0
+            all_decline(made, now)
+            now = made.next_deadline() or now
+            made.handle(TimePassed(), now)
+        all_decline(made, now)
+        assert made.next_deadline() == now + 60.0
 
-    def test_ends_the_run_after_too_many(self):
-        """The last word names the reason."""
-        current = engine("a", max_failed_rounds=2, recruit_deadline_s=RETRY_S)
-        all_decline(current, 0.0)
-        current.handle(TimePassed(), RETRY_S)
-        end = finish(all_decline(current, RETRY_S))
-        assert end is not None
+    def test_run_ends_after_max_failed_rounds(self):
+        made = waiting_engine("a", max_failed_rounds=2, recruit_deadline_s=RETRY_S)
+        all_decline(made, 0.0)
+        made.handle(TimePassed(), RETRY_S)
+        end = end_of(all_decline(made, RETRY_S))
         detail = "2 rounds in a row failed, the last one: too_few_accepted, with 0 of the 1 updates needed"
         assert (end.reason, end.detail) == (Stopped.FAILED, detail)
 
     def test_failures_within_the_recruit_deadline_count_as_one(self):
-        """Rounds that fail within a moment do not use up `max_failed_rounds`."""
-        current = engine("a", max_failed_rounds=2, rounds=99, recruit_deadline_s=10.0)
-        now, ended = 0.0, None
-        while ended is None:
-            ended = finish(all_decline(current, now))
-            if ended is None:
-                now = current.next_deadline() or now
-                current.handle(TimePassed(), now)
-        assert ended.reason is Stopped.FAILED
+        made = waiting_engine("a", max_failed_rounds=2, rounds=99, recruit_deadline_s=10.0)
+        now = 0.0
+        while all_decline(made, now) and made.stopped is None:
+            now = made.next_deadline() or now
+            made.handle(TimePassed(), now)
+        assert made.stopped is Stopped.FAILED
         assert now == 14.0  # at 0, 2, 6 and 14 seconds
 
-    def test_does_not_follow_a_round_that_succeeded(self):
-        """A healthy run does not wait for anything."""
-        current = engine("a")
-        current.handle(TimePassed(), 0.0)
-        current.handle(ModelPublished(model()), 0.0)
-        current.handle(DeviceMessage("a", said(Accept(10))), 1.0)
-        current.handle(DeviceMessage("a", said(Offer(update()))), 2.0)
-        blob = b"u" * 350
-        for index in range(update().chunk_count):
-            current.handle(ChunkReceived("a", cut(blob, update(), index)), 2.0)
-        current.handle(UpdateStored(current.last_round, "a", update().digest, report()), 2.0)
-        assert opened(current.handle(Aggregated(), 2.0)) == [2]
+    def test_successful_round_is_followed_at_once(self):
+        made = waiting_engine("a")
+        assert made.handle(TimePassed(), 0.0) == []  # the model is not published yet
+        assert play(made, "a", 2.0) == [2]
 
 
 class TestLink:
     """What the coordinator's own connection means for rounds."""
 
-    def test_no_round_is_opened_without_a_broker(self):
-        """Nobody could hear of it, and it would count as a failure."""
-        current = engine()
-        current.handle(LinkChanged(connected=False), 0.0)
-        assert opened(current.handle(DevicePresence("a", there()), 1.0)) == []
-        assert opened(current.handle(LinkChanged(connected=True), 500.0)) == [1]
+    def test_no_round_begins_without_a_broker(self):
+        made = waiting_engine()
+        made.handle(LinkChanged(connected=False), 0.0)
+        assert opened(made.handle(DevicePresence("a", there()), 1.0)) == []
+        assert opened(made.handle(LinkChanged(connected=True), 500.0)) == [1]
 
-    def test_time_without_a_broker_is_not_held_against_the_devices(self):
-        """They are waited for from the moment they can come."""
-        current = engine(wait_s=60.0)
-        current.handle(LinkChanged(connected=False), 10.0)
-        assert finish(current.handle(TimePassed(), 500.0)) is None
-        current.handle(LinkChanged(connected=True), 500.0)
-        assert finish(current.handle(TimePassed(), 559.0)) is None
-        assert finish(current.handle(TimePassed(), 560.0)) is not None
+    def test_wait_s_begins_when_the_broker_is_there(self):
+        made = waiting_engine(wait_s=60.0)
+        made.handle(LinkChanged(connected=False), 10.0)
+        made.handle(TimePassed(), 500.0)
+        made.handle(LinkChanged(connected=True), 500.0)
+        made.handle(TimePassed(), 559.0)
+        assert made.stopped is None
+        end_of(made.handle(TimePassed(), 560.0))
 
 
-class TestEnd:
+class TestLastWords:
     """What is said of a run that cannot go on, or need not."""
 
-    def test_names_what_bars_the_devices(self):
-        """Agents that run but cannot take part are not to be looked for."""
-        current = engine("a", "b", devices=2, wait_s=5.0, max_failed_rounds=9)
-        all_decline(current, 0.0, DeclineReason.SCHEMA_MISMATCH)
-        end = finish(current.handle(TimePassed(), 5.0))
-        assert end is not None
-        assert "0 of 2 devices" in end.detail
-        assert "2 of those that are there cannot take part, as a: not today" in end.detail
-
     @pytest.mark.parametrize(
-        ("reason", "remedy"),
+        ("reason", "words"),
         [
+            (DeclineReason.SCHEMA_MISMATCH, "0 of 2 devices"),
+            (DeclineReason.PRIVATE_POLICY, "2 declined with private_policy: "),
             (DeclineReason.PRIVATE_POLICY, "set `private` of their agents"),
             (DeclineReason.PLAN_LIMIT, "raise `max_steps`"),
         ],
     )
-    def test_owners_limits_that_stop_every_device_are_named_with_what_to_do(self, reason, remedy):
-        """The end of the run gives the word, how many declined with it, and the settings of both sides."""
-        current = engine("a", "b", devices=2, wait_s=5.0, max_failed_rounds=9)
-        all_decline(current, 0.0, reason)
-        end = finish(current.handle(TimePassed(), 5.0))
-        assert end is not None
+    def test_end_names_the_reason_of_declines_and_the_remedy(self, reason, words):
+        made = waiting_engine("a", "b", devices=2, wait_s=5.0, max_failed_rounds=9)
+        all_decline(made, 0.0, reason)
+        end = end_of(made.handle(TimePassed(), 5.0))
         assert end.reason is Stopped.FAILED
-        assert f"2 declined with {reason}: " in end.detail
-        assert remedy in end.detail
-        assert current.records[-1].decline_reasons == {reason: 2}
+        assert "2 of those that are there cannot take part, as a: not today" in end.detail
+        assert words in end.detail
+        assert made.records[-1].decline_reasons == {reason: 2}
 
-    def test_a_run_without_anything_left_says_so_at_once(self):
-        """It does not wait for devices that it would not ask."""
+    def test_run_without_rounds_left_ends_at_once(self):
         done = Engine(run_spec(rounds=1), records=[RoundRecord(1, "aggregated", 1, 1, 0, 1)], jitter=random.Random(1))
-        end = finish(done.handle(RunStarted(), 0.0))
-        assert end is not None
+        end = end_of(done.handle(RunStarted(), 0.0))
         assert end.reason is Stopped.MAX_ROUNDS
         assert "the run is complete" in end.detail
 
     @pytest.mark.parametrize("published", [False, True])
     def test_an_interrupt_leaves_no_record_of_the_open_round(self, published):
         """A resume plays it again under the same number."""
-        current = engine("a")
+        made = waiting_engine("a")
         if published:
-            current.handle(ModelPublished(model()), 0.0)
-        effects = current.handle(Interrupted(), 1.0)
+            made.handle(ModelPublished(model()), 0.0)
+        effects = made.handle(Interrupted(), 1.0)
         assert [effect for effect in effects if isinstance(effect, SaveRecord)] == []
-        assert (current.records, current.last_round) == ([], 0)
-        again = Engine(replace(current.spec, epoch=2), records=current.records, jitter=random.Random(1))
+        assert (made.records, made.last_round) == ([], 0)
+        again = Engine(replace(made.spec, epoch=2), records=made.records, jitter=random.Random(1))
         again.handle(RunStarted(), 0.0)
         assert opened(again.handle(DevicePresence("a", there()), 0.0)) == [1]
 
@@ -247,48 +437,37 @@ class TestEnd:
 class TestInterval:
     """The pace of a run: `round_interval_s`."""
 
-    def test_keeps_rounds_apart(self):
-        """The next one begins that long after the beginning of the last; until then a person sees how long."""
-        current = engine("a", round_interval_s=100.0, rounds=2)
-        assert play(current, "a", 10.0) == []
-        assert (current.next_deadline(), current.pause_s(40.0)) == (100.0, 60.0)
-        assert opened(current.handle(TimePassed(), 99.9)) == []
-        assert opened(current.handle(TimePassed(), 100.0)) == [2]
-        assert current.pause_s(100.0) == 0.0
+    def test_next_round_begins_an_interval_after_the_last(self):
+        made = waiting_engine("a", round_interval_s=100.0, rounds=2)
+        assert play(made, "a", 10.0) == []
+        assert (made.next_deadline(), made.pause_s(40.0)) == (100.0, 60.0)
+        assert opened(made.handle(TimePassed(), 99.9)) == []
+        assert opened(made.handle(TimePassed(), 100.0)) == [2]
+        assert made.pause_s(100.0) == 0.0
 
-    def test_tells_devices_how_long_they_may_rest(self):
-        """What is left of it when their update is committed."""
-        current = engine("a", round_interval_s=100.0)
+    def test_committed_states_the_rest_of_the_interval(self):
+        made = waiting_engine("a", round_interval_s=100.0)
         heard: list[Body] = []
-        play(current, "a", 10.0, heard)
+        play(made, "a", 10.0, heard)
         assert heard == [Committed(update().digest, 90.0)]
 
-    def test_delays_no_round_that_took_longer(self):
-        """It is no pause between rounds."""
-        current = engine("a", round_interval_s=100.0, rounds=2)
-        assert play(current, "a", 150.0) == [2]
+    def test_round_longer_than_the_interval_is_followed_at_once(self):
+        made = waiting_engine("a", round_interval_s=100.0, rounds=2)
+        assert play(made, "a", 150.0) == [2]
 
-    def test_is_counted_from_the_first_beginning_of_a_round_that_was_taken_up(self):
-        """A crash does not slow a fleet down."""
-        ledger = RoundJournal(1, 1, ("a",), model().digest, spent_s=30.0)
-        current = Engine(
-            run_spec(round_interval_s=100.0, rounds=2), unfinished=RoundStart(ledger), jitter=random.Random(1)
-        )
-        current.handle(RunStarted(), 0.0)
-        current.handle(DevicePresence("a", there()), 0.0)
-        assert play(current, "a", 10.0) == []
-        assert current.next_deadline() == 70.0
+    def test_interval_of_a_resumed_round_counts_from_its_first_beginning(self):
+        start = RoundStart(RoundJournal(1, 1, ("a",), model().digest, spent_s=30.0))
+        made = Engine(run_spec(round_interval_s=100.0, rounds=2), unfinished=start, jitter=random.Random(1))
+        made.handle(RunStarted(), 0.0)
+        made.handle(DevicePresence("a", there()), 0.0)
+        assert play(made, "a", 10.0) == []
+        assert made.next_deadline() == 70.0
 
 
-def play(current: Engine, device: str, now: float, heard: list[Body] | None = None) -> list[int]:
+def play(made: Engine, device: str, now: float, heard: list[Body] | None = None) -> list[int]:
     """The open round, in which one device reports at `now`; numbers of the rounds that begin then."""
-    current.handle(ModelPublished(model()), 0.0)
-    number, manifest = current.last_round, update()
-    current.handle(DeviceMessage(device, said(Accept(10), number)), now)
-    current.handle(DeviceMessage(device, said(Offer(manifest), number)), now)
-    for index in range(manifest.chunk_count):
-        current.handle(ChunkReceived(device, cut(b"u" * 350, manifest, index)), now)
-    effects = current.handle(UpdateStored(current.last_round, device, manifest.digest, report()), now)
+    made.handle(ModelPublished(model()), 0.0)
+    effects = report_of(made, device, now)
     if heard is not None:
         heard += [body for _, body in told(effects)]
-    return opened(current.handle(Aggregated(), now))
+    return opened(made.handle(Aggregated(), now))

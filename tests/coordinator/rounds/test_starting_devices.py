@@ -21,7 +21,6 @@ def starting(boot: str = "b1"):
 
 class TestFleet:
     def test_device_without_tasks_is_starting_and_cannot_be_asked(self):
-        """Until its presence names the task."""
         fleet = Fleet(TASK)
         fleet.update("a", fleet.relevant(starting()))
         assert (fleet.starting, fleet.is_starting("a"), fleet.present, fleet.eligible()) == (1, True, 0, [])
@@ -29,14 +28,12 @@ class TestFleet:
         assert (fleet.starting, fleet.is_starting("a"), fleet.present) == (0, False, 1)
 
     def test_device_with_other_tasks_is_not_starting(self):
-        """It never becomes ready for this run; one of its tasks is kept."""
         fleet = Fleet(TASK)
         state = fleet.relevant(there(tasks=OTHER))
         fleet.update("a", state)
         assert (fleet.starting, fleet.present, state.tasks) == (0, 0, OTHER[:1])
 
     def test_offline_or_held_device_is_not_starting(self):
-        """The run does not wait for it."""
         fleet = Fleet(TASK)
         for device in "ab":
             fleet.update(device, starting())
@@ -45,7 +42,6 @@ class TestFleet:
         assert fleet.starting == 0
 
     def test_evicted_device_is_not_starting(self):
-        """A fleet has at most `most` devices."""
         fleet = Fleet(TASK, most=1)
         fleet.update("a", starting())
         fleet.update("a", gone())
@@ -55,7 +51,6 @@ class TestFleet:
 
 class TestWaiting:
     def test_run_waits_longer_while_devices_are_starting(self):
-        """Ten agents on a busy machine load torch for longer than `wait_s`."""
         made = engine(devices=10, wait_s=60.0)
         for number in range(10):
             made.handle(DevicePresence(f"pi-{number}", starting()), 30.0)
@@ -66,7 +61,6 @@ class TestWaiting:
         assert made.handle(DevicePresence("pi-9", there()), 300.0) == [PublishModel(1)]
 
     def test_run_that_ends_without_devices_counts_those_that_are_starting(self):
-        """The wait is limited by STARTING_S."""
         made = engine(devices=3, wait_s=60.0)
         made.handle(DevicePresence("a", there()), 1.0)
         made.handle(DevicePresence("b", starting()), 1.0)
@@ -77,7 +71,6 @@ class TestWaiting:
         assert "--wait-s" in finish.detail
 
     def test_run_ends_when_too_few_devices_came_and_none_is_starting(self):
-        """After `wait_s`."""
         made = engine(devices=2, wait_s=60.0)
         made.handle(DevicePresence("a", starting()), 1.0)
         assert made.handle(TimePassed(), 70.0) == []
@@ -85,7 +78,6 @@ class TestWaiting:
         assert isinstance(finish, EndRun)
 
     def test_resumed_run_waits_for_devices_that_are_starting(self):
-        """They restarted together with the coordinator's machine."""
         made = engine([RoundRecord(1, "aggregated", 2, 2, 0, 2)], epoch=2, devices=2, wait_s=60.0)
         made.handle(DevicePresence("a", there()), 1.0)
         made.handle(DevicePresence("b", starting()), 1.0)

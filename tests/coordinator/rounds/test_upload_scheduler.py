@@ -21,19 +21,24 @@ def blob_of(device: str, size: int = 95) -> bytes:
 
 
 def manifest_of(device: str, size: int = 95) -> Manifest:
-    """What announces it."""
     blob = blob_of(device, size)
     return describe(blob, chunk_bytes=CHUNK_BYTES, encoding="fp32", raw_bytes=size, schema="5c" * 32)
 
 
 def chunk_of(device: str, index: int) -> Chunk:
-    """A part of it."""
     return cut(blob_of(device), manifest_of(device), index)
 
 
-def desk(slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadScheduler:
-    """A desk with repeatable jitter."""
-    return UploadScheduler(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
+def desk(devices: str = "", slots: int = 1, window: int = 8, idle_s: float = 30.0) -> UploadScheduler:
+    """A desk with repeatable jitter to which these devices have made an offer."""
+    made = UploadScheduler(slots=slots, window=window, idle_s=idle_s, jitter=random.Random(1))
+    for device in devices:
+        made.offer(device, manifest_of(device), 0.0)
+    return made
+
+
+def granted_devices(counter: UploadScheduler, now: float) -> list[str]:
+    return [device for device, _ in counter.next_grants(now)]
 
 
 def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:
@@ -42,8 +47,7 @@ def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:
 
 
 class TestUpload:
-    def test_of_one_device_is_put_together(self):
-        """Chunks in any order, some twice, make the announced blob."""
+    def test_chunks_in_any_order_make_the_blob(self):
         counter = desk()
         assert counter.offer("a", manifest_of("a"), 0.0) == granted()
         order = [9, 3, 3, 1, 0, 2, 4, 8, 7, 7, 6]
@@ -51,39 +55,30 @@ class TestUpload:
         assert counter.chunk("a", chunk_of("a", 5), 1.0) == Complete(manifest_of("a"), blob_of("a"), intact=True)
         assert counter.chunk("a", chunk_of("a", 5), 1.0) is None
 
-    def test_is_acknowledged_each_quarter_of_a_window(self):
-        """Not every chunk has an answer, but a duplicate does: its sender has missed one."""
-        counter = desk(window=8)
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_quarter_of_a_window_and_duplicates_are_acknowledged(self):
+        counter = desk("a", window=8)
         assert counter.chunk("a", chunk_of("a", 0), 1.0) is None
         both = Ack(manifest_of("a").digest, Bitmap(10, (0, 1)).to_bytes())
         assert counter.chunk("a", chunk_of("a", 1), 1.0) == both
         assert counter.chunk("a", chunk_of("a", 1), 1.0) == both
 
-    def test_with_a_small_window_is_acknowledged_each_time(self):
-        """A window below four leaves no room for waiting."""
-        counter = desk(window=1)
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_small_window_is_acknowledged_each_time(self):
+        counter = desk("a", window=1)
         assert isinstance(counter.chunk("a", chunk_of("a", 0), 1.0), Ack)
 
-    def test_goes_on_where_it_was(self):
-        """The same offer again is answered with what is here."""
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_repeated_offer_is_granted_with_the_chunks_that_are_here(self):
+        counter = desk("a")
         counter.chunk("a", chunk_of("a", 4), 1.0)
         assert counter.offer("a", manifest_of("a"), 2.0) == granted((4,))
 
-    def test_of_something_else_begins_anew(self):
-        """Another offer of the same device replaces the one before."""
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_other_offer_replaces_the_one_before(self):
+        counter = desk("a")
         counter.chunk("a", chunk_of("a", 4), 1.0)
         other = manifest_of("a", 55)
         assert counter.offer("a", other, 2.0) == Grant(other.digest, 8, bytes(1))
         assert counter.chunk("a", chunk_of("a", 4), 1.0) is None
 
-    def test_that_is_not_what_was_announced_shows(self):
-        """A blob whose digest is another one is complete, but not intact."""
+    def test_blob_with_another_digest_is_not_intact(self):
         counter = desk()
         false = Chunk(manifest_of("a").digest, 9, 10, b"wrong")
         counter.offer("a", manifest_of("a"), 0.0)
@@ -93,50 +88,42 @@ class TestUpload:
         assert isinstance(done, Complete)
         assert not done.intact
 
-    def test_without_an_offer_is_nothing(self):
-        """Chunks of strangers, and chunks that do not fit, are passed over."""
+    def test_chunks_without_an_offer_are_ignored(self):
         counter = desk()
         assert counter.chunk("a", chunk_of("a", 0), 0.0) is None
         counter.offer("a", manifest_of("a"), 0.0)
         assert counter.chunk("a", chunk_of("b", 0), 0.0) is None
 
-    def test_of_a_device_that_went_away_is_kept_while_nobody_else_needs_the_place(self):
-        """A broken connection costs no chunk that has arrived."""
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_suspended_upload_is_kept_while_nobody_waits(self):
+        counter = desk("a")
         counter.chunk("a", chunk_of("a", 4), 1.0)
         counter.suspend("a")
         assert counter.next_grants(2.0) == []
         assert counter.offer("a", manifest_of("a"), 3.0) == granted((4,))
 
-    def test_of_a_device_that_went_away_makes_room(self):
-        """Whoever comes next gets the place at once."""
-        counter = desk()
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_suspended_upload_makes_room_for_another(self):
+        counter = desk("a")
         counter.suspend("a")
         assert counter.offer("b", manifest_of("b"), 1.0) == granted(device="b")
 
 
 class TestShares:
-    def test_let_more_devices_in_where_updates_are_short(self):
-        """Two slots of eight chunks hold five updates of three, and never more chunks than that."""
+    def test_short_updates_let_more_devices_in(self):
         counter = desk(slots=2, window=8)
         answers = [counter.offer(f"pi-{i}", manifest_of("a", 25), 0.0) for i in range(7)]
         assert [type(answer) for answer in answers] == [Grant] * 5 + [RetryAfter] * 2
         counter.release("pi-0")
-        assert [device for device, _ in counter.next_grants(1.0)] == ["pi-5"]
+        assert granted_devices(counter, 1.0) == ["pi-5"]
 
-    def test_are_given_in_turn(self):
-        """A short update does not overtake a long one that waits for a whole window."""
+    def test_short_update_does_not_overtake_a_long_one(self):
         counter = desk(slots=1, window=8)
         counter.offer("short", manifest_of("a", 25), 0.0)
         assert isinstance(counter.offer("long", manifest_of("b"), 0.0), RetryAfter)
         assert isinstance(counter.offer("later", manifest_of("c", 5), 0.0), RetryAfter)
         counter.release("short")
-        assert [device for device, _ in counter.next_grants(1.0)] == ["long"]
+        assert granted_devices(counter, 1.0) == ["long"]
 
-    def test_of_an_update_in_one_enormous_chunk_are_those_of_its_size(self):
-        """Nobody is asked for such chunks; memory stays bounded if somebody sends them."""
+    def test_enormous_chunk_takes_shares_by_its_size(self):
         counter = desk(slots=1, window=8)
         size = 8 * 2**20
         enormous = Manifest("aa" * 32, size, size, 1, "fp32", size, "5c" * 32)
@@ -150,9 +137,8 @@ class TestShares:
             st.tuples(st.sampled_from(("offer", "release", "suspend", "late", "grants", "chunk")), st.integers(0, 9))
         ),
     )
-    def test_never_come_to_more_than_there_are(self, slots, window, story):
-        """Whatever happens, nobody has a place twice, and what is taken is what those inside may send."""
-        counter, now = desk(slots, window), 0.0
+    def test_any_history_the_shares_taken_are_those_of_the_active_uploads(self, slots, window, story):
+        counter, now = desk(slots=slots, window=window), 0.0
         for what, number in story:
             device, size = f"pi-{number}", 10 * number + 5
             match what:
@@ -174,8 +160,7 @@ class TestShares:
 
 
 class TestLine:
-    def test_forms_when_all_slots_are_taken(self):
-        """One more device than slots has to wait, longer the longer the line."""
+    def test_retry_time_grows_with_the_line(self):
         counter = desk(slots=2)
         for device in "ab":
             assert isinstance(counter.offer(device, manifest_of(device), 0.0), Grant)
@@ -187,8 +172,7 @@ class TestLine:
         assert counter.waiting == 4
         assert 1.0 < min(delays) < max(delays) < 1.0 + 1.5 * 4 / 2
 
-    def test_sends_nobody_away_for_long(self):
-        """However long it is, and spread out: a device whose grant is lost must come back by itself."""
+    def test_retry_time_is_bounded_and_spread(self):
         counter = desk()
         delays = []
         for number in range(5000):
@@ -200,83 +184,61 @@ class TestLine:
         gaps = [later - earlier for earlier, later in pairwise(late)]
         assert max(gaps) < 1.0  # of 4,800 draws over 60 s
 
-    def test_calls_again_who_did_not_answer(self):
-        """Perhaps only the grant was lost: the device has another turn, after those who wait; one that is gone has none."""
-        counter = desk(idle_s=30.0)
-        for device in "abc":
-            counter.offer(device, manifest_of(device), 0.0)
-        assert [device for device, _ in counter.next_grants(30.0)] == ["b"]
+    def test_unanswered_grant_is_repeated_after_the_others(self):
+        counter = desk("abc", idle_s=30.0)
+        assert granted_devices(counter, 30.0) == ["b"]
         counter.suspend("b")
-        assert [device for device, _ in counter.next_grants(30.0)] == ["c"]
+        assert granted_devices(counter, 30.0) == ["c"]
         counter.release("c")
         assert counter.next_grants(31.0) == [("a", granted(device="a"))]
         assert counter.waiting == 0
 
-    def test_is_served_in_turn(self):
-        """A free slot goes to the device that has waited longest, unasked."""
-        counter = desk()
-        for device in "abc":
-            counter.offer(device, manifest_of(device), 0.0)
+    def test_free_slot_is_granted_to_the_longest_waiting(self):
+        counter = desk("abc")
         assert counter.next_grants(1.0) == []
         counter.release("a")
         assert counter.next_grants(1.0) == [("b", granted(device="b"))]
         counter.release("b")
         assert counter.next_grants(1.0) == [("c", granted(device="c"))]
 
-    def test_keeps_the_place_of_a_device_that_asks_again(self):
-        """Offering again, as it was told to, does not put it at the end."""
-        counter = desk()
-        for device in "abcb":
-            counter.offer(device, manifest_of(device), 0.0)
+    def test_repeated_offer_keeps_its_place_in_the_line(self):
+        counter = desk("abcb")
         assert counter.waiting == 2
         counter.release("a")
-        assert [device for device, _ in counter.next_grants(1.0)] == ["b"]
+        assert granted_devices(counter, 1.0) == ["b"]
 
-    def test_lets_nobody_push_in(self):
-        """A free slot is not for the one who asks just now while others wait."""
-        counter = desk()
-        for device in "abc":
-            counter.offer(device, manifest_of(device), 0.0)
+    def test_new_offer_does_not_overtake_the_line(self):
+        counter = desk("abc")
         counter.release("a")
         assert isinstance(counter.offer("c", manifest_of("c"), 1.0), RetryAfter)
         assert isinstance(counter.offer("b", manifest_of("b"), 1.0), Grant)
 
-    def test_takes_the_slot_of_a_device_that_is_silent(self):
-        """Silence ends a turn, but only if somebody waits."""
-        counter = desk(idle_s=30.0)
-        counter.offer("a", manifest_of("a"), 0.0)
+    def test_silent_device_loses_its_slot_if_another_waits(self):
+        counter = desk("a", idle_s=30.0)
         assert counter.next_deadline() is None
         assert counter.next_grants(1000.0) == []
         counter.chunk("a", chunk_of("a", 0), 1000.0)
         counter.offer("b", manifest_of("b"), 1010.0)
         assert counter.next_deadline() == 1030.0
         assert counter.next_grants(1029.9) == []
-        assert [device for device, _ in counter.next_grants(1030.0)] == ["b"]
+        assert granted_devices(counter, 1030.0) == ["b"]
         assert counter.chunk("a", chunk_of("a", 1), 1031.0) is None
 
-    def test_forgets_those_who_leave(self):
-        """A device that gave up, or went away, is not called."""
-        counter = desk()
-        for device in "abcd":
-            counter.offer(device, manifest_of(device), 0.0)
+    def test_released_and_suspended_devices_are_not_granted(self):
+        counter = desk("abcd")
         counter.suspend("b")
         for device in "abc":
             counter.release(device)
-        assert [device for device, _ in counter.next_grants(1.0)] == ["d"]
+        assert granted_devices(counter, 1.0) == ["d"]
 
-    def test_is_gone_when_the_round_is(self):
-        """Nothing is left behind for the next round."""
-        counter = desk()
-        for device in "ab":
-            counter.offer(device, manifest_of(device), 0.0)
+    def test_clear_leaves_nothing(self):
+        counter = desk("ab")
         counter.clear()
         assert (counter.waiting, counter.next_deadline(), counter.next_grants(1.0)) == (0, None, [])
 
 
-def test_a_device_that_brings_nothing_new_loses_its_place():
-    """To say the same again keeps a place for so long only, and only while nobody waits is that of no account."""
-    counter = desk()
-    counter.offer("a", manifest_of("a"), 0.0)
+def test_device_that_sends_nothing_new_loses_its_place():
+    counter = desk("a")
     counter.chunk("a", chunk_of("a", 0), 1.0)
     now = 1.0
     while now < STALL_S:

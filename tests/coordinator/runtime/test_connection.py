@@ -62,7 +62,6 @@ def events_of(connection: Connection) -> list[object]:
 
 
 def eventually(fits: Callable[[], bool]) -> bool:
-    """Whether it comes to be."""
     until = time.monotonic() + PATIENCE_S
     while not fits() and time.monotonic() < until:
         time.sleep(0.02)
@@ -83,8 +82,7 @@ def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_claim, "_ECHO_S", PATIENCE_S)
 
 
-def test_a_second_coordinator_refuses_and_the_first_does_not_notice(broker: str, waits_for_ever: None):
-    """The message names the fleet and the mend; the first keeps its connection, and nothing reaches its inbox."""
+def test_second_coordinator_is_refused_and_the_first_undisturbed(broker: str, waits_for_ever: None):
     with at_work(broker) as first:
         for _ in range(2):
             with pytest.raises(UsageError, match=REFUSED), connection_to(broker):
@@ -94,28 +92,25 @@ def test_a_second_coordinator_refuses_and_the_first_does_not_notice(broker: str,
             assert witness.received(PRESENCE).payload == first._state(online=True)
 
 
-def test_one_that_has_left_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
-    """Neither at first, nor after a goodbye: the broker says that nobody is online."""
+def test_coordinator_that_left_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
     for _ in range(3):
         with at_work(mosquitto.url):
             pass
 
 
-def test_one_that_was_killed_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
-    """Its last will says that it is gone."""
+def test_coordinator_with_a_last_will_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
     retained_presence(mosquitto.url, CoordinatorState(False, "dead"))
     with at_work(mosquitto.url):
         pass
 
 
-def test_another_fleet_is_no_rival(mosquitto: Mosquitto, waits_for_ever: None):
-    """A broker serves several fleets."""
+def test_coordinators_of_two_fleets_do_not_collide(mosquitto: Mosquitto, waits_for_ever: None):
     with at_work(mosquitto.url) as first, at_work(mosquitto.url, fleet="away") as second:
         assert events_of(first) == events_of(second) == []
 
 
 def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch):
-    """The broker was killed before it could send the last will, and still retains that somebody is online."""
+    """The broker was killed before it could send the last will, and still retains that a coordinator is online."""
     retained_presence(mosquitto.url, CoordinatorState(True, "dead"))
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 0.2)
     with at_work(mosquitto.url):
@@ -126,8 +121,7 @@ def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto,
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_where_a_broker_retains_nothing_only_the_answer_tells(there: bool, monkeypatch: pytest.MonkeyPatch):
-    """Silence means that nobody is there, once one has waited."""
+def test_broker_without_retained_messages_the_answer_decides(there: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0 if there else 0.2)
     heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     bodies: list[Body] = [Claim("mine"), Claim("another's"), *([CoordinatorState(True, "first")] if there else [])]
@@ -136,8 +130,7 @@ def test_where_a_broker_retains_nothing_only_the_answer_tells(there: bool, monke
     assert fleet_claim._answered(heard, "mine", time.monotonic, retains=False) == there
 
 
-def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_ever: None):
-    """What the broker retains is overtaken by what happens."""
+def test_goodbye_overtakes_the_retained_presence(waits_for_ever: None):
     heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     for body, retained in (
         (CoordinatorState(True, "first"), True),
@@ -149,8 +142,7 @@ def test_one_that_says_goodbye_while_it_is_asked_is_not_waited_for(waits_for_eve
 
 
 @pytest.mark.parametrize("form", ["listed", "pattern"])
-def test_the_generated_access_rules_let_coordinators_see_each_other(form: str, waits_for_ever: None):
-    """With the devices listed, and by pattern."""
+def test_generated_acl_lets_coordinators_see_each_other(form: str, waits_for_ever: None):
     acl = mosquitto_acl("home", devices=["pi-1"] if form == "listed" else None)
     with Mosquitto(acl=acl, passwords={"coordinator": "coordinator"}) as mosquitto:
         with at_work(mosquitto.url, user="coordinator"):
@@ -158,8 +150,7 @@ def test_the_generated_access_rules_let_coordinators_see_each_other(form: str, w
         assert not refused_at(mosquitto.url, user="coordinator")
 
 
-def test_older_access_rules_are_told_and_cost_a_wait(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """They let nobody but devices read the coordinator's topic: the run begins, as it did before."""
+def test_older_acl_is_reported_and_the_run_begins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(fleet_claim, "_ECHO_S", 0.2)
     acl = mosquitto_acl("home", devices=["pi-1"]).replace("readwrite", "write")
     with Mosquitto(acl=acl, passwords={"coordinator": "coordinator"}) as mosquitto:
@@ -167,10 +158,9 @@ def test_older_access_rules_are_told_and_cost_a_wait(monkeypatch: pytest.MonkeyP
     assert "write it anew with `fedpatch broker acl`" in caplog.messages[0]
 
 
-def test_one_that_is_thrown_out_says_by_whom(
+def test_replaced_coordinator_reports_the_other(
     mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """By a program that does not ask first; a broker that does not say so shows it by what it retains afterwards."""
     monkeypatch.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda *_, **__: None)
     with at_work(mosquitto.url) as first, at_work(mosquitto.url):
         told = "another coordinator of fleet 'home' was at work during the disconnection; end one of the two"
@@ -183,8 +173,7 @@ def test_one_that_is_thrown_out_says_by_whom(
     )
 
 
-def test_a_broker_that_comes_back_is_no_other_coordinator(mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture):
-    """What it retains is our own presence."""
+def test_restarted_broker_is_not_taken_for_another_coordinator(mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture):
     with at_work(mosquitto.url) as first:
         mosquitto.stop()
         mosquitto.start()
@@ -195,8 +184,7 @@ def test_a_broker_that_comes_back_is_no_other_coordinator(mosquitto: Mosquitto, 
     assert [line for line in caplog.messages if "another coordinator" in line] == []
 
 
-def test_nobody_answers_its_own_claim_or_what_is_no_message(mosquitto: Mosquitto):
-    """Only another coordinator's claim makes it speak; nothing of it comes to the inbox."""
+def test_claim_of_another_is_answered_and_everything_else_ignored(mosquitto: Mosquitto):
     with at_work(mosquitto.url) as first, client(mosquitto.url, "witness", PRESENCE, "barrier/witness") as witness:
         witness.received(PRESENCE)
         for payload in (encode(Envelope(Claim(first._boot))), b"", b"\xff", encode(Envelope(Claim("other")))):

@@ -30,8 +30,7 @@ def bench(tmp_path: Path, prepared: Prepared) -> Iterator[Bench]:
         yield Bench(tmp_path, prepared, registry).begin()
 
 
-def test_only_updates_that_the_round_counts_are_folded_in(bench):
-    """What lies on the disk of a device that was counted out is not in the mean."""
+def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
     blob, manifest = bench.update(1000.0)
     store_update(bench.directory, 1, "b", blob)
     bench.registry.rounds.add_update(
@@ -83,7 +82,6 @@ def test_an_offender_stays_out_of_the_open_round_after_a_kill(bench):
 
 
 def test_model_and_record_are_saved_together(bench):
-    """After a crash the one does not know of a round that the other does not."""
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     state, _, meta = load_checkpoint(bench.directory)
@@ -91,20 +89,19 @@ def test_model_and_record_are_saved_together(bench):
     assert meta["record"] == bench.registry.rounds.records(bench.engine.spec.run)[0].to_dict()
 
 
-def test_a_device_cannot_write_to_the_terminal(bench):
-    """Its own words are shown without what a terminal would obey."""
-    bench.perform([CountEvent("a", "declined", "unwilling", "\x1b[2Jowned\n")])
-    assert bench.said == ["a declined: unwilling ?[2Jowned"]
+@pytest.mark.parametrize(
+    ("effect", "line"),
+    [
+        (CountEvent("a", "declined", "unwilling", "\x1b[2Jowned\n"), "a declined: unwilling ?[2Jowned"),
+        (EndRun(Stopped.FAILED, "a: \x1b]0;owned\x07"), "a: ?]0;owned?"),
+    ],
+)
+def test_words_of_a_device_are_printed_without_control_characters(bench, effect, line):
+    bench.perform([effect])
+    assert bench.said == [line]
 
 
-def test_the_last_word_of_a_run_is_cleaned_too(bench):
-    """It may quote why a device declined."""
-    bench.perform([EndRun(Stopped.FAILED, "a: \x1b]0;owned\x07")])
-    assert bench.said == ["a: ?]0;owned?"]
-
-
-def test_a_model_that_could_not_be_saved_is_not_taken_for_the_state(bench, monkeypatch):
-    """What a run tells in the end is what a resume finds."""
+def test_model_that_could_not_be_saved_is_not_the_state(bench, monkeypatch):
 
     def full(*_: object) -> None:
         raise StateError("no space left")
@@ -116,22 +113,7 @@ def test_a_model_that_could_not_be_saved_is_not_taken_for_the_state(bench, monke
     assert bench.aggregator.state.round == 0
 
 
-def test_the_order_of_arrival_changes_no_bit(tmp_path, prepared):
-    """Updates are folded in the order of device names."""
-    bits = []
-    for order in ("ab", "ba"):
-        directory = tmp_path / order
-        directory.mkdir()
-        with Registry(directory / REGISTRY_FILE) as registry:
-            current = Bench(directory, prepared, registry).begin()
-            for device in order:
-                current.upload(device, {"a": 0.1, "b": 0.7}[device])
-            bits.append({name: array.tobytes() for name, array in current.aggregator.state.tensors.items()})
-    assert bits[0] == bits[1]
-
-
 def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepared):
-    """Where no decoded update finds room, the spool gives the same model, bit for bit."""
     models = []
     for number, room in enumerate((0, 2**30)):
         directory = tmp_path / str(number)

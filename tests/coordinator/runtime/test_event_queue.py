@@ -39,8 +39,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-def test_events_come_out_in_the_order_in_which_they_came():
-    """And nothing where nothing waits."""
+def test_events_come_out_in_order():
     inbox, events = EventQueue(), [Interrupt(), Interrupt()]
     for event in events:
         inbox.put(event)
@@ -50,8 +49,7 @@ def test_events_come_out_in_the_order_in_which_they_came():
         inbox.get()
 
 
-def test_the_time_is_that_of_the_event_that_was_taken(later):
-    """Behind the present while events wait; the present once none does."""
+def test_now_is_the_time_of_the_event_that_was_taken(later):
     inbox = EventQueue(lambda: time.monotonic())
     began_at = inbox.now
     inbox.put(Interrupt())
@@ -67,8 +65,7 @@ def test_the_time_is_that_of_the_event_that_was_taken(later):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "get", "catch up", "reach"]), st.floats(0, 1e6))))
-def test_the_time_never_goes_back(steps):
-    """Whatever comes, and whenever somebody looks."""
+def test_now_never_goes_back(steps):
     inbox = EventQueue()
     for what, moment in steps:
         before = inbox.now
@@ -96,10 +93,7 @@ def _at_work(bench: Bench) -> Service:
 
 
 @pytest.mark.parametrize(("came_after_s", "state"), [(4.0, State.ACCEPTED), (6.0, State.LATE)])
-def test_an_answer_that_came_in_time_counts_though_the_coordinator_was_busy(
-    prepared, tmp_path, registry, later, came_after_s, state
-):
-    """Half a minute of other work makes nobody late; whoever answered too late is late as ever."""
+def test_answer_counts_by_the_time_of_its_arrival(prepared, tmp_path, registry, later, came_after_s, state):
     bench = Bench(tmp_path, prepared, registry, recruit_deadline_s=5.0)
     service = _at_work(bench)
     for device in "ab":

@@ -23,6 +23,7 @@ from fedpatch.coordinator.storage.sqlite_table import Tables
 from fedpatch.shared.app.files import append_durably, write_atomic
 from fedpatch.shared.wire.messages import Offer
 from tests.coordinator.effect_runners import Bench
+from tests.coordinator.registry_builders import new_run
 
 ROUNDS = 2
 VALUES = {"a": 0.1, "b": 0.7}
@@ -40,7 +41,6 @@ class Guillotine:
         self.writes = 0
 
     def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`real`, which is a write."""
 
         def write(*args: Any, **given: Any) -> Any:
             self.writes += 1
@@ -93,11 +93,7 @@ def play_beside_an_offender(bench: Bench) -> None:
 
 
 def play_with_kills(
-    directory: Path,
-    prepared: Prepared,
-    fatal: tuple[int, ...],
-    played: Callable[[Bench], None] = play,
-    **terms: Any,
+    directory: Path, prepared: Prepared, fatal: tuple[int, ...], played: Callable[[Bench], None] = play, **terms: Any
 ) -> tuple[dict[str, bytes], list[Any], int]:
     """Final model and records; and how many of the kills came about. Each process dies at its own fatal write."""
     run = ""
@@ -106,12 +102,7 @@ def play_with_kills(
     for fatal_write in (*fatal, 0):
         guillotine = Guillotine(fatal_write)
         with Registry(directory / REGISTRY_FILE) as registry, pytest.MonkeyPatch.context() as patch:
-            run = (
-                run
-                or registry.create_run(
-                    created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema="0" * 64
-                ).id
-            )
+            run = run or new_run(registry).id
             guillotine.installed(patch)
             try:
                 played(Bench(directory, prepared, registry, run, **{"rounds": ROUNDS, "quorum": 1.0, **terms}))
@@ -144,20 +135,20 @@ def kill_at_every_write(
     raise AssertionError("it never came to an end")
 
 
-def test_every_write_may_be_the_last(tmp_path, prepared):
+def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
     """Of a run of two rounds."""
     records = kill_at_every_write(tmp_path, prepared, 20)
     assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
 
 
-def test_so_it_is_with_bounds_and_a_device_in_quarantine(tmp_path, prepared):
+def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_path, prepared):
     """What was pulled back is pulled back to the same bits, and whoever offended is held back whatever was lost of it."""
     terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
     records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
 
 
-def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):
+def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared):
     """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
     kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4")
     assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
@@ -166,7 +157,7 @@ def test_so_it_is_where_what_travels_are_differences(tmp_path, prepared):
 
 
 @pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
-def test_taking_up_may_be_cut_short_too(tmp_path, prepared, second):
+def test_second_kill_while_resuming_changes_no_result(tmp_path, prepared, second):
     """The second kill comes while the first one's traces are read."""
     whole = play_with_kills(tmp_path / "whole", prepared, ())
     for fatal in range(4, 40, 5):

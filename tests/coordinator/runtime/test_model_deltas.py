@@ -50,7 +50,6 @@ def play(bench: Bench, rounds: int, devices: str = "ab") -> None:
 
 
 def request_to(bench: Bench, device: str) -> WorkRequest:
-    """The last one."""
     found = [envelope.body for name, envelope in bench.sent if name == device]
     return [body for body in found if isinstance(body, WorkRequest)][-1]
 
@@ -66,7 +65,6 @@ def published(bench: Bench, manifest: Manifest) -> bytes:
 
 
 def opened(bench: Bench, manifest: Manifest, base: Tensors | None = None) -> dict[str, Any]:
-    """What is in it."""
     return unpack(
         published(bench, manifest),
         encoding=manifest.encoding,
@@ -77,12 +75,10 @@ def opened(bench: Bench, manifest: Manifest, base: Tensors | None = None) -> dic
 
 
 def digest_of(bench: Bench, tensors: Tensors) -> str:
-    """Of a model's values."""
     return values_digest(tensors, bench.prepared.travelling)
 
 
-def test_a_device_is_told_the_way_from_the_version_that_it_has(bench):
-    """And one of which nobody knows that, all there is: either way leads to the bits of the whole model."""
+def test_request_lists_the_steps_from_the_version_of_the_device(bench):
     versions: dict[str, Any] = {}
     for _ in range(3):
         bench.begin()
@@ -99,8 +95,7 @@ def test_a_device_is_told_the_way_from_the_version_that_it_has(bench):
         assert digest_of(bench, held) == digest_of(bench, load_checkpoint(bench.directory)[0].tensors)
 
 
-def test_what_a_device_has_to_download_is_counted(bench):
-    """The first time the whole model, then steps."""
+def test_record_counts_the_bytes_of_model_and_steps(bench):
     play(bench, 3)
     first, *later = [record.bytes_down for record in bench.engine.records]
     assert all(0 < down < first / 3 for down in later)
@@ -109,8 +104,7 @@ def test_what_a_device_has_to_download_is_counted(bench):
     assert bench.engine.records[-1].bytes_down == 2 * delta.manifest.size_bytes
 
 
-def test_chunks_of_a_step_are_published_once_more(bench):
-    """Whoever misses some says of which blob; of the others nothing is sent."""
+def test_missing_chunks_of_a_step_are_published_again(bench):
     play(bench, 2)
     bench.begin()
     [delta] = request_to(bench, "a").deltas
@@ -121,8 +115,7 @@ def test_chunks_of_a_step_are_published_once_more(bench):
     assert [topic for topic, _, _ in bench.link.published] == [topics.model_chunk("demo", delta.manifest.digest, 0)]
 
 
-def test_steps_stay_on_the_broker_until_the_run_is_over(bench):
-    """What leads to the next model too is not sent again; at the end nothing is left."""
+def test_steps_are_published_once_and_retracted_at_the_end(bench):
     play(bench, 3)
     bench.begin()
     kept = request_to(bench, "a").deltas[0].manifest
@@ -134,8 +127,7 @@ def test_steps_stay_on_the_broker_until_the_run_is_over(bench):
 
 
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "of another round", "a directory"])
-def test_a_step_that_is_damaged_costs_the_way_before_it_and_nothing_else(bench, damage):
-    """It is a cache: whoever needed that step takes the whole model."""
+def test_damaged_step_shortens_the_way(bench, damage):
     play(bench, 4)
     path = bench.directory / "delta-000003.fp"
     content = path.read_bytes()
@@ -153,8 +145,7 @@ def test_a_step_that_is_damaged_costs_the_way_before_it_and_nothing_else(bench, 
     assert len(request_to(later, "c").deltas) == 3
 
 
-def test_a_model_that_was_lost_is_not_led_to(bench):
-    """The newest checkpoint is damaged: the run goes back a round, and so do the steps that it offers."""
+def test_steps_of_a_lost_model_are_not_offered(bench):
     play(bench, 3)
     lost = request_to(bench, "a").model
     (bench.directory / "checkpoint-000003.fp").write_bytes(b"x" * 500)
@@ -170,8 +161,7 @@ def test_a_model_that_was_lost_is_not_led_to(bench):
     assert request.deltas[-1].content == digest_of(later, load_checkpoint(bench.directory)[0].tensors)
 
 
-def test_another_encoding_goes_on_with_the_same_model(bench):
-    """To absolute values nothing leads and nothing is left over; back again, the way begins anew."""
+def test_run_resumed_with_another_encoding_keeps_the_model(bench):
     play(bench, 2)
     before = digest_of(bench, load_checkpoint(bench.directory)[0].tensors)
     plain = noisy(bench.again(encoding="fp32+zstd")).begin()
@@ -190,8 +180,7 @@ def test_another_encoding_goes_on_with_the_same_model(bench):
     assert (request_to(coarse, "a").encoding, delta.manifest.encoding) == ("delta-int4", "delta-int4")
 
 
-def test_a_failed_round_changes_neither_the_model_nor_its_name(bench):
-    """The next one trains on the same version, so whoever has it needs nothing."""
+def test_failed_round_keeps_model_and_base(bench):
     play(bench, 1)
     bench.begin()
     name = bench.aggregator.base
@@ -218,8 +207,7 @@ class TestDeviceThatLacksTheEncoding:
                     bench.upload(device, 0.5, encoding)
         return bench
 
-    def test_takes_part_with_what_it_has(self, mixed):
-        """Its update and that of the other make one mean; it is not led to the model, which it could not follow."""
+    def test_device_without_the_encoding_takes_part_in_another(self, mixed):
         assert [request_to(mixed, device).encoding for device in "ab"] == [EVERYWHERE, "delta-int8"]
         assert [len(request_to(mixed, device).deltas) for device in "ab"] == [0, 1]
         mixed.upload("a", 0.2, EVERYWHERE)
@@ -228,20 +216,17 @@ class TestDeviceThatLacksTheEncoding:
         weight = load_checkpoint(mixed.directory)[0].tensors["fc1.weight"]
         assert abs(weight.mean() - 0.3) < 3e-2
 
-    def test_is_told_of_once(self, mixed):
-        """It works as ever, but saves nothing."""
+    def test_device_without_the_encoding_is_reported_once(self, mixed):
         [line] = [line for line in mixed.said if "delta-int8" in line]
         assert line == "a does not know delta-int8; it is asked for fp32+zstd, which saves nothing"
 
-    def test_sends_nothing_but_what_it_was_asked_for(self, mixed):
-        """And neither does the other."""
+    def test_update_in_another_encoding_than_requested_is_refused(self, mixed):
         mixed.upload("a", 0.2)
         mixed.upload("b", 0.4, EVERYWHERE)
         refused = [envelope.body for _, envelope in mixed.sent if isinstance(envelope.body, Refused)]
         assert [body.reason for body in refused] == ["schema_mismatch"] * 2
 
-    def test_is_read_back_as_what_it_was_after_a_crash(self, mixed):
-        """What is spooled knows its encoding, and what each was asked for is in the ledger before anybody is heard."""
+    def test_encodings_of_the_open_round_survive_a_crash(self, mixed):
         mixed.upload("a", 0.2, EVERYWHERE)
         later = mixed.again()
         assert set(later.engine.open.reports) == {"a"}
@@ -252,7 +237,6 @@ class TestDeviceThatLacksTheEncoding:
         later.upload("b", 0.4, "delta-int8")
         assert [record.reported for record in later.engine.records] == [2, 2]
 
-    def test_that_was_made_new_is_asked_for_what_it_knows_now(self, mixed):
-        """From its next start on."""
+    def test_updated_device_is_asked_for_the_encoding_from_its_next_start(self, mixed):
         mixed.perform(mixed.engine.handle(DevicePresence("a", there("b2")), time.monotonic()))
         assert request_to(mixed, "a").encoding == "delta-int8"

@@ -21,46 +21,43 @@ def link() -> RecordedLink:
     return RecordedLink()
 
 
+@pytest.fixture
+def current(link: RecordedLink, tmp_path: Path) -> ModelPublisher:
+    """A publisher that has published a model."""
+    made = publisher(link, tmp_path)
+    made.publish(Blob(BLOB, model()))
+    return made
+
+
 def publisher(link: RecordedLink, directory: Path) -> ModelPublisher:
     """The publisher of a coordinator that just started in `directory`."""
     return ModelPublisher(link, "kitchen", directory / "published.txt")
 
 
-def test_chunks_are_retained_under_the_name_of_their_content(link, tmp_path):
-    """Whoever subscribes later gets them too."""
-    publisher(link, tmp_path).publish(Blob(BLOB, model()))
+def test_chunks_are_retained_under_their_digest(current, link):
     chunks = [decode_chunk(payload) for _, payload, _ in link.published]
     assert b"".join(chunk.data for chunk in chunks) == BLOB
     assert link.retained() == {f"fedpatch/1/kitchen/blob/{model().digest}/{index}" for index in range(3)}
 
 
-def test_a_model_that_is_taken_back_leaves_nothing(link, tmp_path):
-    """A broker keeps what is retained for ever."""
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_close_retracts_the_model_and_its_note(current, link, tmp_path):
     current.close()
     assert link.retained() == set()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_model_replaces_the_former(link, tmp_path):
-    """There is one model on the broker at a time."""
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_next_model_replaces_the_one_before(current, link):
     other = model(b"n" * 150)
     current.publish(Blob(b"n" * 150, other))
     assert link.retained() == {f"fedpatch/1/kitchen/blob/{other.digest}/{index}" for index in range(2)}
 
 
-def test_what_a_killed_coordinator_left_is_taken_back_by_the_next(link, tmp_path):
-    """It finds the name in its directory, and acts when it knows whether the broker retains anything."""
-    publisher(link, tmp_path).publish(Blob(BLOB, model()))
+def test_model_of_a_killed_coordinator_is_retracted_by_the_next(current, link, tmp_path):
     publisher(link, tmp_path).drain()
     assert link.retained() == set()
 
 
-def test_a_broker_that_retains_nothing_is_told_nothing_of_what_was_left(link, tmp_path):
-    """It would close the connection at each retained message, even at an empty one."""
+def test_broker_without_retained_messages_is_sent_no_retraction(link, tmp_path):
     publisher(link, tmp_path).publish(Blob(BLOB, model()))
     later = RecordedLink()
     current = publisher(later, tmp_path)
@@ -69,11 +66,8 @@ def test_a_broker_that_retains_nothing_is_told_nothing_of_what_was_left(link, tm
     assert later.published == []
 
 
-def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path, monkeypatch):
-    """To publish is not to arrive: a coordinator may be killed, or the broker away, before it does."""
+def test_note_is_kept_until_the_retraction_arrived(current, link, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpatch.coordinator.runtime.model_publisher.CLOSE_TIMEOUT_S", 0.0)
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
     link.idle = False
     current.close()
     later = RecordedLink()
@@ -81,8 +75,7 @@ def test_a_model_is_remembered_until_the_broker_has_taken_it_back(link, tmp_path
     assert [(payload, retain) for _, payload, retain in later.published] == [(b"", True)] * 3
 
 
-def test_nothing_is_retained_where_the_broker_cannot(link, tmp_path):
-    """Such a broker would close the connection; devices ask for the chunks instead, and get those and no others."""
+def test_broker_without_retained_messages_is_sent_requested_chunks_only(link, tmp_path):
     current = publisher(link, tmp_path)
     current.retain = False
     current.publish(Blob(BLOB, model()))
@@ -94,8 +87,7 @@ def test_nothing_is_retained_where_the_broker_cannot(link, tmp_path):
     assert link.retained() == set()
 
 
-def test_a_broker_that_takes_smaller_packets_than_before_ends_the_run_with_the_mend(link, tmp_path, monkeypatch):
-    """Its configuration may change while a run goes on; a resume measures again."""
+def test_smaller_packet_limit_raises_with_the_remedy(link, tmp_path, monkeypatch):
 
     def refuse(*_: object, **__: object) -> bool:
         raise BrokerError("localhost:1883 takes packets of 9000 bytes, less than a message; use smaller chunks")
@@ -105,8 +97,7 @@ def test_a_broker_that_takes_smaller_packets_than_before_ends_the_run_with_the_m
         publisher(link, tmp_path).publish(Blob(BLOB, model()))
 
 
-def test_a_full_queue_stops_the_flow_and_nothing_else(link, tmp_path):
-    """Devices ask for what they miss."""
+def test_full_queue_loses_chunks_that_can_be_requested(link, tmp_path):
     link.full = True
     current = publisher(link, tmp_path)
     current.publish(Blob(BLOB, model()))
@@ -115,8 +106,7 @@ def test_a_full_queue_stops_the_flow_and_nothing_else(link, tmp_path):
     assert [decode_chunk(payload).index for _, payload, _ in link.published] == [2]
 
 
-def test_any_number_of_models_is_remembered(link, tmp_path):
-    """A broker far away acknowledges later than the next round begins."""
+def test_note_holds_any_number_of_models(link, tmp_path):
     link.idle = False
     current = publisher(link, tmp_path)
     blobs = [bytes([index]) * 150 for index in range(100)]
@@ -127,10 +117,7 @@ def test_any_number_of_models_is_remembered(link, tmp_path):
     assert len({topic for topic, payload, _ in later.published if payload == b""}) == 200
 
 
-def test_what_found_no_room_is_taken_back_later(link, tmp_path):
-    """A full queue must not leave chunks on the broker for ever."""
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_retraction_that_found_no_room_is_repeated(current, link, tmp_path):
     link.full = True
     current.retract()
     link.full = False
@@ -140,10 +127,7 @@ def test_what_found_no_room_is_taken_back_later(link, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_model_again_is_not_taken_back(link, tmp_path):
-    """After a failed round the model is what it was, and so is its name."""
-    current = publisher(link, tmp_path)
-    current.publish(Blob(BLOB, model()))
+def test_model_published_again_is_not_retracted(current, link):
     link.idle = False
     current.retract()
     current.publish(Blob(BLOB, model()))
@@ -152,8 +136,7 @@ def test_the_same_model_again_is_not_taken_back(link, tmp_path):
     assert len(link.retained()) == 3
 
 
-def test_a_damaged_note_costs_the_damaged_lines(link, tmp_path):
-    """What can be read is taken back."""
+def test_damaged_note_loses_the_damaged_lines(link, tmp_path):
     (tmp_path / "published.txt").write_text(f"{model().digest} 3\n{model().digest} 99999\nrubbish\n")
     publisher(link, tmp_path).drain()
     assert len(link.published) == 3

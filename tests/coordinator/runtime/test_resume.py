@@ -17,7 +17,6 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.wire.messages import Committed, Offer
 from tests.coordinator.effect_runners import Bench
 
 
@@ -42,16 +41,14 @@ def states(bench: Bench) -> dict[str, State]:
 
 
 class TestOpenRound:
-    def test_goes_on_with_the_updates_that_were_committed(self, bench):
-        """What the device was promised holds in the next epoch, and the person is told."""
+    def test_open_round_goes_on_with_its_committed_updates(self, bench):
         bench.upload("a", 1.0)
         later = bench.again()
         assert states(later) == {"a": State.REPORTED, "b": State.LOST}
         assert "round 1 goes on with 1 of 2 updates, 600 s to its deadline" in later.said
 
     @pytest.mark.parametrize("before", ["a", "b", ""])
-    def test_ends_with_the_very_same_model(self, bench, before, tmp_path, prepared):
-        """Whatever was there before the kill and whatever came after it: the same updates give the same bits."""
+    def test_resumed_round_ends_with_the_same_bits(self, bench, before, tmp_path, prepared):
         values = {"a": 0.1, "b": 0.7}
         for device in before:
             bench.upload(device, values[device])
@@ -66,8 +63,7 @@ class TestOpenRound:
                 uninterrupted.upload(device, value)
             assert bits(later) == bits(uninterrupted)
 
-    def test_that_was_being_aggregated_is_aggregated_with_the_same_devices(self, bench, monkeypatch, prepared):
-        """The others had been told that it is over."""
+    def test_closing_round_is_aggregated_with_the_same_devices(self, bench, monkeypatch, prepared):
         original = EffectRunner._save_record
 
         def killed(*_: object) -> None:
@@ -84,8 +80,7 @@ class TestOpenRound:
         assert {float(array.max()) for array in later.aggregator.state.tensors.values()} == {2.0}
         assert "round 1 goes on with 2 of 2 updates: all that were collected" in later.said
 
-    def test_that_was_being_aggregated_collects_again_where_an_update_is_damaged(self, bench):
-        """With an update less the quorum may be missed, and without any there is nothing to aggregate."""
+    def test_closing_round_with_a_damaged_update_collects_again(self, bench):
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
         bench.registry.rounds.close(run)
@@ -97,8 +92,7 @@ class TestOpenRound:
             later.upload(device, 1.0)
         assert [record.reported for record in later.registry.rounds.records(run)] == [2]
 
-    def test_that_was_being_aggregated_stays_so_through_another_kill(self, bench):
-        """There is no moment at which the ledger forgets that the round was closed."""
+    def test_closing_round_stays_closing_through_another_kill(self, bench):
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
         bench.registry.rounds.close(run)
@@ -106,14 +100,12 @@ class TestOpenRound:
         bench.registry.rounds.open(run, ledger, BootTime.now())
         assert bench.registry.rounds.unfinished(run, BootTime.now()).closing
 
-    def test_names_an_update_that_the_registry_does_not_know(self, bench):
-        """A registry that was damaged is as old as its copy."""
+    def test_update_unknown_to_the_registry_is_named(self, bench):
         store_update(bench.directory, 1, "b", b"blob")
         later = bench.again()
         assert "the update of b in round 1 is not in the registry; its device is asked again" in later.said
 
-    def test_forgets_an_update_that_cannot_be_read_back(self, bench):
-        """It is not lost silently, and its device is asked again."""
+    def test_unreadable_update_is_dropped_and_asked_for_again(self, bench):
         bench.upload("a", 1.0)
         store_update(bench.directory, 1, "a", b"not what it was")
         later = bench.again()
@@ -123,8 +115,7 @@ class TestOpenRound:
         later.upload("a", 1.0)
         assert states(later)["a"] is State.REPORTED
 
-    def test_begins_anew_where_the_model_is_another(self, bench):
-        """Updates of another base are of no use: a newer version may pack the same model in other bytes."""
+    def test_open_round_of_another_model_starts_again(self, bench):
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
         ledger = RoundJournal(1, 2, ("a", "b"), "f" * 64)
@@ -134,39 +125,27 @@ class TestOpenRound:
         assert "round 1 was open with another model; it starts again" in later.said
         assert (later.registry.rounds.updates(run, 1), kept_rounds(bench.directory)) == ([], [])
 
-    def test_leaves_no_updates_of_other_rounds_behind(self, bench):
-        """A kill between the record and the cleaning up leaves files that nobody needs."""
+    def test_updates_of_other_rounds_are_deleted(self, bench):
         store_update(bench.directory, 9, "a", b"blob")
         bench.again()
         assert kept_rounds(bench.directory) == []
 
-    def test_that_an_operator_interrupted_has_the_time_it_had(self, bench, monkeypatch):
-        """The night between is not held against the devices."""
+    def test_interrupted_round_keeps_its_time(self, bench, monkeypatch):
         started = BootTime.now()
         bench.perform(bench.engine.handle(Interrupted(), bench.engine.open.round._invited_at + 100.0))
         night = BootTime(started.boot, started.uptime_s + 30_000, started.unix_s + 30_000)
         monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: night)
         assert "round 1 goes on with 0 of 2 updates, 500 s to its deadline" in bench.again().said
 
-    def test_that_was_killed_loses_the_time_between(self, bench, monkeypatch):
-        """The devices were at work meanwhile."""
+    def test_killed_round_loses_the_time_between(self, bench, monkeypatch):
         then = BootTime.now()
         later = BootTime(then.boot, then.uptime_s + 101.0, then.unix_s - 1e9)
         monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: later)
         assert "round 1 goes on with 0 of 2 updates, 499 s to its deadline" in bench.again().said
 
-    def test_tells_a_device_again_what_was_committed(self, bench):
-        """The word may have died with the coordinator."""
-        bench.upload("a", 1.0)
-        _, manifest = bench.update(1.0)
-        later = bench.again().begin()
-        later.hear("a", Offer(manifest))
-        assert later.sent[-1][1].body == Committed(manifest.digest)
-
 
 class TestCheckpoint:
-    def test_that_knows_more_than_the_registry_is_believed(self, bench):
-        """Else the round would be played twice: the model has it already."""
+    def test_record_of_the_checkpoint_is_added_to_the_registry(self, bench):
         run, state = bench.engine.spec.run, bench.aggregator.state
         saved = RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.75)
         save_checkpoint(bench.directory, state, bench.prepared.public, {"record": saved.to_dict()})
@@ -174,15 +153,13 @@ class TestCheckpoint:
         assert later.registry.rounds.records(run) == [saved]
         assert later.registry.rounds.unfinished(run, BootTime.now()) is None
 
-    def test_that_is_older_than_failed_rounds_leaves_them(self, bench):
-        """A failed round makes no checkpoint."""
+    def test_failed_rounds_after_the_checkpoint_stay(self, bench):
         run = bench.engine.spec.run
         failed = RoundRecord(1, "failed", 2, 0, 2, 0, failure="too_few_accepted")
         bench.registry.rounds.finish(run, failed)
         assert bench.again().registry.rounds.records(run) == [failed]
 
-    def test_that_is_damaged_takes_the_run_back_to_the_one_before(self, bench):
-        """The rounds since are played again, under their numbers, and the person is told."""
+    def test_damaged_checkpoint_takes_the_run_back_to_the_one_before(self, bench):
         for value in (1.0, 2.0):
             for device in "ab":
                 bench.upload(device, value)
@@ -201,8 +178,7 @@ class TestCheckpoint:
         assert later.engine.last_round == 2
         assert {float(array.max()) for array in later.aggregator.state.tensors.values()} == {1.0}
 
-    def test_that_is_damaged_leaves_failed_rounds_before_it_as_they_are(self, bench):
-        """They changed no model: what is played again begins with the first round that did."""
+    def test_damaged_checkpoint_keeps_failed_rounds_before_it(self, bench):
         run = bench.engine.spec.run
         for device in "ab":
             bench.upload(device, 1.0)
@@ -215,14 +191,12 @@ class TestCheckpoint:
         later = bench.again()
         assert [record.round for record in later.registry.rounds.records(run)] == [1, 2]
 
-    def test_of_a_run_that_was_killed_before_its_first_is_made(self, bench):
-        """The initial model follows from the seed."""
+    def test_missing_first_checkpoint_is_made(self, bench):
         for path in bench.directory.glob("checkpoint-*.fp"):
             path.unlink()
         assert bench.again().aggregator.state.round == 0
 
-    def test_that_is_lost_with_rounds_played_is_an_error(self, bench):
-        """To begin from the initial model would be to lose them silently."""
+    def test_lost_checkpoints_of_played_rounds_raise(self, bench):
         bench.upload("a", 1.0)
         bench.upload("b", 1.0)
         for path in bench.directory.glob("checkpoint-*.fp"):
@@ -231,8 +205,7 @@ class TestCheckpoint:
             bench.again()
 
 
-def test_devices_that_the_run_has_seen_count_after_it_was_taken_up(bench, registry):
-    """Those of its fleet with its task since it began, and no others."""
+def test_seen_devices_are_those_of_fleet_task_and_time(bench, registry):
     spec, now = bench.engine.spec, time.time()
     sightings = [
         Sighting(name, at, True, "1", tasks)

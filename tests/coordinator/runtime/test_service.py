@@ -16,21 +16,14 @@ from tests.coordinator.engines import asking
 from tests.coordinator.fake_link import RecordedLink
 
 
-def test_what_strangers_say_is_counted_under_no_name():
-    """Names that nobody knows can be invented without end; a device of the fleet answers for itself."""
+def test_garbage_of_unknown_devices_is_counted_under_no_name():
+    """Names that nobody knows can be invented without end."""
     connection: Any = SimpleNamespace(
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
     )
     performer: Any = SimpleNamespace(observer=NullObserver(), updates=SimpleNamespace(holds=lambda _device: False))
     nobody: Any = SimpleNamespace(is_revoked=lambda _device: False)
-    service = Service(
-        asking("a"),
-        performer,
-        connection=connection,
-        publisher=nobody,
-        view=nobody,
-        revocations=nobody,
-    )
+    service = Service(asking("a"), performer, connection=connection, publisher=nobody, view=nobody, revocations=nobody)
     for device, name in (("a", "a"), ("ghost", "")):
         garbage = Received(topics.up("demo", device), b"\xc1", retained=False)
         assert service._on_received(garbage, 1.0) == [CountEvent(name, "ignored", "not_ours")]

@@ -1,4 +1,4 @@
-"""Updates that are checked and written while the coordinator goes on."""
+"""Updates that are checked, written and kept decoded while the coordinator goes on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
-from fedpatch.coordinator.runtime.update_store import UpdateWriter
+from fedpatch.coordinator.runtime.update_store import DecodedCache, UpdateWriter
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import store_update
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -39,7 +42,6 @@ class Disk:
         self.may = {device: threading.Event() for device in devices}
 
     def keep(self, effect: StoreUpdate) -> str:
-        """Its device."""
         assert self.may[effect.device].wait(LONG_S)
         return effect.device.upper()
 
@@ -55,13 +57,11 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
-    """Two threads."""
     with ThreadPoolExecutor(2) as pool:
         yield pool
 
 
 def test_updates_come_out_in_the_order_in_which_they_arrived(disk, executor):
-    """One that is written sooner than the one before it waits."""
     done = threading.Semaphore(0)
     storing = UpdateWriter(disk.keep, done.release, executor)
     storing.submit(update_of("a"))
@@ -74,8 +74,7 @@ def test_updates_come_out_in_the_order_in_which_they_arrived(disk, executor):
     assert [kept for _, kept in storing.completed()] == ["A", "B"]
 
 
-def test_whoever_wants_room_waits_for_the_oldest_alone(disk, executor):
-    """With two on their way and one allowed, the first is waited for and the second is not."""
+def test_completed_waits_for_the_oldest_beyond_the_limit(disk, executor):
     storing = UpdateWriter(disk.keep, executor=executor)
     storing.submit(update_of("a"))
     storing.submit(update_of("b"))
@@ -86,8 +85,7 @@ def test_whoever_wants_room_waits_for_the_oldest_alone(disk, executor):
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threaded, executor):
-    """The error of the other thread ends the run as its own would."""
+def test_error_of_the_disk_is_raised_by_completed(threaded, executor):
 
     def full(_effect: StoreUpdate) -> None:
         raise StateError("no space left")
@@ -99,8 +97,7 @@ def test_a_disk_that_refuses_is_heard_of_by_whoever_takes(threaded, executor):
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_what_is_done_afterwards_is_done_when_all_is_forgotten(tmp_path, threaded, executor):
-    """Files of a round that is over are gone before the next is folded."""
+def test_discard_runs_what_was_postponed(tmp_path, threaded, executor):
     storing = UpdateWriter(str, executor=executor if threaded else None)
     storing.submit(update_of("a"))
     storing.run_later(lambda: (tmp_path / "there").touch())
@@ -153,8 +150,7 @@ def committed(bench: Bench) -> list[str]:
     return [device for device, envelope in bench.sent if isinstance(envelope.body, Committed)]
 
 
-def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
-    """While one is written the next is taken, and each is committed only once it is on the disk."""
+def test_updates_are_committed_in_order_once_written(bench, slow, woken):
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     slow.may["b"].set()
@@ -167,8 +163,7 @@ def test_a_device_need_not_wait_for_the_update_of_another(bench, slow, woken):
     assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {2.0}
 
 
-def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(bench, slow):
-    """It is not counted, and after a crash nothing is found of it that nobody was promised."""
+def test_update_written_after_the_round_is_not_counted(bench, slow):
     bench.upload("a", 1.0)
     bench.upload("b", 3.0)
     slow.may["a"].set()
@@ -181,3 +176,32 @@ def test_an_update_that_is_not_written_when_the_round_closes_is_in_no_ledger(ben
     [record] = bench.registry.rounds.records(run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert (committed(bench), bench.registry.rounds.updates(run, 1)) == (["a"], [])
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=12)
+
+
+def decoded_update(size: int) -> dict[str, np.ndarray]:
+    return {"w": np.zeros(size, np.int8)}
+
+
+@given(STEPS)
+def test_cache_keeps_the_last_update_of_a_device_within_its_limit(steps):
+    decoded, given_last = DecodedCache(20), {}
+    for device, size in steps:
+        given_last[device] = decoded_update(size)
+        decoded.keep(device, given_last[device])
+        kept = {name: found for name in given_last if (found := decoded.of(name)) is not None}
+        assert all(found is given_last[name] for name, found in kept.items())
+        assert sum(found["w"].nbytes for found in kept.values()) <= 20
+
+
+def test_clear_makes_room():
+    decoded = DecodedCache(10)
+    decoded.keep("a", decoded_update(10))
+    decoded.keep("b", decoded_update(1))
+    assert decoded.of("b") is None
+    decoded.clear()
+    decoded.keep("b", decoded_update(10))
+    assert decoded.of("a") is None
+    assert decoded.of("b") is not None

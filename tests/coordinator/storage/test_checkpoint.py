@@ -9,10 +9,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,6 +31,7 @@ from fedpatch.coordinator.storage.checkpoint import (
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
+from tests.support.disks import small_disk
 from tests.support.paths import ROOT
 
 PUBLIC = Schema(
@@ -47,6 +48,11 @@ def state_of(round: int, fill: float = 1.5) -> ServerState:
     shared = zeros(PUBLIC.with_moments(("exp_avg", "step")))
     server = {"fc1.weight:exp_avg": np.full((3, 2), 1e-30, np.float64), "beta_power": np.array(0.9)}
     return ServerState(round, {**shared, "fc1.weight": np.full((3, 2), fill, np.float32)}, server)
+
+
+def save(directory: Path, *rounds: int) -> Path:
+    """Save checkpoints of these rounds; the path of the last one."""
+    return [save_checkpoint(directory, state_of(number), PUBLIC, {}) for number in rounds][-1]
 
 
 def equal(one: ServerState, other: ServerState) -> bool:
@@ -72,8 +78,7 @@ def states(draw) -> tuple[Schema, ServerState]:
 
 
 @given(states())
-def test_a_state_comes_back_bit_for_bit(drawn):
-    """Of every strategy, with the moments of clients and server, the round, the schema and the meta."""
+def test_checkpoint_round_trip_keeps_every_bit(drawn):
     public, state = drawn
     meta = {"run": "r-1", "epochs": [1, 2], "user_accuracy": 0.25}
     with tempfile.TemporaryDirectory() as folder:
@@ -81,31 +86,22 @@ def test_a_state_comes_back_bit_for_bit(drawn):
         loaded, schema, told = load_checkpoint(Path(folder))
     assert equal(loaded, state)
     assert (schema, told) == (public, meta)
+    assert all(array.flags.writeable for array in loaded.tensors.values())  # no window on the file
 
 
-def test_what_is_loaded_can_be_trained_on(tmp_path):
-    """Arrays are their own memory, not a window on the file."""
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    loaded, _, _ = load_checkpoint(tmp_path)
-    loaded.tensors["fc1.weight"] += 1.0
-    assert loaded.tensors["fc1.weight"][0, 0] == 2.5
-
-
-def test_the_last_two_checkpoints_are_kept(tmp_path):
-    """One to carry on from, one in case; leftovers of a write that was killed go too."""
+def test_last_two_checkpoints_are_kept_and_leftovers_removed(tmp_path):
     run = tmp_path / "runs" / "r-1"
     for number in range(1, 12):
-        save_checkpoint(run, state_of(number), PUBLIC, {})
+        save(run, number)
     (run / ".checkpoint-000012.fp.x.tmp").write_bytes(b"half")
-    save_checkpoint(run, state_of(12), PUBLIC, {})
+    save(run, 12)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-000011.fp", "checkpoint-000012.fp"]
     assert (run.stat().st_mode & 0o777, (run / "checkpoint-000012.fp").stat().st_mode & 0o777) == (0o700, 0o600)
     assert load_checkpoint(run)[0].round == 12
 
 
 @given(place=st.floats(0, 1), truncate=st.booleans())
-def test_damage_anywhere_is_found_and_the_version_before_is_used(place, truncate):
-    """One bit turned over, or the end missing: both are what a dying SD card does."""
+def test_damage_anywhere_falls_back_to_the_checkpoint_before(place, truncate):
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         save_checkpoint(directory, state_of(1), PUBLIC, {"n": 1})
@@ -119,10 +115,8 @@ def test_damage_anywhere_is_found_and_the_version_before_is_used(place, truncate
         assert meta == {"n": 1}
 
 
-def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, caplog):
-    """Somebody should look at that disk; the run carries on meanwhile."""
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+def test_fallback_is_logged_and_ends_with_the_next_save(tmp_path, caplog):
+    damaged = save(tmp_path, 1, 2)
     flip(damaged, 0.9)
     with caplog.at_level(logging.WARNING):
         load_checkpoint(tmp_path)
@@ -135,28 +129,23 @@ def test_falling_back_is_told_in_the_log_and_mended_by_the_next_save(tmp_path, c
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 100, None], ids=["empty", "zeros", "a directory"])
-def test_whatever_lies_in_the_place_of_the_newest_the_one_before_is_used(tmp_path, caplog, left):
-    """As a repaired file system leaves it; the round is played again, and its checkpoint takes that place."""
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    damaged = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+def test_garbage_in_place_of_the_newest_falls_back(tmp_path, caplog, left):
+    damaged = save(tmp_path, 1, 2)
     damaged.unlink()
     damaged.mkdir() if left is None else damaged.write_bytes(left)
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
     assert f"{damaged}: " in caplog.text and "carrying on from round 1" in caplog.text
-    for number in (2, 3):
-        save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
+    save(tmp_path, 2, 3)
     assert sorted(path.name for path in tmp_path.glob("*.fp")) == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
 
 
-def test_a_run_that_goes_on_may_delete_what_is_about_to_be_read(tmp_path, caplog, monkeypatch):
-    """Between a look at what there is and the reading, two rounds may end: what is newer then is read, without a word."""
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(tmp_path, caplog, monkeypatch):
+    save(tmp_path, 1)
     read = checkpoint._read
 
     def late(*arguments: Any) -> memoryview:
         monkeypatch.undo()
-        for number in (2, 3):
-            save_checkpoint(tmp_path, state_of(number), PUBLIC, {})
+        save(tmp_path, 2, 3)
         return read(*arguments)
 
     monkeypatch.setattr(checkpoint, "_read", late)
@@ -164,10 +153,8 @@ def test_a_run_that_goes_on_may_delete_what_is_about_to_be_read(tmp_path, caplog
     assert caplog.text == ""
 
 
-def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, caplog, monkeypatch):
-    """It may be another user's, or lie on a bad sector; the mend is not about writing."""
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    newest = save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
+    newest = save(tmp_path, 1, 2)
     read = Path.read_bytes
 
     def refuse(path):
@@ -181,20 +168,18 @@ def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, caplog, monk
     assert line.startswith(f"{newest}: Input/output error; make sure that it may be read; carrying on from round 1")
 
 
-def test_damage_to_the_older_one_is_of_no_interest(tmp_path, caplog):
-    """It is not even read, and goes when its time has come."""
-    older = save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
-    save_checkpoint(tmp_path, state_of(2), PUBLIC, {})
+def test_damaged_older_checkpoint_is_not_read(tmp_path, caplog):
+    older = save(tmp_path, 1)
+    save(tmp_path, 2)
     flip(older, 0.5)
     assert equal(load_checkpoint(tmp_path)[0], state_of(2))
-    save_checkpoint(tmp_path, state_of(3), PUBLIC, {})
+    save(tmp_path, 3)
     assert (older.exists(), caplog.messages) == (False, [])
 
 
-def test_where_no_checkpoint_is_whole_each_is_told(tmp_path):
-    """With the files and the mend."""
+def test_only_damaged_checkpoints_raises_with_each_file(tmp_path):
     for number in (1, 2):
-        flip(save_checkpoint(tmp_path, state_of(number), PUBLIC, {}), 0.5)
+        flip(save(tmp_path, number), 0.5)
     with pytest.raises(StateError) as caught:
         load_checkpoint(tmp_path)
     lines = str(caught.value).splitlines()
@@ -205,15 +190,13 @@ def test_where_no_checkpoint_is_whole_each_is_told(tmp_path):
     assert lines[2] == f"no checkpoint in {tmp_path} is whole; start a new run"
 
 
-def test_where_there_is_none_that_is_told(tmp_path):
-    """An empty directory, or none."""
+def test_no_checkpoint_raises(tmp_path):
     for directory in (tmp_path, tmp_path / "absent"):
         with pytest.raises(StateError, match="holds no checkpoint"):
             load_checkpoint(directory)
 
 
-def test_foreign_files_and_other_versions_are_told_apart(tmp_path):
-    """A text file under that name, and a format that this version does not know."""
+def test_foreign_files_and_other_versions_raise(tmp_path):
     path = tmp_path / "checkpoint-000001.fp"
     for content, said in ((b"hello", "is not a checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
         path.write_bytes(content)
@@ -221,9 +204,8 @@ def test_foreign_files_and_other_versions_are_told_apart(tmp_path):
             load_checkpoint(tmp_path)
 
 
-def test_a_disk_that_refuses_is_told_and_the_checkpoint_before_stays(tmp_path):
-    """The file may not grow beyond a limit, as on a full card."""
-    save_checkpoint(tmp_path, state_of(1), PUBLIC, {})
+def test_refused_write_raises_and_keeps_the_checkpoint_before(tmp_path):
+    save(tmp_path, 1)
     program = f"""
 import resource
 from pathlib import Path
@@ -245,8 +227,7 @@ except StateError as error:
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
 
 
-def test_the_exported_model_is_read_by_numpy_without_moments(tmp_path):
-    """Public names, shapes, dtypes and values; equal models are equal files."""
+def test_exported_model_is_read_by_numpy_without_moments(tmp_path):
     tensors = {**state_of(1).tensors, "file": np.arange(3, dtype=np.int8), "empty": np.zeros((0, 2), np.float16)}
     path = tmp_path / "out" / "model.npz"
     export_model(path, tensors)
@@ -258,8 +239,7 @@ def test_the_exported_model_is_read_by_numpy_without_moments(tmp_path):
 
 
 @given(st.binary(max_size=200))
-def test_an_update_is_kept_as_it_came_until_its_round_is_dropped(blob):
-    """Rounds and devices do not touch each other."""
+def test_update_is_kept_until_its_round_is_dropped(blob):
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "r-1"
         store_update(run, 1, "pi-1", b"before")
@@ -274,23 +254,57 @@ def test_an_update_is_kept_as_it_came_until_its_round_is_dropped(blob):
             load_update(run, 1, "pi-1")
 
 
-def test_a_damaged_update_is_not_trained_on(tmp_path):
-    """It was whole when it was committed, so this is the disk's doing."""
+def test_damaged_update_raises(tmp_path):
     flip(store_update(tmp_path, 1, "pi-1", bytes(100)), 0.9)
     with pytest.raises(StateError, match=r"pi-1.fp: is damaged"):
         load_update(tmp_path, 1, "pi-1")
 
 
 @pytest.mark.parametrize("device", ["../pi", "pi/1", "", ".", "Pi"])
-def test_a_device_cannot_name_a_file_elsewhere(tmp_path, device):
-    """Only names that fit a topic become file names."""
+def test_device_name_outside_the_topic_alphabet_is_refused(tmp_path, device):
     with pytest.raises(ValueError, match="no device's name"):
         store_update(tmp_path / "run", 1, device, b"x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_may_keep_tensors_of_its_own(tmp_path):
-    """A strategy need not limit itself to the public schema or its dtypes."""
-    state = replace(state_of(3), server={"momentum": np.arange(6.0).reshape(2, 3), "count": np.array(7)})
-    save_checkpoint(tmp_path, state, PUBLIC, {})
-    assert equal(load_checkpoint(tmp_path)[0], state)
+def test_full_disk_keeps_the_checkpoints_before_and_no_partial_file(tmp_path):
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        run = disk.path / "r-1"
+        save(run, 1, 2)
+        before = {path.name: path.read_bytes() for path in run.iterdir()}
+        disk.fill()
+        remedy = "No space left on device; free some space on this disk"
+        with pytest.raises(StateError, match=rf"checkpoint-000003\.fp: {remedy}"):
+            save(run, 3)
+        with pytest.raises(StateError, match=rf"pi-1\.fp: {remedy}"):
+            store_update(run, 3, "pi-1", bytes(10_000))
+        assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+        assert list((run / "updates").rglob("*.*")) == []
+        disk.empty()
+        save(run, 3)
+        assert load_checkpoint(run)[0].round == 3
+
+
+def test_readonly_disk_raises_and_can_be_read(tmp_path):
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        save(disk.path, 1)
+        disk.make_readonly()
+        with pytest.raises(StateError, match=r"Read-only file system; this disk is read-only.* mount it read-write"):
+            save(disk.path, 2)
+        assert equal(load_checkpoint(disk.path)[0], state_of(1))
+
+
+def test_checkpoint_of_an_earlier_version_without_encoding_is_read_as_compressed(tmp_path, monkeypatch):
+
+    def write(path: Path, magic: bytes, content: bytes) -> None:
+        fields = msgpack.unpackb(content)
+        for part in ("tensors", "server"):
+            del fields[part]["encoding"]
+        real(path, magic, msgpack.packb(fields))
+
+    real = checkpoint._write
+    monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")
+    monkeypatch.setattr(checkpoint, "_write", write)
+    save(tmp_path, 3)
+    monkeypatch.undo()
+    assert equal(load_checkpoint(tmp_path)[0], state_of(3))

@@ -31,8 +31,7 @@ def old_registry(path: Path) -> Content:
         return content_of(db)
 
 
-def test_an_older_registry_is_brought_to_the_present_version(tmp_path: Path):
-    """Nothing is lost, and the copy is what it was before."""
+def test_older_registry_is_migrated_and_copied_before(tmp_path: Path):
     path = tmp_path / REGISTRY_FILE
     known = old_registry(path)
     migrated = {**known, "runs": [(*row, 0) for row in known["runs"]]}  # the number of its last change
@@ -45,7 +44,7 @@ def test_an_older_registry_is_brought_to_the_present_version(tmp_path: Path):
 
 
 def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
-    """A coordinator that is made new in mid-round reads back what the one before it was promised."""
+    """A coordinator restarted in mid-round reads them back."""
     path = tmp_path / REGISTRY_FILE
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(f"BEGIN; {script(0, 3)} COMMIT; PRAGMA journal_mode = WAL;")
@@ -66,8 +65,7 @@ def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
     assert (lines, opened(path)[1]) == ([], [])
 
 
-def test_an_older_registry_is_read_as_it_is(tmp_path: Path):
-    """In the present version, and without a change to the file."""
+def test_older_registry_is_read_without_a_change(tmp_path: Path):
     path = tmp_path / REGISTRY_FILE
     old_registry(path)
     data = path.read_bytes()
@@ -79,8 +77,7 @@ def test_an_older_registry_is_read_as_it_is(tmp_path: Path):
     assert path.read_bytes() == data
 
 
-def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """All of it, or none: here the tables of version 4 are made, and then the disk refuses."""
+def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / REGISTRY_FILE
     known = old_registry(path)
     monkeypatch.setattr(migrations, "script", lambda before: f"{script(before, 4)} INSERT INTO absent VALUES (1);")
@@ -104,7 +101,7 @@ def version_4(tmp_path: Path) -> Path:
 
 
 def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Path):
-    """Nothing of it is missing, though a plain SQLite client has changed a row since; it can be rebuilt from now on."""
+    """Also where a plain SQLite client has changed a row since."""
     with closing(sqlite3.connect(version_4, isolation_level=None)) as db:
         db.execute("UPDATE devices SET last_seen = 1.0")
         known = content_of(db)
@@ -131,7 +128,6 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
 
 
 def test_damaged_registry_of_version_4_is_replaced_by_its_copy_of_version_4(version_4: Path):
-    """The copy was made by the version before, too."""
     copy_of(version_4).write_bytes(version_4.read_bytes())
     version_4.write_bytes(b"no database")
     with Told() as lines, Registry(version_4) as registry:
@@ -139,8 +135,7 @@ def test_damaged_registry_of_version_4_is_replaced_by_its_copy_of_version_4(vers
     assert "its copy registry.sqlite3.before is in its place" in lines[0]
 
 
-def test_a_registry_that_was_killed_while_it_was_made_is_made(tmp_path: Path):
-    """There is a file with SQLite's header, and nothing in it yet."""
+def test_registry_killed_while_it_was_made_is_made(tmp_path: Path):
     path = tmp_path / REGISTRY_FILE
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode = WAL")

@@ -1,4 +1,4 @@
-"""What the coordinator remembers of runs, rounds, devices and updates, also when it is killed."""
+"""The registry of runs, rounds, devices and updates, also when the coordinator is killed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo, StoredUpdate
+from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.errors import StateError, UsageError
-from tests.coordinator.device_sightings import seen
+from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
+from tests.coordinator import registry_builders
+from tests.coordinator.registry_builders import seen
 from tests.support.paths import ROOT
 
 DIGEST = "ab" * 32
@@ -29,25 +34,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def registry(path: Path):
-    """An empty registry."""
     with Registry(path) as opened:
         yield opened
 
 
-def new_run(registry: Registry, created_at: float = 1_700_000_000.0, fleet: str = "default"):
-    """A run of whatever."""
-    return registry.create_run(
-        created_at=created_at,
-        task="digits",
-        strategy="fedavg",
-        private="affine",
-        settings={"rounds": 3, "target_ua": None, "fleet": fleet},
-        schema=DIGEST,
-    )
+def new_run(registry: Registry, created_at: float = 1_700_000_000.0, fleet: str = "default") -> RunInfo:
+    settings = {"rounds": 3, "target_ua": None, "fleet": fleet}
+    return registry_builders.new_run(registry, created_at, private="affine", settings=settings, schema=DIGEST)
 
 
 def record_of(number: int, **values) -> RoundRecord:
-    """A round's record."""
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5, phase_seconds=PhaseSeconds(train=2.5), **values)
 
 
@@ -56,8 +52,7 @@ def update_of(digest: str = DIGEST, device: str = "pi-1", round: int = 1) -> Sto
     return StoredUpdate(round=round, device=device, digest=digest, raw_bytes=99, num_examples=40, encoding="fp32")
 
 
-def test_a_new_run_is_running_in_epoch_one(registry):
-    """And everything it was created with is there."""
+def test_new_run_is_running_in_epoch_one(registry):
     run = new_run(registry)
     assert run.id.startswith("20231114-221320-")
     assert (run.created_at, run.epoch, run.status, run.stopped_because) == (1_700_000_000.0, 1, "running", None)
@@ -66,8 +61,7 @@ def test_a_new_run_is_running_in_epoch_one(registry):
     assert registry.runs() == [run]
 
 
-def test_two_runs_of_the_same_second_are_two(registry):
-    """Also on a machine whose clock stands still; the newest comes first whatever the clock says."""
+def test_runs_of_the_same_second_have_two_ids_newest_first(registry):
     first, second = new_run(registry), new_run(registry)
     third = new_run(registry, created_at=5.0)
     assert [run.id for run in registry.runs()] == [third.id, second.id, first.id]
@@ -84,8 +78,7 @@ def test_two_runs_of_the_same_second_are_two(registry):
         ("failed", "failed"),
     ],
 )
-def test_a_run_ends_and_can_be_opened_again(registry, why, status):
-    """Its status follows from why it stopped; each epoch that follows has a number of its own."""
+def test_finished_run_has_a_status_and_can_be_reopened(registry, why, status):
     run = new_run(registry).id
     registry.finish_run(run, stopped_because=why, user_accuracy=0.9, model="model.npz")
     ended = registry.run(run)
@@ -96,8 +89,7 @@ def test_a_run_ends_and_can_be_opened_again(registry, why, status):
     assert (again.status, again.stopped_because, again.epoch) == ("running", None, 3)
 
 
-def test_a_run_is_found_by_its_id_its_beginning_or_as_the_last(registry):
-    """As people type it; what fits several or none is told, with the nearest."""
+def test_run_is_found_by_id_prefix_or_last(registry):
     first, second = new_run(registry), new_run(registry, created_at=1_800_000_000.0)
     assert registry.run("last") == second
     assert registry.run(first.id) == registry.run(first.id[:-1]) == registry.run("2023") == first
@@ -109,8 +101,7 @@ def test_a_run_is_found_by_its_id_its_beginning_or_as_the_last(registry):
         registry.run("")
 
 
-def test_an_unknown_run_cannot_be_changed(registry):
-    """A slip must not be stored as if it were a run."""
+def test_unknown_run_cannot_be_changed(registry):
     with pytest.raises(UsageError, match="no runs in"):
         registry.run("last")
     for change in (
@@ -124,8 +115,7 @@ def test_an_unknown_run_cannot_be_changed(registry):
         registry.rounds.finish("x", record_of(1))
 
 
-def test_rounds_come_back_as_they_were_in_order(registry):
-    """A round that is played again after a crash replaces what was known of it."""
+def test_records_are_in_order_and_replaced_when_played_again(registry):
     run, other = new_run(registry).id, new_run(registry).id
     for number in (2, 1, 3):
         registry.rounds.finish(run, record_of(number, decline_reasons={"busy": number}))
@@ -138,8 +128,7 @@ def test_rounds_come_back_as_they_were_in_order(registry):
     assert registry.rounds.records(other) == []
 
 
-def test_a_device_is_remembered_with_what_came_of_asking_it(registry):
-    """When it was seen, what it said of itself while it was there, and its counters."""
+def test_device_keeps_its_presence_and_counters(registry):
     seen(registry, "pi-2", fleet="lab", now=10.0, online=True, version="1.0", tasks=["digits", "mnist"])
     seen(registry, "pi-1", fleet="lab", now=11.0, online=True)
     seen(registry, "pi-2", fleet="lab", now=20.0, online=False)
@@ -156,7 +145,6 @@ def test_a_device_is_remembered_with_what_came_of_asking_it(registry):
 
 
 def test_devices_of_two_fleets_may_have_the_same_name(registry):
-    """One state directory serves several fleets; each device keeps its own presence and counters."""
     for fleet, online in (("lab", True), ("kitchen", False)):
         seen(registry, "pi-1", fleet=fleet, now=10.0, online=online)
     registry.count("kitchen", ("pi-1", "invited", ""), ("pi-1", "declined", "busy"))
@@ -166,8 +154,7 @@ def test_devices_of_two_fleets_may_have_the_same_name(registry):
     ]
 
 
-def test_the_newest_run_of_a_fleet_is_found_and_says_whether_it_came_to_its_end(registry):
-    """Only the newest of a fleet: what was left behind before it was left for good."""
+def test_newest_run_of_a_fleet_says_whether_it_finished(registry):
     assert registry.newest("fleet") is None
     old = new_run(registry, fleet="fleet")
     assert registry.newest("fleet") == old
@@ -180,18 +167,7 @@ def test_the_newest_run_of_a_fleet_is_found_and_says_whether_it_came_to_its_end(
     assert registry.run(old.id).status == "interrupted"
 
 
-def test_everything_is_there_when_the_file_is_opened_again(path):
-    """A second start makes no new tables and loses nothing."""
-    with Registry(path) as registry:
-        run = new_run(registry)
-        registry.rounds.finish(run.id, record_of(1))
-    with Registry(path) as registry:
-        assert registry.runs() == [run]
-        assert registry.rounds.records(run.id) == [record_of(1)]
-
-
-def test_what_a_method_did_outlasts_a_kill(path):
-    """The process is killed right after a round was added, without closing anything."""
+def test_changes_outlast_a_kill(path):
     program = f"""
 import os, signal
 from pathlib import Path
@@ -210,8 +186,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert (run.epoch, registry.rounds.records(run.id)) == (2, [RoundRecord(1, "aggregated", 1, 1, 0, 1)])
 
 
-def test_reading_sees_a_run_in_progress_and_changes_nothing(registry, path):
-    """`fedpatch runs` may be called while a coordinator works."""
+def test_readonly_registry_sees_a_run_in_progress(registry, path):
     run = new_run(registry)
     with Registry(path, readonly=True) as reader:
         assert reader.runs() == [run]
@@ -221,21 +196,18 @@ def test_reading_sees_a_run_in_progress_and_changes_nothing(registry, path):
             reader.reopen(run.id)
 
 
-def test_reading_where_there_is_nothing_says_so_and_makes_nothing(path):
-    """A wrong --state-dir must not leave an empty registry behind."""
+def test_readonly_registry_where_none_is_raises_and_makes_nothing(path):
     with pytest.raises(UsageError, match=r"no runs in .*state .*--state-dir"):
         Registry(path, readonly=True)
     assert not path.parent.exists()
 
 
-def test_the_directory_is_for_its_owner_only(registry, path):
-    """Settings and the names of devices are nobody else's business."""
+def test_registry_makes_its_directory_for_the_owner_only(registry, path):
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_a_file_that_is_no_registry_is_left_alone(path, readonly):
-    """Text, a foreign database, one of a newer version: told with the file and the mend."""
+def test_foreign_file_is_refused_and_left_alone(path, readonly):
     path.parent.mkdir()
     path.write_text("my diary, " * 1000)
     with pytest.raises(StateError, match=rf"{path}: is damaged .*move it away"):
@@ -255,8 +227,7 @@ def test_a_file_that_is_no_registry_is_left_alone(path, readonly):
         assert path.read_bytes() == before
 
 
-def test_a_damaged_page_is_told_with_the_file(path):
-    """An SD card at the end of its life, which has the copy too."""
+def test_damaged_pages_are_reported_with_the_file(path):
     with Registry(path) as registry:
         run = new_run(registry).id
         for number in range(1, 60):
@@ -269,8 +240,7 @@ def test_a_damaged_page_is_told_with_the_file(path):
         registry.rounds.records(run)
 
 
-def test_a_full_disk_is_told_and_what_was_there_stays(registry, path):
-    """The database is not let grow, as on a disk without space."""
+def test_full_disk_is_reported_and_loses_no_record(registry, path):
     run = new_run(registry).id
     pages = registry._db.execute("PRAGMA page_count").fetchone()[0]
     registry._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -281,15 +251,13 @@ def test_a_full_disk_is_told_and_what_was_there_stays(registry, path):
     assert [record.round for record in known] == list(range(1, len(known) + 1))
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path):
-    """The system's words, with the path."""
+def test_directory_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"file.*: (Not a directory|File exists)"):
         Registry(tmp_path / "file" / "state" / REGISTRY_FILE)
 
 
 def test_registry_is_readable_by_its_owner_alone(tmp_path):
-    """File, log and copy, whatever the umask, and also one that an earlier version left open to all."""
     before = os.umask(0)
     try:
         with Registry(tmp_path / "registry.sqlite3") as registry:
@@ -306,7 +274,6 @@ def test_registry_is_readable_by_its_owner_alone(tmp_path):
 
 @pytest.mark.parametrize("umask", [0, 0o002])
 def test_run_directory_made_for_a_journal_is_its_owners_alone(tmp_path, umask):
-    """The registry makes it before anything else of the run is written, whatever the umask."""
     before = os.umask(umask)
     try:
         with Registry(tmp_path / REGISTRY_FILE) as registry:
@@ -314,3 +281,89 @@ def test_run_directory_made_for_a_journal_is_its_owners_alone(tmp_path, umask):
     finally:
         os.umask(before)
     assert [one.stat().st_mode & 0o777 for one in (journal.parent, journal.parent.parent)] == [0o700, 0o700]
+
+
+def ledger_of(number: int = 1, **changes: Any) -> RoundJournal:
+    return replace(RoundJournal(number, 2, ("b", "a", "c"), "ab" * 32), **changes)
+
+
+def test_open_round_is_known_until_its_record(registry):
+    run = new_run(registry).id
+    now = BootTime("boot", 10.0, 1e9)
+    assert registry.rounds.unfinished(run, now) is None
+    registry.rounds.open(run, ledger_of(), now)
+    registry.rounds.accept(run, {"a"})
+    registry.rounds.add_update(run, update_of(device="c"), {"a", "c"})
+    assert registry.rounds.unfinished(run, now) == ledger_of(accepted=frozenset("ac"))
+    registry.rounds.close(run)
+    assert registry.rounds.unfinished(run, now) == ledger_of(accepted=frozenset("ac"), closing=True)
+    registry.rounds.finish(run, record_of(1))
+    assert (registry.rounds.unfinished(run, now), registry.rounds.updates(run, 1)) == (None, [])
+    assert registry.rounds.records(run) == [record_of(1)]
+
+
+def test_open_round_keeps_offenders_and_absent_devices(registry):
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
+    registry.rounds.exclude_offender(run, "a", "not_finite")
+    assert registry.rounds.unfinished(run, now) is None
+    ledger = ledger_of(absent=frozenset("c"), offenders={"a": "not_finite"})
+    registry.rounds.open(run, replace(ledger, offenders={}), now)
+    registry.rounds.exclude_offender(run, "a", "not_finite")
+    assert registry.rounds.unfinished(run, now) == ledger
+    registry.rounds.open(run, ledger, now)
+    registry.rounds.exclude_offender(run, "b", "damaged")
+    assert registry.rounds.unfinished(run, now) == replace(ledger, offenders={"a": "not_finite", "b": "damaged"})
+
+
+def test_opened_round_keeps_its_own_updates_only(registry):
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
+    registry.rounds.add_update(run, update_of(round=1))
+    registry.rounds.add_update(run, update_of(round=2))
+    registry.rounds.open(run, ledger_of(2, accepted=frozenset("b")), now)
+    assert (registry.rounds.updates(run, 1), len(registry.rounds.updates(run, 2))) == ([], 1)
+    assert registry.rounds.unfinished(run, now) == ledger_of(2, accepted=frozenset("b"))
+
+
+def test_spent_time_counts_on_while_the_coordinator_is_away(registry):
+    """By the machine's own clock as long as it runs, by the wall clock after a boot, and never backwards."""
+    run, then = new_run(registry).id, BootTime("boot", 10.0, 1e9)
+    registry.rounds.open(run, ledger_of(spent_s=5.0), then)
+    spent = {
+        BootTime("boot", 40.0, 1e9 - 1e8): 35.0,
+        BootTime("other", 3.0, 1e9 + 60.0): 65.0,
+        BootTime("other", 3.0, 0.0): 5.0,
+        BootTime("", 0.0, 1e9 + 7.0): 12.0,
+    }
+    for now, spent_s in spent.items():
+        assert registry.rounds.unfinished(run, now) == ledger_of(spent_s=spent_s)
+    registry.rounds.pause(run, 20.0)
+    for now in spent:
+        assert registry.rounds.unfinished(run, now) == ledger_of(spent_s=20.0)
+    registry.rounds.open(run, ledger_of(spent_s=20.0), BootTime("boot", 100.0, 1e9))
+    assert registry.rounds.unfinished(run, BootTime("boot", 101.0, 0.0)) == ledger_of(spent_s=21.0)
+
+
+def test_roll_back_forgets_later_rounds(registry):
+    run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
+    for number in (1, 2, 3):
+        registry.rounds.finish(run, record_of(number))
+    registry.rounds.open(run, ledger_of(4), now)
+    registry.rounds.add_update(run, update_of(round=4))
+    registry.rounds.roll_back(run, 1)
+    assert registry.rounds.records(run) == [record_of(1)]
+    assert (registry.rounds.unfinished(run, now), registry.rounds.updates(run, 4)) == (None, [])
+
+
+def test_update_counts_once_and_other_bytes_are_refused(registry):
+    run = new_run(registry).id
+    assert registry.rounds.add_update(run, update_of())
+    assert not registry.rounds.add_update(run, update_of())
+    with pytest.raises(UpdateRefused) as refused:
+        registry.rounds.add_update(run, update_of(digest="cd" * 32))
+    assert refused.value.reason == "already_committed"
+    assert registry.rounds.add_update(run, update_of(device="pi-0"))
+    assert registry.rounds.add_update(run, update_of(digest="cd" * 32, round=2))
+    assert registry.rounds.updates(run, 1) == [update_of(device="pi-0"), update_of()]
+    registry.rounds.drop_update(run, 1, "pi-0")
+    assert registry.rounds.updates(run, 1) == [update_of()]
+    assert len(registry.rounds.updates(run, 2)) == 1

@@ -22,7 +22,7 @@ from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
 from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import new_run, seen
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import small_disk
 
@@ -41,7 +41,6 @@ def content_of(db: sqlite3.Connection) -> Content:
 
 
 def record_of(number: int) -> RoundRecord:
-    """A round's record."""
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5)
 
 
@@ -57,9 +56,7 @@ class Story:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / REGISTRY_FILE
             registry = Registry(path)
-            run = registry.create_run(
-                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={"rounds": 9}, schema="5c"
-            ).id
+            run = new_run(registry, settings={"rounds": 9}).id
             seen(registry, "pi-1", fleet="lab", now=3.5, online=True, version="1.0", tasks=["digits"])
             for number in range(1, 6):
                 registry.rounds.finish(run, record_of(number))
@@ -89,6 +86,13 @@ def laid_out(files: Mapping[str, bytes]) -> Iterator[Path]:
         yield Path(folder) / REGISTRY_FILE
 
 
+@pytest.fixture
+def path(story: Story) -> Iterator[Path]:
+    """The path of the registry, among its files after a clean end."""
+    with laid_out(story.ended) as laid:
+        yield laid
+
+
 class Told(logging.Handler):
     """What the registry's log says within a `with`."""
 
@@ -97,7 +101,6 @@ class Told(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
         self.lines.append(record.getMessage())
 
     def __enter__(self) -> list[str]:
@@ -180,15 +183,13 @@ def assert_whole_or_known(story: Story, path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(damage=damages())
 @example(damage=(0.21875, b"\x01"))
-def test_damage_anywhere_in_the_file_is_made_up_for_or_named(story: Story, damage: tuple[float, bytes]):
-    """A bit turned over, a page of zeros or noise, an end that is missing: what a dying SD card does."""
+def test_damage_anywhere_in_the_file_is_repaired_or_reported(story: Story, damage: tuple[float, bytes]):
     with laid_out(story.ended) as path:
         path.write_bytes(with_damage(path.read_bytes(), damage))
         assert_whole_or_known(story, path)
 
 
-def test_damage_anywhere_in_the_header_is_made_up_for_or_named(story: Story):
-    """The one place where a bit changes what the file is taken for: its version, its page size, the way it is written."""
+def test_damage_anywhere_in_the_header_is_repaired_or_reported(story: Story):
     for at in range(100):
         with laid_out(story.ended) as path:
             data = bytearray(path.read_bytes())
@@ -199,7 +200,7 @@ def test_damage_anywhere_in_the_header_is_made_up_for_or_named(story: Story):
 
 @settings(max_examples=40, deadline=None)
 @given(damage=damages().filter(lambda damage: damage[1]))
-def test_damage_anywhere_in_the_log_costs_no_round(story: Story, damage: tuple[float, bytes]):
+def test_damage_anywhere_in_the_log_loses_no_round(story: Story, damage: tuple[float, bytes]):
     """After a power cut the last transactions are in SQLite's log, which it reads no further than it is whole."""
     with laid_out(story.cut) as path:
         log = path.with_name(f"{REGISTRY_FILE}-wal")
@@ -227,42 +228,36 @@ def change(path: Path, *statements: str) -> None:
         "CREATE INDEX by_fleet ON devices (fleet)",
     ],
 )
-def test_row_changed_by_another_program_while_open_stays_changed(story: Story, statement: str):
-    """The registry is opened again, whole, with the change in it; neither it nor its copy is taken for damaged."""
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            change(path, statement)
-            registry.next_epoch(story.run)
-        with closing(sqlite3.connect(path)) as db:
-            changed = content_of(db)
-        assert opened(path) == (changed, [])
-        path.unlink()
-        found, (line, *_) = opened(path)
-        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
-        assert found["rounds"] == story.full["rounds"]
+def test_row_changed_by_another_program_while_open_stays_changed(path: Path, story: Story, statement: str):
+    with Registry(path) as registry:
+        change(path, statement)
+        registry.next_epoch(story.run)
+    with closing(sqlite3.connect(path)) as db:
+        changed = content_of(db)
+    assert opened(path) == (changed, [])
+    path.unlink()
+    found, (line, *_) = opened(path)
+    assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
+    assert found["rounds"] == story.full["rounds"]
 
 
-def test_row_changed_by_another_program_after_the_end_leaves_the_run_finished(story: Story):
-    """The next command does not put an older copy in place, of the run in progress."""
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
-        change(path, "UPDATE devices SET last_seen = 4.0")
-        with Told() as lines, Registry(path) as registry:
-            run = registry.run("last")
-        assert (run.status, run.user_accuracy, lines) == ("finished", 0.5, [])
+def test_row_changed_by_another_program_after_the_end_leaves_the_run_finished(path: Path, story: Story):
+    with Registry(path) as registry:
+        registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
+    change(path, "UPDATE devices SET last_seen = 4.0")
+    with Told() as lines, Registry(path) as registry:
+        run = registry.run("last")
+    assert (run.status, run.user_accuracy, lines) == ("finished", 0.5, [])
 
 
-def test_copy_made_at_the_end_of_a_run_says_that_it_is_finished(story: Story):
-    """So does a registry that the copy takes the place of."""
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
-        with closing(sqlite3.connect(copy_of(path))) as db:
-            assert db.execute("SELECT status, user_accuracy FROM runs").fetchall() == [("finished", 0.5)]
-        path.write_bytes(b"no database")
-        with Registry(path) as registry:
-            assert registry.run("last").status == "finished"
+def test_copy_made_at_the_end_of_a_run_has_its_end(path: Path, story: Story):
+    with Registry(path) as registry:
+        registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
+    with closing(sqlite3.connect(copy_of(path))) as db:
+        assert db.execute("SELECT status, user_accuracy FROM runs").fetchall() == [("finished", 0.5)]
+    path.write_bytes(b"no database")
+    with Registry(path) as registry:
+        assert registry.run("last").status == "finished"
 
 
 @pytest.mark.parametrize(
@@ -276,16 +271,14 @@ def test_copy_made_at_the_end_of_a_run_says_that_it_is_finished(story: Story):
         ("PRAGMA ignore_check_constraints = ON; UPDATE runs SET status = 'on'", "runs"),
     ],
 )
-def test_values_that_were_never_written_are_named_and_made_up_for(story: Story, statement: str, why: str):
-    """Whatever wrote them. Readers stop with the mend; a command that writes puts the copy in place, and journals add to it."""
-    with laid_out(story.ended) as path:
-        change(path, *statement.split("; "))
-        with pytest.raises(StateError, match=rf"{path}: is damaged \(.*{why}.*`fedpatch run` or"):
-            Registry(path, readonly=True)
-        assert any(why in one for one in doctor_finds(path))
-        found, (line, *_) = opened(path)
-        assert why in line
-        assert (found["rounds"], found["runs"]) == (story.full["rounds"], story.full["runs"])
+def test_impossible_values_are_reported_and_repaired(path: Path, story: Story, statement: str, why: str):
+    change(path, *statement.split("; "))
+    with pytest.raises(StateError, match=rf"{path}: is damaged \(.*{why}.*`fedpatch run` or"):
+        Registry(path, readonly=True)
+    assert any(why in one for one in doctor_finds(path))
+    found, (line, *_) = opened(path)
+    assert why in line
+    assert (found["rounds"], found["runs"]) == (story.full["rounds"], story.full["runs"])
 
 
 @pytest.mark.parametrize(
@@ -308,23 +301,20 @@ def test_values_that_were_never_written_are_named_and_made_up_for(story: Story, 
         ("phase_seconds", "[]"),
     ],
 )
-def test_record_with_a_field_of_another_type_is_damaged(story: Story, key: str, value: str):
-    """JSON that another program has written is checked by the types of the record's fields."""
-    with laid_out(story.ended) as path:
-        with closing(sqlite3.connect(path)) as db:
-            (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
-            changed = json.dumps({**json.loads(text), key: "PLACE"}).replace('"PLACE"', value)
-            db.execute("UPDATE rounds SET record = ? WHERE round = 2", (changed,))
-            db.commit()
-        with pytest.raises(StateError, match=rf"{path}: is damaged \(a row of rounds does not hold what was written"):
-            Registry(path, readonly=True)
-        found, _ = opened(path)
-        assert found["rounds"] == story.full["rounds"]
+def test_record_with_a_field_of_another_type_is_damaged(path: Path, story: Story, key: str, value: str):
+    with closing(sqlite3.connect(path)) as db:
+        (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
+        changed = json.dumps({**json.loads(text), key: "PLACE"}).replace('"PLACE"', value)
+        db.execute("UPDATE rounds SET record = ? WHERE round = 2", (changed,))
+        db.commit()
+    with pytest.raises(StateError, match=rf"{path}: is damaged \(a row of rounds does not hold what was written"):
+        Registry(path, readonly=True)
+    found, _ = opened(path)
+    assert found["rounds"] == story.full["rounds"]
 
 
-def test_copy_is_not_replaced_by_one_of_a_damaged_registry(story: Story, caplog: pytest.LogCaptureFixture):
-    """It is checked before it takes the place of the one before, which stays."""
-    with laid_out(story.ended) as path, Registry(path) as registry:
+def test_copy_is_not_replaced_by_one_of_a_damaged_registry(path: Path, caplog: pytest.LogCaptureFixture):
+    with Registry(path) as registry:
         change(path, "UPDATE rounds SET record = 'x' WHERE round = 2")
         before = copy_of(path).read_bytes()
         with caplog.at_level(logging.WARNING, LOG):
@@ -334,50 +324,39 @@ def test_copy_is_not_replaced_by_one_of_a_damaged_registry(story: Story, caplog:
         assert not list(path.parent.glob(".*"))
 
 
-def test_what_the_copy_lacks_comes_back_from_the_journals(story: Story):
-    """Rounds, the epoch and the end of a run that came after the copy."""
-    with laid_out(story.ended) as path:
-        with Registry(path) as registry:
-            registry.rounds.finish(story.run, record_of(6))
-            registry.next_epoch(story.run)
-            registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
-            wanted = registry.runs(), registry.rounds.records(story.run)
-        copy_of(path).write_bytes(story.ended[f"{REGISTRY_FILE}.before"])
-        path.write_bytes(b"no database")
-        with Told() as lines, Registry(path) as registry:
-            assert (registry.runs(), registry.rounds.records(story.run)) == wanted
-        assert len(lines) == 1
+def test_journals_add_what_the_copy_lacks(path: Path, story: Story):
+    with Registry(path) as registry:
+        registry.rounds.finish(story.run, record_of(6))
+        registry.next_epoch(story.run)
+        registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+        wanted = registry.runs(), registry.rounds.records(story.run)
+    copy_of(path).write_bytes(story.ended[f"{REGISTRY_FILE}.before"])
+    path.write_bytes(b"no database")
+    with Told() as lines, Registry(path) as registry:
+        assert (registry.runs(), registry.rounds.records(story.run)) == wanted
+    assert len(lines) == 1
 
 
-def test_what_a_power_cut_left_is_whole(story: Story):
-    """A log that nobody emptied is no damage."""
+def test_log_left_by_a_power_cut_is_no_damage(story: Story):
     with laid_out(story.cut) as path:
         assert opened(path) == (story.full, [])
 
 
-@pytest.mark.parametrize("left", [b"", None], ids=["empty", "absent"])
-def test_a_file_that_is_gone_is_replaced_by_its_copy(story: Story, left: bytes | None):
-    """Empty or absent would otherwise be a new registry, and all runs forgotten."""
+@pytest.mark.parametrize("left", ["empty", "absent", "set aside"])
+def test_empty_or_absent_file_is_replaced_by_its_copy(story: Story, left: str):
+    """A repair that was stopped halfway has set the file aside, and left its log."""
     with laid_out(story.cut) as path:
-        path.unlink() if left is None else path.write_bytes(left)
+        if left == "set aside":
+            path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
+        else:
+            path.write_bytes(b"") if left == "empty" else path.unlink()
         found, (line,) = opened(path)
         assert found == story.copied
-        assert line.startswith(
-            f"{path}: is empty; it is now " if left is not None else f"{path}: is not there; its copy "
-        )
+        where = "empty; it is now " if left == "empty" else f"not there; its copy {copy_of(path).name} is in its place"
+        assert line.startswith(f"{path}: is {where}")
 
 
-def test_being_stopped_in_the_middle_of_the_mend_costs_nothing(story: Story):
-    """The file is set aside before its log: whoever comes next finds it absent, not one without its log."""
-    with laid_out(story.cut) as path:
-        path.rename(path.with_name(f"{REGISTRY_FILE}.damaged"))
-        found, (line,) = opened(path)
-        assert found == story.copied
-        assert line == f"{path}: is not there; its copy {copy_of(path).name} is in its place"
-
-
-def test_without_a_copy_the_file_is_left_alone(story: Story):
-    """Somebody may still get something out of it; the mend is in the message."""
+def test_damaged_file_without_a_copy_is_left_alone(story: Story):
     remedy = r"`fedpatch runs --rebuild --state-dir .*` makes it again from its runs"
     for files, wanted in (
         (story.ended, remedy),
@@ -392,45 +371,39 @@ def test_without_a_copy_the_file_is_left_alone(story: Story):
             assert path.read_bytes() == story.ended[REGISTRY_FILE][:5000]
 
 
-def test_a_damaged_copy_takes_no_ones_place(story: Story):
-    """Both are named."""
-    with laid_out(story.ended) as path:
-        for one in (path, copy_of(path)):
-            one.write_bytes(one.read_bytes()[:5000])
-        with pytest.raises(
-            StateError, match=rf"{path}: is damaged .* its copy {copy_of(path)} is damaged .*runs --rebuild"
-        ):
-            Registry(path)
-        assert len(path.read_bytes()) == 5000
+def test_damaged_copy_is_not_used_and_both_are_named(path: Path):
+    for one in (path, copy_of(path)):
+        one.write_bytes(one.read_bytes()[:5000])
+    with pytest.raises(
+        StateError, match=rf"{path}: is damaged .* its copy {copy_of(path)} is damaged .*runs --rebuild"
+    ):
+        Registry(path)
+    assert len(path.read_bytes()) == 5000
 
 
-def test_those_who_only_read_are_told_who_mends_it(story: Story):
-    """`fedpatch runs` changes nothing on the disk."""
-    with laid_out(story.ended) as path:
-        remedy = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
-        damage = r"is damaged \(file is not a database\)"
-        for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
-            path.unlink() if data is None else path.write_bytes(data)
-            before = files_of(path.parent)
-            with pytest.raises(StateError, match=rf"^{path}: {why}; {remedy}"):
-                Registry(path, readonly=True)
-            assert files_of(path.parent) == before
-            must_exist(path)
-        copy_of(path).unlink()
+def test_readonly_open_of_a_damaged_registry_names_the_remedy_and_changes_nothing(path: Path):
+    remedy = "`fedpatch run` or `fedpatch resume` puts its copy registry.sqlite3.before in its place"
+    damage = r"is damaged \(file is not a database\)"
+    for data, why in ((b"?" * 5000, damage), (b"", "is empty"), (None, "is not there")):
+        path.unlink() if data is None else path.write_bytes(data)
+        before = files_of(path.parent)
+        with pytest.raises(StateError, match=rf"^{path}: {why}; {remedy}"):
+            Registry(path, readonly=True)
+        assert files_of(path.parent) == before
         must_exist(path)
-        rmtree(path.parent / RUNS)
-        with pytest.raises(UsageError, match="no runs in"):
-            must_exist(path)
+    copy_of(path).unlink()
+    must_exist(path)
+    rmtree(path.parent / RUNS)
+    with pytest.raises(UsageError, match="no runs in"):
+        must_exist(path)
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_registry_and_copy_that_are_gone_beside_journals_are_told_as_absent(story: Story, readonly: bool):
-    """Nothing is damaged; the runs can be put into a registry again."""
-    with laid_out(story.ended) as path:
-        path.unlink()
-        copy_of(path).unlink()
-        with pytest.raises(StateError, match=rf"^{path}: is not there; `fedpatch runs --rebuild"):
-            Registry(path, readonly=readonly)
+def test_registry_and_copy_absent_beside_journals_names_the_rebuild(path: Path, readonly: bool):
+    path.unlink()
+    copy_of(path).unlink()
+    with pytest.raises(StateError, match=rf"^{path}: is not there; `fedpatch runs --rebuild"):
+        Registry(path, readonly=readonly)
 
 
 def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
@@ -446,9 +419,8 @@ def test_nothing_is_put_in_the_place_of_a_file_that_is_in_use(story: Story):
         assert "is in its place" in line
 
 
-def test_a_copy_that_cannot_be_made_is_told_and_the_one_before_stays(story: Story, caplog: pytest.LogCaptureFixture):
-    """The run is not to end for that."""
-    with laid_out(story.ended) as path, Registry(path) as registry:
+def test_copy_that_cannot_be_made_is_logged_and_the_one_before_stays(path: Path, caplog: pytest.LogCaptureFixture):
+    with Registry(path) as registry:
         before = files_of(path.parent)
         with caplog.at_level(logging.WARNING, LOG):
             keep_copy(registry._db, path.parent / "absent" / REGISTRY_FILE)
@@ -456,8 +428,8 @@ def test_a_copy_that_cannot_be_made_is_told_and_the_one_before_stays(story: Stor
         assert copy_of(path).read_bytes() == before[copy_of(path).name]
 
 
-def test_a_registry_on_a_disk_that_cannot_be_written_can_be_read(story: Story, tmp_path: Path):
-    """Read-only or full, after a clean end or a power cut: there SQLite has no room for the files it makes beside it."""
+def test_registry_on_a_readonly_or_full_disk_can_be_read(story: Story, tmp_path: Path):
+    """There SQLite has no room for the files it makes beside the registry."""
     with small_disk(tmp_path / "disk", "2m") as disk:
         path = disk.path / REGISTRY_FILE
         for files in (story.ended, story.cut):
@@ -475,8 +447,7 @@ def test_a_registry_on_a_disk_that_cannot_be_written_can_be_read(story: Story, t
                 remedy()
 
 
-def test_a_disk_that_cannot_be_written_is_told_with_the_mend(story: Story, tmp_path: Path):
-    """Full, or read-only."""
+def test_full_or_readonly_disk_is_reported_with_the_remedy(story: Story, tmp_path: Path):
     with small_disk(tmp_path / "disk", "2m") as disk:
         path = disk.path / REGISTRY_FILE
         path.write_bytes(story.ended[REGISTRY_FILE])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,20 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
+from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.database import copy_of, damaged_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import new_run, seen
 
 ROUNDS = 4
 
 
 def record_of(number: int) -> RoundRecord:
-    """A round's record."""
     seconds = PhaseSeconds(train=1.25)
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5 + number / 100, phase_seconds=seconds, failures={"x": 1})
 
@@ -37,13 +37,8 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / REGISTRY_FILE
     with Registry(path) as registry:
         for fleet in ("lab", "kitchen"):
-            run = registry.create_run(
-                created_at=0.0 if fleet == "lab" else 60.0,
-                task="digits",
-                strategy="fedavg",
-                private="affine",
-                settings={"rounds": 9, "target_ua": None, "fleet": fleet},
-                schema="5c" * 32,
+            run = new_run(
+                registry, 0.0 if fleet == "lab" else 60.0, settings={"rounds": 9, "target_ua": None, "fleet": fleet}
             ).id
             for number in range(1, ROUNDS + 1):
                 registry.rounds.finish(run, record_of(number))
@@ -55,6 +50,19 @@ def path(tmp_path: Path) -> Path:
         registry.holds.put("lab", "pi-2", "quarantined", "damaged", 4.0)
         registry.holds.keep()
     return path
+
+
+@contextmanager
+def one_run() -> Iterator[tuple[Path, RunInfo, Path]]:
+    """The path of a registry, its only run, and the journal of that run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REGISTRY_FILE
+        with Registry(path) as registry:
+            run = new_run(registry)
+            for number in range(1, ROUNDS + 1):
+                registry.rounds.finish(run.id, record_of(number))
+            journal = registry.journal.path(run.id)
+        yield path, run, journal
 
 
 def known(path: Path) -> tuple:
@@ -70,14 +78,12 @@ def garble(*paths: Path) -> None:
 
 
 def delete(*paths: Path) -> None:
-    """Gone."""
     for one in paths:
         one.unlink()
 
 
 @pytest.mark.parametrize("damage", [garble, delete])
-def test_registry_and_copy_damaged_or_gone_is_rebuilt_with_all_runs(path: Path, damage):
-    """The journals have the runs; what lay there is kept."""
+def test_damaged_or_absent_registry_is_rebuilt_with_all_runs(path: Path, damage):
     wanted = known(path)
     damage(path, copy_of(path))
     rebuilt = rebuild_registry(path)
@@ -105,7 +111,6 @@ def test_log_left_behind_by_a_registry_that_is_gone_stays_out_of_the_rebuilt_one
 
 
 def test_rebuilt_registry_takes_devices_and_holds_from_the_copy(path: Path):
-    """They are in no journal."""
     wanted = known(path)
     garble(path)
     rebuilt = rebuild_registry(path)
@@ -115,8 +120,7 @@ def test_rebuilt_registry_takes_devices_and_holds_from_the_copy(path: Path):
         assert registry.holds.held("lab") == {"pi-2": "quarantined"}
 
 
-def test_rebuilt_registry_leaves_out_rows_that_cannot_be(path: Path):
-    """Of a registry that is damaged in places, what is left is taken over."""
+def test_rebuilt_registry_leaves_out_impossible_rows(path: Path):
     for one in (path, copy_of(path)):
         with closing(sqlite3.connect(one)) as db:
             db.execute("UPDATE devices SET reported = -1 WHERE id = 'pi-1'")
@@ -125,16 +129,11 @@ def test_rebuilt_registry_leaves_out_rows_that_cannot_be(path: Path):
     rebuilt = rebuild_registry(path)
     assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (path, 1, 1)
     with Registry(path) as registry:
-        assert [one.user_accuracy for one in registry.rounds.records(registry.run("last").id)] == [
-            0.51,
-            0.52,
-            0.53,
-            0.54,
-        ]
+        records = registry.rounds.records(registry.run("last").id)
+        assert [one.user_accuracy for one in records] == [0.51, 0.52, 0.53, 0.54]
 
 
 def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path):
-    """Its ledger is in no journal either."""
     with Registry(path) as registry:
         run = registry.run("last").id
         with registry._change() as db:
@@ -146,23 +145,20 @@ def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path
 
 
 def test_directory_without_journal_is_named_by_a_rebuild(path: Path):
-    """It holds checkpoints of a run that nobody knows."""
     stray = path.parent / "runs" / "20200101-000000-abcdef"
     stray.mkdir()
     garble(path, copy_of(path))
     assert rebuild_registry(path).without_journal == (stray,)
 
 
-def test_rebuild_where_nothing_is_or_somebody_works_changes_nothing(path: Path, tmp_path: Path):
-    """Two commands must not write two registries."""
+def test_rebuild_without_runs_or_in_use_is_refused(path: Path, tmp_path: Path):
     with Registry(path), pytest.raises(UsageError, match="another fedpatch is working with it"):
         rebuild_registry(path)
     with pytest.raises(UsageError, match="no runs in"):
         rebuild_registry(tmp_path / "elsewhere" / REGISTRY_FILE)
 
 
-def test_run_of_which_the_journal_is_gone_gets_another(path: Path):
-    """As one does that an earlier version began."""
+def test_deleted_journal_is_written_again(path: Path):
     wanted = {one: read_journal(one) for one in journals(path.parent)}
     delete(*wanted)
     with Registry(path):
@@ -172,19 +168,9 @@ def test_run_of_which_the_journal_is_gone_gets_another(path: Path):
 
 @settings(max_examples=80, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
-def test_flipped_bit_or_cut_in_a_journal_costs_its_lines_and_changes_nothing_else(at: float, bit: int, cut: bool):
-    """What is read is what was written; a line that is not is named, unless it is an end that is missing at a line's end."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / REGISTRY_FILE
-        with Registry(path) as registry:
-            run = registry.create_run(
-                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema=""
-            )
-            for number in range(1, ROUNDS + 1):
-                registry.rounds.finish(run.id, record_of(number))
-        (journal,) = journals(path.parent)
+def test_flipped_bit_or_cut_in_a_journal_loses_its_lines_only(at: float, bit: int, cut: bool):
+    """A line is read as it was written, or named as damaged, unless the end of the file is missing."""
+    with one_run() as (path, run, journal):
         data = bytearray(journal.read_bytes())
         place = int(at * len(data))
         if cut:
@@ -202,8 +188,7 @@ def test_flipped_bit_or_cut_in_a_journal_costs_its_lines_and_changes_nothing_els
         assert read_journal(journal).records[ROUNDS + 1] == record_of(ROUNDS + 1)
 
 
-def test_rounds_that_are_played_again_replace_those_of_before(path: Path):
-    """Also where the journal was written by a run that went back."""
+def test_rounds_played_again_replace_the_earlier_ones(path: Path):
     with Registry(path) as registry:
         run = registry.run("last").id
         registry.rounds.roll_back(run, 2)
@@ -253,7 +238,6 @@ def test_rebuild_where_the_journal_lags_keeps_the_registrys_records(path: Path):
 
 
 def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Path):
-    """The row of the run in the registry is newer than the one in its journal."""
     with Registry(path) as registry, journals_refused():
         registry.finish_run(registry.run("last").id, stopped_because="max_rounds", user_accuracy=0.5, model=None)
     wanted = known(path)
@@ -262,7 +246,6 @@ def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Pa
 
 
 def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(path: Path):
-    """A row that cannot be read is made up for, as far as the journal goes."""
     with Registry(path) as registry, journals_refused():
         registry.rounds.finish(registry.run("last").id, record_of(ROUNDS + 1))
     wanted = known(path)
@@ -276,7 +259,6 @@ def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restarts: bool):
-    """In the process whose line was refused, and in the one after it."""
     with Registry(path) as registry:
         run = registry.run("last").id
         with journals_refused():
@@ -296,18 +278,9 @@ def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restar
 @settings(max_examples=40, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True))
 def test_catching_up_that_is_cut_short_leaves_a_journal_that_lags(at: float):
-    """The number of the last change is in the last line: what comes before it is not taken for all."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / REGISTRY_FILE
-        with Registry(path) as registry:
-            run = registry.create_run(
-                created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema=""
-            ).id
-            for number in range(1, ROUNDS + 1):
-                registry.rounds.finish(run, record_of(number))
-        journal = registry.journal.path(run)
+    """The number of the last change is in the last line."""
+    with one_run() as (path, info, journal):
+        run = info.id
         before = journal.stat().st_size
         play_again_unwritten(path)
         with Registry(path) as registry:
@@ -338,14 +311,12 @@ def damage_after_going_back(path: Path, *, unreadable_line: bool = False) -> Non
 
 @pytest.mark.parametrize("restore", [records_of, rebuild_registry])
 def test_rounds_rolled_back_stay_forgotten_where_an_older_copy_is_used(path: Path, restore: Callable):
-    """The journal has them rolled back, and no line of it is damaged."""
     damage_after_going_back(path)
     restore(path)
     assert records_of(path) == [1]
 
 
-def test_rounds_played_again_after_going_back_are_restored_over_an_older_copy(path: Path):
-    """Those that were not played again are forgotten."""
+def test_rounds_played_again_are_restored_over_an_older_copy(path: Path):
     older = copy_of(path).read_bytes()
     with Registry(path) as registry:
         run = registry.run("last").id
@@ -365,7 +336,6 @@ def test_journal_with_a_damaged_line_makes_no_round_forgotten(path: Path):
 
 
 def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path):
-    """It has only what came later."""
     with Registry(path) as registry:
         run = registry.run("last").id
         registry.next_epoch(run)
@@ -376,7 +346,6 @@ def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path
 
 
 def test_copy_made_when_rounds_are_rolled_back_lacks_them(path: Path):
-    """So they do not come back with it, whatever becomes of the journal."""
     with Registry(path) as registry:
         run = registry.run("last").id
         registry.rounds.roll_back(run, 1)

@@ -9,6 +9,7 @@ import pytest
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
 from fedpatch.shared.errors import UsageError
+from tests.coordinator.registry_builders import new_run
 
 
 @pytest.fixture(autouse=True)
@@ -25,18 +26,15 @@ def usual(here: Path) -> Path:
 
 
 @pytest.fixture(params=["demo-out", "fedpatch-demo"])
-def demo(here: Path, request) -> Path:
-    return here / request.param / "coordinator"
+def demo(here: Path, request: pytest.FixtureRequest) -> Path:
+    return here / str(request.param) / "coordinator"
 
 
 def begin_run(state_dir: Path) -> str:
     """A run in `state_dir`; its id."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        info = registry.create_run(
-            created_at=0.0, task="digits", strategy="fedavg", private="none", settings={}, schema="0" * 64
-        )
-    return info.id
+        return new_run(registry).id
 
 
 def test_run_of_demo_is_found_beside_runs_of_default_directory(usual, demo):

@@ -30,7 +30,7 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import Packed
-from tests.coordinator.device_sightings import seen
+from tests.coordinator.registry_builders import new_run, seen
 from tests.support.checkups import quiet_checkup
 
 SCHEMA = Schema((TensorSpec("w", (8,), "float32", "weight"),))
@@ -38,7 +38,6 @@ BLOB = b"an update" * 10
 
 
 def record_of(number: int) -> RoundRecord:
-    """A round's record."""
     return RoundRecord(number, "aggregated", 2, 2, 0, 2, 0.5)
 
 
@@ -47,9 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state directory with something of each kind in it: the third round is open."""
     state_dir = tmp_path_factory.mktemp("state")
     with Registry(state_dir / REGISTRY_FILE) as registry:
-        run = registry.create_run(
-            created_at=0.0, task="digits", strategy="fedavg", private="none", settings={"rounds": 9}, schema="5c" * 32
-        ).id
+        run = new_run(registry, settings={"rounds": 9}).id
         directory = state_dir / "runs" / run
         for number in (1, 2):
             state = ServerState(number, {"w": np.full(8, number, np.float32)}, {})
@@ -81,25 +78,21 @@ def found(state_dir: Path) -> list[Finding]:
 
 
 def bad(state_dir: Path) -> list[Finding]:
-    """What is not good."""
     return [one for one in found(state_dir) if one.verdict != "ok"]
 
 
 def change(path: Path, statement: str) -> None:
-    """By a plain SQLite client."""
     with closing(sqlite3.connect(path)) as db:
         db.execute(statement)
         db.commit()
 
 
-def test_stored_content_that_is_whole_is_good(state_dir: Path):
-    """Two findings; and where nothing was ever stored, none."""
+def test_whole_state_directory_has_no_findings(state_dir: Path):
     assert [(one.name, one.verdict) for one in found(state_dir)] == [("registry", "ok"), ("runs", "ok")]
     assert found(state_dir.parent / "elsewhere") == []
 
 
-def test_registry_without_a_copy_is_good_and_the_copy_is_named_as_absent(state_dir: Path):
-    """Nothing is said of a file that was not read."""
+def test_registry_without_a_copy_is_good(state_dir: Path):
     assert "and so can its copy" in found(state_dir)[0].detail
     copy_of(state_dir / REGISTRY_FILE).unlink()
     registry = found(state_dir)[0]
@@ -122,25 +115,21 @@ def test_registry_without_a_copy_is_good_and_the_copy_is_named_as_absent(state_d
         ("UPDATE rounds SET record = 'x' WHERE round = 1", "fail", "a row of rounds does not hold"),
     ],
 )
-def test_changed_row_is_named(state_dir: Path, statement: str, verdict: str, word: str):
-    """By the journal, the checkpoint, the files, or because it cannot be."""
+def test_changed_row_is_reported(state_dir: Path, statement: str, verdict: str, word: str):
     change(state_dir / REGISTRY_FILE, statement)
     assert any(one.verdict == verdict and word in one.detail and one.remedy for one in bad(state_dir))
 
 
 def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir: Path):
-    """The newest two are in the checkpoints as well."""
     (journal,) = journals(state_dir)
     journal.write_bytes(b"")
     change(
-        state_dir / REGISTRY_FILE,
-        "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 2",
+        state_dir / REGISTRY_FILE, "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 2"
     )
     assert any("is not that of checkpoint-000002.fp" in one.detail for one in bad(state_dir))
 
 
 def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Path):
-    """With what is lost, and how to get it back."""
     newest, before = sorted(state_dir.glob("runs/*/checkpoint-*.fp"), reverse=True)
     for path, verdict, back in ((newest, "fail", "go back to the model after round 1"), (before, "warn", "nothing")):
         data = path.read_bytes()
@@ -155,7 +144,6 @@ def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Pat
 def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The mend is to go on with the run, and not to rebuild the registry from what is older."""
 
     def refuse(path: Path, line: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -168,8 +156,7 @@ def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
     assert "fedpatch resume" in told[0].remedy and "--rebuild" not in told[0].remedy
 
 
-def test_run_that_is_not_in_the_registry_fails_with_the_command_that_brings_it_back(state_dir: Path):
-    """For example where somebody put an old backup in place."""
+def test_run_missing_in_the_registry_fails_with_the_rebuild_command(state_dir: Path):
     for one in (state_dir / REGISTRY_FILE, copy_of(state_dir / REGISTRY_FILE)):
         for statement in ("DELETE FROM updates", "DELETE FROM open_rounds", "DELETE FROM rounds", "DELETE FROM runs"):
             change(one, statement)
@@ -179,7 +166,6 @@ def test_run_that_is_not_in_the_registry_fails_with_the_command_that_brings_it_b
 @settings(max_examples=150, deadline=None)
 @given(which=st.integers(0, 20), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: float, bit: int):
-    """Checkpoints, steps, updates, the journal, the model."""
     files = sorted(one for one in whole.glob("runs/**/*") if one.is_file())
     path = files[which % len(files)]
     data = path.read_bytes()
@@ -192,11 +178,9 @@ def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: 
     assert not bad(whole)
 
 
-def test_show_gives_the_written_number_where_the_registry_has_another(fedpatch, state_dir: Path):
-    """And says so; the command that puts the registry right is in the message."""
+def test_show_prints_the_written_number_where_the_registry_has_another(fedpatch, state_dir: Path):
     change(
-        state_dir / REGISTRY_FILE,
-        "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1",
+        state_dir / REGISTRY_FILE, "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1"
     )
     done = fedpatch("show", "last", "--json", "--state-dir", state_dir)
     assert json.loads(done.out)["rounds"][0]["user_accuracy"] == 0.5
@@ -208,8 +192,7 @@ def test_show_gives_the_written_number_where_the_registry_has_another(fedpatch, 
     assert "not what was written" not in fedpatch("show", "last", "--state-dir", state_dir).err
 
 
-def test_show_works_again_after_a_rebuild_of_what_was_gone(fedpatch, state_dir: Path):
-    """The message that stops the command names the one that makes it work."""
+def test_show_works_again_after_a_rebuild(fedpatch, state_dir: Path):
     wanted = fedpatch("show", "last", "--json", "--state-dir", state_dir).out
     for one in (state_dir / REGISTRY_FILE, copy_of(state_dir / REGISTRY_FILE)):
         one.write_bytes(b"garbage" * 100)

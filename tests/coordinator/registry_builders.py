@@ -1,0 +1,29 @@
+"""Rows of a registry: runs and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.storage.run_registry import Registry, Sighting
+
+
+def new_run(registry: Registry, created_at: float = 0.0, **changes: Any) -> RunInfo:
+    """Add a run; `changes` are other terms than those of a FedAvg run of digits."""
+    terms = {"task": "digits", "strategy": "fedavg", "private": "none", "settings": {}, "schema": "5c" * 32}
+    return registry.create_run(created_at=created_at, **{**terms, **changes})
+
+
+def seen(
+    registry: Registry,
+    device: str,
+    *,
+    fleet: str = "lab",
+    now: float = 1.0,
+    online: bool = True,
+    version: str = "",
+    tasks: Sequence[str] = (),
+) -> None:
+    """Note the presence of one device."""
+    registry.seen_devices(fleet, [Sighting(device, now, online, version, tuple(tasks))])
