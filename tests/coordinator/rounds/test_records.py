@@ -24,33 +24,13 @@ from fedpatch.coordinator.rounds.run_records import (
 )
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
+from tests.coordinator.arbitrary_records import records
 
 COUNTS = st.integers(0, 1000)
 SHARES = st.none() | st.floats(0, 1)
+WORDS = st.sampled_from(["", "quorum_missed", "pi-1"])
 REASONS = st.dictionaries(st.sampled_from(["busy", "deadline", "late"]), st.integers(1, 9))
-RECORDS = st.builds(
-    RoundRecord,
-    round=st.integers(1, 99),
-    outcome=st.sampled_from(["aggregated", "failed"]),
-    cohort=COUNTS,
-    accepted=COUNTS,
-    declined=COUNTS,
-    reported=COUNTS,
-    user_accuracy=SHARES,
-    user_accuracy_min=SHARES,
-    user_accuracy_after=SHARES,
-    phase_seconds=st.builds(PhaseSeconds, *[st.floats(0, 1e6)] * 6),
-    bytes_down=COUNTS,
-    bytes_up=COUNTS,
-    num_examples=COUNTS,
-    decline_reasons=REASONS,
-    failures=REASONS,
-    refused=REASONS,
-    late=COUNTS,
-    failure=st.sampled_from(["", "quorum_missed"]),
-    user_accuracy_p10=SHARES,
-    user_accuracies=st.dictionaries(st.sampled_from(["pi-1", "pi-2"]), st.floats(0, 1)),
-)
+RECORDS = records(words=WORDS, counts=COUNTS, measures=SHARES, seconds=st.floats(0, 1e6), reasons=REASONS)
 
 
 @given(RECORDS)

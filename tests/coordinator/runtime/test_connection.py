@@ -92,16 +92,15 @@ def test_second_coordinator_is_refused_and_the_first_undisturbed(broker: str, wa
             assert witness.received(PRESENCE).payload == first._state(online=True)
 
 
-def test_coordinator_that_left_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
+@pytest.mark.parametrize("killed", [False, True])
+def test_coordinator_that_left_or_was_killed_is_not_waited_for(
+    mosquitto: Mosquitto, waits_for_ever: None, killed: bool
+):
+    if killed:
+        retained_presence(mosquitto.url, CoordinatorState(False, "dead"))  # its last will
     for _ in range(3):
         with at_work(mosquitto.url):
             pass
-
-
-def test_coordinator_with_a_last_will_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
-    retained_presence(mosquitto.url, CoordinatorState(False, "dead"))
-    with at_work(mosquitto.url):
-        pass
 
 
 def test_coordinators_of_two_fleets_do_not_collide(mosquitto: Mosquitto, waits_for_ever: None):

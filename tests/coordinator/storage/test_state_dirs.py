@@ -48,13 +48,9 @@ def test_runs_of_the_current_directory_come_first(tmp_path, here):
 
 
 def test_named_directory_is_the_only_one_searched(tmp_path):
-    run = begin_run(tmp_path / "a")
-    assert find(tmp_path / "b", run) == tmp_path / "b"
-
-
-def test_demo_directory_stands_for_its_coordinator(tmp_path):
     run = begin_run(tmp_path / "demo" / "coordinator")
-    assert find(tmp_path / "demo", run) == tmp_path / "demo" / "coordinator"
+    assert find(tmp_path / "other", run) == tmp_path / "other"
+    assert find(tmp_path / "demo", run) == tmp_path / "demo" / "coordinator"  # as `fedpatch demo --out` has it
 
 
 def test_unknown_run_raises_with_the_places_searched(tmp_path):
@@ -98,9 +94,16 @@ def test_noted_directories_that_are_gone_are_skipped(tmp_path, here):
     assert find(None) == here / "fedpatch-state"
 
 
-def test_unwritable_home_loses_the_note_only(tmp_path, monkeypatch):
+@pytest.mark.parametrize("home", ["unwritable", "none"])
+def test_unwritable_or_missing_home_loses_the_note_only(tmp_path, monkeypatch, home):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    if home == "none":
+        monkeypatch.delenv("XDG_STATE_HOME")
+        monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs.Path.home", homeless)
     remember(tmp_path / "a")
 
 
@@ -110,16 +113,6 @@ def test_noted_directories_that_are_gone_make_room(tmp_path):
         remember(tmp_path / str(index))
     assert find(None, run) == tmp_path / "study"
     assert len((tmp_path / "home" / "fedpatch" / "state-dirs").read_text().splitlines()) == MAX_NOTED
-
-
-def test_user_without_a_home_loses_the_note_only(tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_STATE_HOME")
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr("fedpatch.coordinator.storage.state_dirs.Path.home", homeless)
-    remember(tmp_path / "a")
 
 
 def test_noted_directory_of_another_user_is_left_out(tmp_path):
