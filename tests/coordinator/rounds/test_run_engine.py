@@ -263,7 +263,7 @@ class TestEnd:
 
 
 def waiting_engine(*devices: str, **changes: Any) -> Engine:
-    """An waiting_engine that was started at second 0 and knows these devices."""
+    """An engine that was started at second 0 and knows these devices."""
     started = engine(**changes)
     join(started, devices)
     return started
