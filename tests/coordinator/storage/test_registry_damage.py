@@ -284,23 +284,13 @@ def test_impossible_values_are_reported_and_repaired(path: Path, story: Story, s
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("absent", "null"),
-        ("report_p90_s", '"x"'),
-        ("report_p90_s", "1e999"),
-        ("offenders", "[1]"),
-        ("offenders", '{"pi-1": 1}'),
-        ("needed", '"3"'),
-        ("downloads", "-1"),
-        ("measured", "1.5"),
-        ("deadline_s", "null"),
-        ("bounded_devices", "7"),
-        ("bounded_devices", '{"pi-1": "norm"}'),
-        ("independent", '{"gaining": 1}'),
-        ("metric", "null"),
-        ("metric_goal", '"most"'),
+        ("absent", "null"), ("report_p90_s", '"x"'), ("report_p90_s", "1e999"), ("offenders", "[1]"),
+        ("offenders", '{"pi-1": 1}'), ("needed", '"3"'), ("downloads", "-1"), ("measured", "1.5"),
+        ("deadline_s", "null"), ("bounded_devices", "7"), ("bounded_devices", '{"pi-1": "norm"}'),
+        ("independent", '{"gaining": 1}'), ("metric", "null"), ("metric_goal", '"most"'),
         ("phase_seconds", "[]"),
     ],
-)
+)  # fmt: skip
 def test_record_with_a_field_of_another_type_is_damaged(path: Path, story: Story, key: str, value: str):
     with closing(sqlite3.connect(path)) as db:
         (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()
