@@ -22,7 +22,7 @@ from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
 from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
-from tests.coordinator.registry_builders import new_run, seen
+from tests.coordinator.registry_builders import change, new_run, seen
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import small_disk
 
@@ -208,14 +208,6 @@ def test_damage_anywhere_in_the_log_loses_no_round(story: Story, damage: tuple[f
         found_before = doctor_finds(path)
         found, lines = opened(path)
         assert found["rounds"] == story.full["rounds"] or found_before or lines
-
-
-def change(path: Path, *statements: str) -> None:
-    """Do as any SQLite program does."""
-    with closing(sqlite3.connect(path, timeout=10)) as db:
-        for statement in statements:
-            db.execute(statement)
-        db.commit()
 
 
 @pytest.mark.parametrize(
