@@ -42,12 +42,10 @@ def test_spread_ignores_devices_without_a_value():
 
 def test_phases_of_rounds_add_up_to_their_time(tmp_path):
     run = Metered(tmp_path, busy_s=1.0)
-    for device in "ab":
-        run.hear(device, Accept(10))
+    run.accept("ab")
     run.now += 4.0
     for _ in range(3):
-        for device in "ab":
-            run.upload(device)
+        run.upload_all("ab")
     seconds = [run.value("round_phase_seconds_sum", phase=phase, side="coordinator") for phase in PHASES]
     counts = {run.value("round_phase_seconds_count", phase=phase, side="coordinator") for phase in PHASES}
     assert counts == {3.0} == {run.value("round_seconds_count")}
@@ -67,8 +65,7 @@ def test_gauges_of_the_open_round_are_0_between_rounds(tmp_path):
     assert told == [1.0, 1.0, 10.0, 2.0]
     assert run.value("participants", state="accepted") == run.value("participants", state="invited") == 1.0
     assert run.value("event_queue_depth") == 7.0
-    for device in "ab":
-        run.upload(device)
+    run.upload_all("ab")
     run.look()
     told = [run.value(name) for name in ("round_open", "round_number", "round_elapsed_seconds", "quorum_updates")]
     assert told == [0.0, 1.0, 0.0, 0.0]
@@ -100,15 +97,13 @@ def test_failed_rounds_in_a_row_are_reset_by_a_success(tmp_path):
         run.tick(60.0)
     assert run.value("rounds_failed_in_a_row") == run.value("rounds_total", outcome="too_few_accepted") == 2.0
     assert run.value("declines_total", reason="busy") == 4.0
-    for device in "ab":
-        run.upload(device)
+    run.upload_all("ab")
     assert run.value("rounds_failed_in_a_row") == 0.0
 
 
 def test_lost_participant_is_a_failure_unless_it_comes_back(tmp_path):
     run = Metered(tmp_path, "abc", quorum=0.3, rejoin_s=30.0)
-    for device in "abc":
-        run.hear(device, Accept(10))
+    run.accept("abc")
     for device in "ab":
         run.state(device, gone())
     run.state("a", there())
