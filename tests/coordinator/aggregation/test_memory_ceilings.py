@@ -1,4 +1,4 @@
-"""What is stated costs nothing: the memory that hostile bytes take is measured, not believed."""
+"""The memory that hostile bytes take until they are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.aggregation.update_validation: which update is taken, and with which reason one is refused."""
+"""Validation of updates and offers: the reason with which one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may enter the aggregate, and the weighted mean itself."""
+"""The checks of an update, and the weighted mean."""
 
 from __future__ import annotations
 

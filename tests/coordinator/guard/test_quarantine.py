@@ -1,4 +1,4 @@
-"""Quarantine and maintenance: what counts against a device, what is kept of it, and what a coordinator at work makes of it."""
+"""Quarantine and maintenance: offences of devices, holds in the registry, and their effect on a running coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedpatch inventory`: what Ansible makes of it."""
+"""`fedpatch inventory`: the devices of a fleet for Ansible."""
 
 from __future__ import annotations
 

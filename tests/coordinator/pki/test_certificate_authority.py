@@ -1,4 +1,4 @@
-"""The CA of a fleet: what it issues, what it refuses, and that nothing is lost or given twice."""
+"""The CA of a fleet: certificates, revocations, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a report: what it tells of runs, and what never gets into it."""
+"""The page of a report: tables, comparisons, CSV, and texts that must not become markup."""
 
 from __future__ import annotations
 

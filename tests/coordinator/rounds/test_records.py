@@ -152,7 +152,7 @@ def test_fleet_without_a_losing_device_never_loses(pairs):
     assert not fleet_loses(figures(reports, MetricTerms()))
 
 
-def test_the_warning_follows_the_last_measure_and_names_the_remedy():
+def test_loss_warning_follows_the_last_measure_and_names_the_remedy():
     loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
     gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
     warning = loss_warning([RECORD, loses, replace(RECORD, round=11)])

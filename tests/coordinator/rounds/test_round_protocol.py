@@ -88,7 +88,7 @@ class TestAnswers:
     @pytest.mark.parametrize(
         "body", [Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.DOWNLOADING, 0, 1), Offer(update())], ids=str
     )
-    def test_a_sign_of_work_counts_as_accepting(self, body):
+    def test_message_of_work_counts_as_acceptance(self, body):
         """The acceptance itself may be lost or arrive later."""
         bench = Bench("ab")
         assert counted(bench.hear("a", body, Accept(10))) == [("a", "accepted", "")]
@@ -161,7 +161,7 @@ class TestPresence:
         assert bench.see("z", there()) == []
         assert bench.see("z", gone()) == []
 
-    def test_a_device_that_vanishes_is_lost_once(self):
+    def test_repeated_last_will_counts_as_lost_once(self):
         bench = Bench("ab").accept_all()
         assert counted(bench.see("a", gone()) + bench.see("a", gone())) == [("a", "lost", "")]
         assert bench.state("a") is State.LOST
@@ -174,13 +174,13 @@ class TestPresence:
             (JobPhase.UPLOADING, State.UPLOADING),
         ],
     )
-    def test_a_device_that_comes_back_with_its_job_goes_on(self, phase, state):
+    def test_device_that_comes_back_with_its_job_goes_on(self, phase, state):
         bench = Bench("ab").accept_all()
         bench.see("a", gone())
         bench.see("a", there(job=self.job(phase)))
         assert bench.state("a") is state
 
-    def test_a_device_that_restarted_is_asked_again(self):
+    def test_restarted_device_is_invited_again(self):
         """It has lost its work."""
         bench = Bench("ab").accept_all()
         bench.hear("a", Progress(JobPhase.TRAINING, 1, 2))
@@ -188,12 +188,12 @@ class TestPresence:
         assert bench.state("a") is State.INVITED
         assert bench.open.next_deadline() == REINVITE_S
 
-    def test_a_device_that_restarted_with_its_update_goes_on(self):
+    def test_restarted_device_with_its_update_goes_on(self):
         bench = Bench("ab").accept_all()
         bench.see("a", there("b2", job=self.job(JobPhase.UPLOADING)))
         assert bench.state("a") is State.UPLOADING
 
-    def test_a_device_that_is_back_without_its_job_is_asked_again(self):
+    def test_device_back_without_its_job_is_invited_again(self):
         """Also where the connection broke before the request came through."""
         bench = Bench("abc")
         bench.hear("a", Accept(10))
@@ -204,7 +204,7 @@ class TestPresence:
 
     @pytest.mark.parametrize("phase", list(JobPhase))
     @pytest.mark.parametrize("other", [{"epoch": 0}, {"round_number": 7}], ids=str)
-    def test_a_device_on_another_job_is_asked_until_it_answers(self, phase, other):
+    def test_device_on_another_job_is_invited_until_it_answers(self, phase, other):
         """The same round before the coordinator's restart is another job, too."""
         bench = Bench("ab").accept_all()
         assert asked(bench.see("a", there(job=self.job(phase, **other)))) == ["a"]
@@ -212,7 +212,7 @@ class TestPresence:
         bench.hear("a", Accept(10))
         assert asked(bench.open.tick(11.0)) == []
 
-    def test_a_presence_that_is_older_than_the_job_stops_no_upload(self):
+    def test_presence_older_than_the_job_stops_no_upload(self):
         """The broker sends retained presence again when the coordinator reconnects."""
         bench = Bench("ab").accept_all()
         bench.hear("a", Offer(update()))
@@ -431,7 +431,7 @@ def test_nothing_is_sent_again_while_the_first_sending_is_under_way():
     assert repairs.due(need, 10.0 + 2 * takes_s, waiting=1000) == (1, 5)
 
 
-def test_a_bitmap_that_fits_no_chunks_of_the_model_asks_for_nothing():
+def test_bitmap_that_does_not_fit_the_model_requests_no_chunk():
     repairs = ChunkResender(model())
     for missing in (b"", b"\xff", b"\xff" * 9):
         assert repairs.due(Need(model().digest, missing), 100.0) == ()

@@ -1,4 +1,4 @@
-"""Two coordinators of one fleet: the second asks before it takes the client id of the first, and leaves it in peace."""
+"""Two coordinators of one fleet: the second asks first, and is refused while the first is at work."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def retained_presence(url: str, state: CoordinatorState) -> None:
 
 @pytest.fixture
 def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for an answer that does not come is found out by the time limit of the test; a slow broker is borne."""
+    """Waiting for an answer that does not come runs into the time limit of the test; a slow broker does not."""
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0)
     monkeypatch.setattr(fleet_claim, "_ECHO_S", PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""What is made of a round's updates, and what is safe when."""
+"""The effects of a run: aggregation, saving of model and record, and lines for the user."""
 
 from __future__ import annotations
 

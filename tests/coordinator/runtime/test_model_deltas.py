@@ -1,4 +1,4 @@
-"""Runs whose model goes down as steps: who is offered which, and what becomes of them after a crash."""
+"""Runs that send the model as deltas: the deltas that a device is offered, also after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the next coordinator makes of the files that a killed one left."""
+"""Resuming a run from the files of a killed coordinator."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def update_of(device: str) -> StoreUpdate:
 
 
 class Disk:
-    """Keeps an update once it is told to."""
+    """Keeps an update once the test allows it."""
 
     def __init__(self, *devices: str) -> None:
         self.may = {device: threading.Event() for device in devices}
@@ -107,7 +107,7 @@ def test_discard_runs_what_was_postponed(tmp_path, threaded, executor):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """The disk of a coordinator, which writes a device's update when it is told to."""
+    """The disk of a coordinator, which writes a device's update once the test allows it."""
     disk = Disk("a", "b")
 
     def write(directory: Path, round: int, device: str, *rest: Any) -> Path:
@@ -142,7 +142,7 @@ def bench(
 
 
 def committed(bench: Bench) -> list[str]:
-    """Devices that were told so, in order."""
+    """Devices whose update was committed, in order."""
     return [device for device, envelope in bench.sent if isinstance(envelope.body, Committed)]
 
 

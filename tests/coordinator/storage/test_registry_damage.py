@@ -1,4 +1,4 @@
-"""A registry whose file is damaged or changed by other programs: what opening it makes of that, and what the doctor finds."""
+"""A registry whose file is damaged or changed by other programs: its repair, and the findings of the doctor."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Told(logging.Handler):
 
 
 def opened(path: Path) -> tuple[Content, list[str]]:
-    """What is in the registry once it is open, and what was told on the way; it can be written to."""
+    """The content of the registry after it was opened for writing, and the lines that were logged."""
     with Told() as lines, Registry(path) as registry:
         found = content_of(registry._db)
         seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
@@ -145,7 +145,7 @@ def with_damage(data: bytes, damage: tuple[float, bytes]) -> bytes:
 
 
 def doctor_finds(path: Path) -> list[str]:
-    """What the doctor reports of what is stored, but for that the story's run has no checkpoints."""
+    """Findings of the doctor, without the one that the run has no checkpoints."""
     checkup = quiet_checkup()
     check_stored(path.parent, checkup)
     found = [one for one in checkup.findings if one.verdict in ("warn", "fail")]

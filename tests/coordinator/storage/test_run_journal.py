@@ -1,4 +1,4 @@
-"""The journal of a run: what it holds after any damage, and how registries are rebuilt from it."""
+"""The journal of a run: its content after any damage, and the registry that is rebuilt from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where runs are looked for."""
+"""The state directories in which runs are searched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedpatch doctor` reads back what is stored: whatever is flipped in it is found, or harmless."""
+"""`fedpatch doctor` reads back all stored content and reports each damage."""
 
 from __future__ import annotations
 
