@@ -163,9 +163,10 @@ class Bench:
         packed = pack(tensors, schema, to_plain(report), encoding, base=base)
         return packed.blob, packed.manifest(2**16, schema)
 
-    def upload(self, device: str, value: float, encoding: str = "") -> None:
-        """The update arrives whole."""
-        blob, manifest = self.update(value, encoding)
-        self.hear(device, Offer(manifest))
-        for index in range(manifest.chunk_count):
-            self.perform(self.engine.handle(ChunkReceived(device, cut(blob, manifest, index)), time.monotonic()))
+    def upload(self, devices: str, value: float, encoding: str = "") -> None:
+        """The updates of these devices arrive whole, one after the other."""
+        for device in devices:
+            blob, manifest = self.update(value, encoding)
+            self.hear(device, Offer(manifest))
+            for index in range(manifest.chunk_count):
+                self.perform(self.engine.handle(ChunkReceived(device, cut(blob, manifest, index)), time.monotonic()))

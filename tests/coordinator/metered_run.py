@@ -64,6 +64,16 @@ class Metered:
         """A message of the open round, or of the last one."""
         self.perform(send(self.engine, device, body, self.now, self.engine.last_round))
 
+    def accept(self, devices: str) -> None:
+        """These devices accept the round."""
+        for device in devices:
+            self.hear(device, Accept(10))
+
+    def upload_all(self, devices: str, accuracy: float | None = 0.5) -> None:
+        """Whole updates of these devices."""
+        for device in devices:
+            self.upload(device, accuracy)
+
     def upload(self, device: str, accuracy: float | None = 0.5) -> None:
         """A whole update, from the word that it takes part."""
         self.accuracies[device] = accuracy

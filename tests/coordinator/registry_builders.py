@@ -1,8 +1,11 @@
-"""Rows of a registry: runs and devices."""
+"""Rows of a registry: runs, devices, and any change that another program makes."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from fedpatch.coordinator.rounds.run_records import RunInfo
@@ -27,3 +30,11 @@ def seen(
 ) -> None:
     """Note the presence of one device."""
     registry.seen_devices(fleet, [Sighting(device, now, online, version, tuple(tasks))])
+
+
+def change(path: Path, *statements: str) -> None:
+    """Change a database as any SQLite program does."""
+    with closing(sqlite3.connect(path, timeout=10)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()

@@ -12,7 +12,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
-from tests.support.specs import TASK, model, run_spec, there, told, update
+from tests.support.specs import TASK, model, report, run_spec, there, told, update
 
 BLOB = b"u" * 350
 
@@ -62,6 +62,11 @@ class Bench:
         manifest = update(blob)
         parts = [cut(blob, manifest, index) for index in range(manifest.chunk_count)]
         return [effect for part in parts for effect in self.open.on_chunk(device, part, now)]
+
+    def report(self, device: str, accuracy: float | None = 0.5, now: float = 3.0, blob: bytes = BLOB) -> list[Effect]:
+        """An update that is uploaded and stored."""
+        self.upload(device, blob)
+        return self.open.stored(device, update(blob).digest, report(accuracy), now)
 
     def upload(self, device: str, blob: bytes = BLOB) -> list[Effect]:
         """An offer that is granted, and its chunks."""

@@ -1,4 +1,4 @@
-"""Which steps lead to the present model, and which of them are worth offering."""
+"""The chain of deltas that lead to the present model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aggregation.norm_clipping and aggregation.aggregate: what one update may weigh, and how far it may go."""
+"""Bounds of an update: its weight, its norm, its moments and its step counts."""
 
 from __future__ import annotations
 

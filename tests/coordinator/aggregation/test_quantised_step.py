@@ -1,4 +1,4 @@
-"""The server's step in an encoding of differences: everybody holds the same bits, and nothing is lost for good."""
+"""The quantised step of the server: coordinator and devices hold the same bits, and the residual keeps the rest."""
 
 from __future__ import annotations
 

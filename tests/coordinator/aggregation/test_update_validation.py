@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.aggregation.update_validation: which update is taken, and with which reason one is refused."""
+"""Validation of updates and offers: the reason with which one is refused."""
 
 from __future__ import annotations
 
@@ -15,29 +15,43 @@ from fedpatch.coordinator.aggregation.update_validation import (
     decode_and_validate_update,
 )
 from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.tasks.metric_spec import MetricTerms, metric_terms
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.support.specs import model, report
 
 BASE = "ab" * 32
+ACCURACY, MAE, R2 = MetricTerms(), metric_terms("MAE", "min", None), MetricTerms("R2", "max", -1.0, 1.0)
 PATCH = TensorSpec("bn.weight", (1,), "float32", "weight")
 SCHEMA = Schema((TensorSpec("w", (2,), "float32", "weight"),))
 MODEL = {"w": np.zeros(2, np.float32)}
 TERMS = UpdateRequirements(SCHEMA, frozenset({"bn.weight"}), BASE, model=MODEL, limits=Limits(NormBound("reject", 2.0)))
 
 
-def _read(schema: Schema = SCHEMA, w: float = 1.0, registered: int | None = None, **changes: Any) -> float:
-    """The loss that an update reports whose report has these changes, once it is taken."""
+def _read(
+    schema: Schema = SCHEMA,
+    w: float = 1.0,
+    registered: int | None = None,
+    metric: MetricTerms = ACCURACY,
+    **changes: Any,
+) -> UpdateReport:
+    """Read an update whose report has these changes."""
     tensors = {spec.name: np.full(spec.shape, w, spec.dtype) for spec in schema.specs}
     packed = pack(tensors, schema, asdict(report(base=BASE)) | changes, "fp32")
-    return decode_and_validate_update(
-        packed.blob, TERMS, encoding="fp32", raw_bytes=packed.raw_bytes, registered=registered
-    )[0].train_loss
+    terms, raw_bytes = replace(TERMS, metric=metric), packed.raw_bytes
+    return decode_and_validate_update(packed.blob, terms, encoding="fp32", raw_bytes=raw_bytes, registered=registered)[
+        0
+    ]
 
 
-def test_update_within_the_terms_is_accepted():
-    assert _read() == report().train_loss
+@pytest.mark.parametrize(
+    ("metric", "before", "after"), [(ACCURACY, 0.5, 1.0), (ACCURACY, None, None), (MAE, 1.5, 900.0)]
+)
+def test_update_within_the_terms_is_accepted(metric, before, after):
+    found = _read(metric=metric, user_accuracy_before=before, user_accuracy_after=after)
+    assert (found.train_loss, found.user_accuracy_before) == (report().train_loss, before)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +68,8 @@ def test_update_within_the_terms_is_accepted():
         ({"w": float("nan")}, RefuseReason.NOT_FINITE, "w"),
         ({"registered": 1, "num_examples": 1000}, RefuseReason.NUM_EXAMPLES, "trained on 1000 examples, registered 1"),
         ({"user_accuracy_before": 1.5}, RefuseReason.OUT_OF_RANGE, "a fraction from 0 to 1"),
+        ({"user_accuracy_after": -0.1}, RefuseReason.OUT_OF_RANGE, "a fraction from 0 to 1"),
+        ({"user_accuracy_after": -2.0, "metric": R2}, RefuseReason.OUT_OF_RANGE, ""),
         ({"schema": Schema((*SCHEMA.specs, PATCH))}, RefuseReason.PRIVATE_VALUE, "bn.weight"),
         ({"schema": Schema((*SCHEMA.specs, replace(PATCH, name="x")))}, RefuseReason.SCHEMA_MISMATCH, "x"),
     ],

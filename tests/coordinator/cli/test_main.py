@@ -96,17 +96,14 @@ def test_show_prints_each_round_and_the_end(fedpatch, state_dir):
     assert "model: /models/a.npz" in out
 
 
-def test_show_last_shows_the_newest_run(fedpatch, state_dir):
-    shown = json.loads(fedpatch("show", "last", "--state-dir", state_dir, "--json").out)
-    assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
-
-
-def test_runs_lists_the_newest_run_first(fedpatch, state_dir):
+def test_runs_lists_the_newest_run_first_and_last_is_the_newest(fedpatch, state_dir):
     listed = json.loads(fedpatch("runs", "--state-dir", state_dir, "--json").out)
     assert [one["status"] for one in listed] == ["running", "finished"]
     rows = fedpatch("runs", "--state-dir", state_dir).out.splitlines()[1:]
     assert [row.split()[0] for row in rows] == [one["id"] for one in listed]
     assert "finished (target reached)" in rows[1]
+    shown = json.loads(fedpatch("show", "last", "--state-dir", state_dir, "--json").out)
+    assert (shown["stopped_because"], shown["rounds"]) == ("running", [])
 
 
 def test_devices_lists_state_tasks_counters_and_last_reason(fedpatch, state_dir):

@@ -1,4 +1,4 @@
-"""The rule of quorum and target: its arithmetic, and its words wherever they are repeated."""
+"""The rule of quorum and target: its arithmetic, and its text in the documentation."""
 
 from __future__ import annotations
 

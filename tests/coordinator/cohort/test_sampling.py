@@ -1,4 +1,4 @@
-"""Who is asked: a random cohort that follows from seed, round and devices."""
+"""The cohort: a random selection that follows from seed, round and devices."""
 
 from __future__ import annotations
 

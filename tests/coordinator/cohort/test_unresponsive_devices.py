@@ -1,4 +1,4 @@
-"""A device that says nothing more is found out long before the deadline, one that is only slow is not."""
+"""Silent devices fail long before the deadline; slow devices do not."""
 
 from __future__ import annotations
 

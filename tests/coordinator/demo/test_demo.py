@@ -189,7 +189,7 @@ def demo(out: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def left_of(out: Path) -> list[str]:
-    """Command lines of the processes that name `out`; what is on its way out may get there."""
+    """Command lines of the processes that name `out`, after a while for those that are ending."""
     give_up_at = time.monotonic() + 100.0
     while (found := _processes_of(out)) and time.monotonic() < give_up_at:
         time.sleep(0.05)

@@ -44,27 +44,13 @@ def test_each_setting_has_a_help_sentence_and_its_unit(cls):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("participation", 0.0),
-        ("participation", 1.1),
-        ("over_select", 0.9),
-        ("over_select", 11.0),
-        ("quorum", 0.0),
-        ("quorum", 1.1),
-        ("rounds", 0),
-        ("min_cohort", 0),
-        ("deadline_s", 0.0),
-        ("grace_s", -1.0),
-        ("chunk_kib", 7),
-        ("chunk_kib", 1025),
-        ("learning_rate", 0.0),
-        ("batch_size", 0),
-        ("seed", -1),
-        ("encoding", "gzip"),
-        ("fleet", "Fleet One"),
-        ("broker", "mqtt://127.0.0.1:0"),
+        ("participation", 0.0), ("participation", 1.1), ("over_select", 0.9), ("over_select", 11.0),
+        ("quorum", 0.0), ("quorum", 1.1), ("rounds", 0), ("min_cohort", 0), ("deadline_s", 0.0),
+        ("grace_s", -1.0), ("chunk_kib", 7), ("chunk_kib", 1025), ("learning_rate", 0.0), ("batch_size", 0),
+        ("seed", -1), ("encoding", "gzip"), ("fleet", "Fleet One"), ("broker", "mqtt://127.0.0.1:0"),
         ("metrics", ""),
     ],
-)
+)  # fmt: skip
 def test_value_beyond_its_limits_is_refused(name, value):
     assert [problem.split(":")[0] for problem in problems(**{name: value})] == [f"--{name.replace('_', '-')}"]
 

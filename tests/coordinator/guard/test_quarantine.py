@@ -1,10 +1,8 @@
-"""Quarantine and maintenance: what counts against a device, what is kept of it, and what a coordinator at work makes of it."""
+"""Quarantine and maintenance: offences of devices, holds in the registry, and their effect on a running coordinator."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from fedpatch.coordinator.rounds.run_events import DeviceMessage, HoldsChanged
 from fedpatch.coordinator.rounds.run_records import Hold
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of
-from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import Schema
@@ -88,19 +85,6 @@ def test_hold_is_in_the_copy_of_the_registry(registry):
     with Registry(registry.path) as again:
         assert Quarantine(again, "kitchen", 1, print).poll(9.0) is None
     assert copy.stat().st_mtime_ns == before
-
-
-def test_registry_of_version_2_is_migrated(tmp_path: Path):
-    path = tmp_path / REGISTRY_FILE
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(f"BEGIN; {script(0, 2)} PRAGMA user_version = 2; COMMIT; PRAGMA journal_mode = WAL;")
-        columns = "id, fleet, first_seen, last_seen, online, version, tasks"
-        db.execute(f"INSERT INTO devices ({columns}) VALUES ('pi-1', 'lab', 1, 2, 1, '1.0', '[]')")
-    with Registry(path) as registry:
-        [device] = registry.devices()
-        assert (device.id, device.quarantined, device.drained, device.offences) == ("pi-1", None, None, 0)
-        assert registry.holds.put("lab", "pi-1", DRAINED, "battery", 3.0)
-        assert registry._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION > 2
 
 
 def test_devices_that_never_worked_are_evicted_first(registry):

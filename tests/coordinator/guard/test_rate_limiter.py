@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.guard.rate_limiter: what is dropped before anybody looks at it, and that honest devices never are."""
+"""The rate limiter: it drops floods, and never an honest device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpatch.shared.wire.messages import Envelope, Grant
 from fedpatch.shared.wire.topics import ParsedTopic
 
 
-def purses(*devices: str, most: int = 100) -> RateLimiter:
+def limiter(*devices: str, most: int = 100) -> RateLimiter:
     made = RateLimiter(most)
     for device in devices:
         made.know(device, 0.0)
@@ -29,7 +29,7 @@ def purses(*devices: str, most: int = 100) -> RateLimiter:
     st.lists(st.tuples(st.floats(0, 10), st.sampled_from(["up", "device_state"]), st.integers(1, 70_000)), max_size=300)
 )
 def test_any_traffic_is_admitted_up_to_the_rate_only(events):
-    door, now, let, let_bytes = purses("a"), 0.0, 0, 0
+    door, now, let, let_bytes = limiter("a"), 0.0, 0, 0
     for pause_s, kind, size in events:
         now += pause_s
         if door.admit(kind, "a", size, now):
@@ -40,7 +40,7 @@ def test_any_traffic_is_admitted_up_to_the_rate_only(events):
 
 
 def test_flood_is_dropped_and_counted_for_its_device():
-    door = purses("loud", "quiet")
+    door = limiter("loud", "quiet")
     assert sum(door.admit("up", "loud", 100, 1.0) for _ in range(5000)) == MESSAGES_AT_ONCE
     assert door.admit("up", "quiet", 100, 1.0)
     assert door.take_dropped() == {("loud", "over_limit"): 5000 - MESSAGES_AT_ONCE}
@@ -48,7 +48,7 @@ def test_flood_is_dropped_and_counted_for_its_device():
 
 
 def test_working_device_is_never_dropped():
-    door, fast = purses("a"), purses("b")
+    door, fast = limiter("a"), limiter("b")
     assert all(door.admit("up", "a", 200, second / 10) for second in range(0, 864_000, 7))
     for number in range(3000):
         fast.asked("b", "run", number, number / 10)
@@ -59,7 +59,7 @@ def test_working_device_is_never_dropped():
 
 @given(st.integers(1, 10**9))
 def test_chunks_are_admitted_as_granted(size):
-    door = purses("a")
+    door = limiter("a")
     assert not door.admit("update_chunk", "a", size, 0.0)
     for number in (1, 2):
         door.asked("a", "run", number, 0.0)
@@ -72,7 +72,7 @@ def test_chunks_are_admitted_as_granted(size):
 
 
 def test_interrupted_uploads_are_admitted_at_the_rate():
-    door, size = purses("a"), 600_000
+    door, size = limiter("a"), 600_000
     door.asked("a", "run", 1, 0.0)
     door.granted("a", size)
     pause_s = size / BYTES_PER_S
@@ -83,7 +83,7 @@ def test_interrupted_uploads_are_admitted_at_the_rate():
 
 
 def test_repeated_request_keeps_the_grant():
-    door = purses("a")
+    door = limiter("a")
     door.asked("a", "run", 1, 0.0)
     door.granted("a", 100)
     door.asked("a", "run", 1, 5.0)
@@ -91,7 +91,7 @@ def test_repeated_request_keeps_the_grant():
 
 
 def test_unknown_names_share_one_account():
-    door = purses("honest", most=10)
+    door = limiter("honest", most=10)
     let = sum(door.admit("device_state", f"ghost-{number}", 100, 1.0) for number in range(100_000))
     assert let < 3 * MESSAGES_AT_ONCE
     assert len(door._accounts) == 1

@@ -119,11 +119,16 @@ class TestPlainView:
             "round 3/30 aggregated: 10/10 reported, UA 0.912 (min 0.830), 1.9 s, 54 kB down, 51 kB up"
         ]
 
-    def test_each_round_is_printed_once_when_only_the_last_rounds_are_known(self):
-        known = [waiting(present=10, records=[record(n), record(n + 1)]) for n in (1, 2, 4)]
-        assert [line[:9] for line in plain_lines(waiting(present=10), *known)] == [
-            f"round {n}/3" for n in (1, 2, 3, 4, 5)
-        ]
+    @pytest.mark.parametrize(
+        ("known", "printed"),
+        [
+            ([[], [1, 2], [2, 3], [4, 5]], [1, 2, 3, 4, 5]),
+            ([[1, 2], [1, 2, 3]], [3]),  # the first status of a resumed run has the rounds before
+        ],
+    )
+    def test_each_new_round_is_printed_once(self, known, printed):
+        shown = [waiting(present=10, records=[record(number) for number in numbers]) for numbers in known]
+        assert [line[:10] for line in plain_lines(*shown)] == [f"round {number}/30"[:10] for number in printed]
 
     def test_failed_round_has_failure_and_reasons(self):
         failed = record(
@@ -132,11 +137,6 @@ class TestPlainView:
         line = plain_lines(waiting(), waiting(records=[failed]))[-1]
         assert line.startswith("round 1/30 failed (quorum_missed): 4/10 reported")
         assert line.endswith("declined: unwilling 3, 2 late")
-
-    def test_rounds_before_a_resume_are_not_printed(self):
-        before, after = [record(1), record(2)], [record(1), record(2), record(3)]
-        lines = plain_lines(waiting(present=10, records=before), waiting(present=10, records=after))
-        assert [line[:10] for line in lines] == ["round 3/30"]
 
     def test_wait_is_one_line_until_the_run_waits_again(self):
         assert plain_lines(waiting(), waiting(present=4), waiting(present=10), waiting(present=2)) == [

@@ -42,6 +42,14 @@ def follower() -> StatusFollower:
     return StatusFollower("home", "broker.local:1883", 0.0)
 
 
+@pytest.fixture
+def following(follower: StatusFollower) -> StatusFollower:
+    """A follower that took the presence of the coordinator and, at second 1, its status."""
+    follower.take(there(), 0.0)
+    follower.take(STATUS, 1.0)
+    return follower
+
+
 def test_status_is_the_last_one_with_times_moved_on(follower):
     assert follower.message(0.0) is None
     assert follower.take(STATUS, 10.0) == []
@@ -72,19 +80,17 @@ def test_offline_coordinator_is_reported_at_once(follower):
     assert not follower.alone
 
 
-def test_coordinator_that_dies_is_away_until_it_is_back(follower):
-    follower.take(there(), 0.0)
-    follower.take(STATUS, 1.0)
-    assert follower.take(there(online=False), 2.0) == ["the coordinator is gone; waiting for it to come back"]
-    shown: Any = follower.message(100.0)
+def test_coordinator_that_dies_is_away_until_it_is_back(following):
+    assert following.take(there(online=False), 2.0) == ["the coordinator is gone; waiting for it to come back"]
+    shown: Any = following.message(100.0)
     assert (shown.status.phase, shown.status.elapsed_s) == (AWAY, SEEN.elapsed_s)
-    assert follower.document()["coordinator"] == "away"
-    assert follower.tick(LATER) == []
-    assert follower.take(there(online=False), 50.0) == []
-    assert "no coordinator is at work for it" in follower.why_silent()
-    assert follower.take(there("b2"), 100.0) == ["the coordinator is back"]
-    assert follower.take(STATUS, 101.0) == []
-    assert follower.message(101.0).status.phase == "collecting"
+    assert following.document()["coordinator"] == "away"
+    assert following.tick(LATER) == []
+    assert following.take(there(online=False), 50.0) == []
+    assert "no coordinator is at work for it" in following.why_silent()
+    assert following.take(there("b2"), 100.0) == ["the coordinator is back"]
+    assert following.take(STATUS, 101.0) == []
+    assert following.message(101.0).status.phase == "collecting"
 
 
 def test_status_before_presence_reports_the_return_once(follower):
@@ -112,15 +118,13 @@ def test_last_will_of_an_older_boot_is_ignored(follower):
     assert follower.message(2.0).status.phase == "collecting"
 
 
-def test_end_of_a_run_is_reported_once_and_its_silence_not(follower):
-    follower.take(there(), 0.0)
-    follower.take(STATUS, 1.0)
-    assert follower.take(OVER, 2.0) == ["run run-1 is over: target reached"]
-    assert follower.take(OVER, 3.0) == []
-    assert follower.take(there(online=False), 4.0) == ["waiting for the next run"]
-    assert follower.message(4.0).status.phase == "over (target_ua)"
-    assert follower.tick(LATER + 4.0) == []
-    assert follower.take(received(SEEN, "run-2"), 50.0) == ["run run-2 has begun"]
+def test_end_of_a_run_is_reported_once_and_its_silence_not(following):
+    assert following.take(OVER, 2.0) == ["run run-1 is over: target reached"]
+    assert following.take(OVER, 3.0) == []
+    assert following.take(there(online=False), 4.0) == ["waiting for the next run"]
+    assert following.message(4.0).status.phase == "over (target_ua)"
+    assert following.tick(LATER + 4.0) == []
+    assert following.take(received(SEEN, "run-2"), 50.0) == ["run run-2 has begun"]
 
 
 def test_lost_and_restored_connection_are_reported_once(follower):

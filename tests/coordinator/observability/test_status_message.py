@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.observability.status_message import received_message, status_message
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.run_events import Aggregated, DevicePresence, ModelPublished
-from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, decode, encode, from_plain, to_plain
-from fedpatch.shared.wire.messages import Accept, CoordinatorState, Envelope, Progress
+from fedpatch.shared.wire.messages import CoordinatorState, Envelope, Progress
 from fedpatch.shared.wire.reason_codes import JobPhase
 from fedpatch.shared.wire.run_status import MAX_DEVICES, MAX_EARLIER, MAX_ROUNDS, DeviceStatus, RunStatus, StateCount
+from tests.coordinator.arbitrary_records import records
 from tests.coordinator.engines import BLOB, accept, asking, current, engine, report_of, send
 from tests.coordinator.observability.statuses import collecting, fleet, passed_on, record, text_of, waiting
 from tests.shared.arbitrary_messages import of_message
@@ -31,7 +31,7 @@ class TestStatusMessage:
         assert (status.devices, status.elapsed_s) == ((), 0)
         assert (status.starting, status.round_bytes_down, status.round_bytes_up) == (1, 0, 0)
 
-    def test_open_round_has_state_and_progress_of_each_device_and_the_quorum(self):
+    def test_open_round_has_states_progress_quorum_and_bytes(self):
         made = asking("abc", quorum=0.6)
         accept(made, "ab")
         send(made, "b", Progress(JobPhase.TRAINING, 1, 4))
@@ -44,13 +44,7 @@ class TestStatusMessage:
         ]
         assert (status.reported, status.needed, status.user_accuracy) == (1, 2, 0.5)
         assert (status.eta_s, status.elapsed_s) == (None, 8.0)
-
-    def test_open_round_counts_its_bytes(self):
-        made = asking("ab", quorum=0.6)
-        report_of(made, "a")
-        send(made, "b", Accept(10))
-        status = status_message(made, 8.0).status
-        assert (status.round_bytes_down, status.round_bytes_up) == (model().size_bytes, len(BLOB))
+        assert (status.round_bytes_down, status.round_bytes_up) == (2 * model().size_bytes, len(BLOB))
         assert current(made).record("aggregated").bytes_up == status.round_bytes_up
 
     def test_expected_time_is_that_of_earlier_rounds(self):
@@ -66,25 +60,7 @@ TEXTS = st.text(max_size=200)
 ACCURACIES = st.none() | st.floats()
 COUNTS = st.integers(0, 10**6)
 REASONS = st.dictionaries(TEXTS, st.integers(1, 9), max_size=20)
-RECORDS = st.builds(
-    RoundRecord,
-    round=COUNTS,
-    outcome=st.sampled_from(["aggregated", "failed"]),
-    cohort=COUNTS,
-    accepted=COUNTS,
-    declined=COUNTS,
-    reported=COUNTS,
-    user_accuracy=ACCURACIES,
-    user_accuracy_min=ACCURACIES,
-    user_accuracy_after=ACCURACIES,
-    phase_seconds=st.builds(PhaseSeconds, train=st.floats(0, 1e12)),
-    bytes_down=COUNTS,
-    bytes_up=COUNTS,
-    decline_reasons=REASONS,
-    failures=REASONS,
-    refused=REASONS,
-    late=COUNTS,
-)
+RECORDS = records(words=TEXTS, counts=COUNTS, measures=ACCURACIES, seconds=st.floats(0, 1e12), reasons=REASONS)
 DEVICES = st.builds(DeviceStatus, TEXTS, st.sampled_from(State), TEXTS, st.floats(0, 1))
 
 

@@ -37,7 +37,7 @@ class Run:
     prepared: Prepared
 
     def tensors(self, round: int) -> dict[str, Array]:
-        """The whole model after a round: what is private is initial."""
+        """The whole model after a round, with the initial private tensors."""
         initial = initial_tensors(self.prepared.task, SEED)
         public = {name: _moved(initial[name], round) for name in self.prepared.public.names}
         return initial | public

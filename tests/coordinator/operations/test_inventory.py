@@ -1,4 +1,4 @@
-"""`fedpatch inventory`: what Ansible makes of it."""
+"""`fedpatch inventory`: the devices of a fleet for Ansible."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_inventory_groups_devices_by_state_fleet_version_and_task():
     assert (groups["version_0_1_0"], groups["version_0_2_0"]) == (["a"], ["b"])
 
 
-def test_inventory_with_a_domain_has_addresses():
-    assert inventory([_device("a")], domain=".local")["_meta"]["hostvars"]["a"]["ansible_host"] == "a.local"
-    assert "ansible_host" not in inventory([_device("a")])["_meta"]["hostvars"]["a"]
+def test_inventory_has_addresses_with_a_domain_only():
+    found = [inventory([_device("a")], **given)["_meta"]["hostvars"]["a"] for given in ({}, {"domain": ".local"})]
+    assert [one.get("ansible_host") for one in found] == [None, "a.local"]
 
 
 def test_inventory_refuses_one_id_in_two_fleets():
@@ -60,15 +60,11 @@ def test_inventory_refuses_one_id_in_two_fleets():
         inventory([_device("a", "kitchen"), _device("a", "garage")])
 
 
-def test_inventory_list_has_devices_that_are_not_revoked(fedpatch, state_dir):
+def test_inventory_list_and_host_have_devices_that_are_not_revoked(fedpatch, state_dir):
     told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
     assert told["devices"]["hosts"] == ["pi-1", "pi-2"]
     assert told["offline"]["hosts"] == ["pi-2"]
     assert told["_meta"]["hostvars"]["pi-1"]["fedpatch_tasks"] == ["digits"]
-
-
-def test_inventory_host_has_the_variables_of_the_list(fedpatch, state_dir):
-    told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
     one = json.loads(fedpatch("inventory", "--host", "pi-1", "--state-dir", state_dir).out)
     assert one == told["_meta"]["hostvars"]["pi-1"]
 

@@ -1,4 +1,4 @@
-"""The CA of a fleet: what it issues, what it refuses, and that nothing is lost or given twice."""
+"""The CA of a fleet: certificates, revocations, and refused requests."""
 
 from __future__ import annotations
 
@@ -130,25 +130,19 @@ def test_open_replaces_a_foreign_revocation_list(authority: Authority):
             assert found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number >= 0
 
 
+def pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey, password: bytes = b"") -> bytes:
+    """A private key as PKCS 8, locked by the password if there is one."""
+    lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [
         (new_key(), "the key is not that of the certificate"),
         (b"no key", "are no CA"),
-        (
-            ec.generate_private_key(ec.SECP256R1()).private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.BestAvailableEncryption(b"secret"),
-            ),
-            "[Pp]assword",
-        ),
-        (
-            ed25519.Ed25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            ),
-            "not one over an elliptic curve",
-        ),
+        (pem(ec.generate_private_key(ec.SECP256R1()), b"secret"), "[Pp]assword"),
+        (pem(ed25519.Ed25519PrivateKey.generate()), "not one over an elliptic curve"),
     ],
     ids=["another", "none", "locked", "other kind"],
 )

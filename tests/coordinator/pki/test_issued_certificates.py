@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.pki.issued_certificates: what is not the record of a CA is never taken for one."""
+"""The record of a CA: writing, reading, and refusing files that are no record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command that is killed at any of its writes: no serial number is given twice, and no revocation is lost."""
+"""Kills of a CA command at each of its writes: no serial number is issued twice, and no revocation is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kills = Callable[[Callable[[Authority], object], int], Iterator[tuple[Path, bool
 
 
 class Killed(BaseException):
-    """As kill -9: nobody catches it."""
+    """Stands for kill -9: no handler catches it."""
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, write: int, *, after: bool, what: Callable[[], object]) -> bool:

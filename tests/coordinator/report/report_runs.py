@@ -8,34 +8,14 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
+from tests.coordinator.arbitrary_records import records
 
 WORDS = st.sampled_from(["", "quorum_missed", "</p>\"'&", "=1+1", "\r\x00\ud800"]) | st.text(max_size=5)
 COUNTS = st.integers(0, 5) | st.integers(0, 10**30)
 MEASURES = st.none() | st.floats(0, 1) | st.floats(allow_nan=True, allow_infinity=True)
 SECONDS = st.floats(0, 100) | st.floats(allow_nan=True, allow_infinity=True)
 REASONS = st.dictionaries(WORDS, st.integers(0, 10**9), max_size=3)
-RECORDS = st.builds(
-    RoundRecord,
-    round=st.integers(1, 10**12),
-    outcome=st.sampled_from(["aggregated", "aggregated", "failed"]),
-    cohort=COUNTS,
-    accepted=COUNTS,
-    declined=COUNTS,
-    reported=COUNTS,
-    user_accuracy=MEASURES,
-    user_accuracy_min=MEASURES,
-    user_accuracy_after=MEASURES,
-    user_accuracy_p10=MEASURES,
-    user_accuracies=st.dictionaries(WORDS, st.floats(0, 1), max_size=3),
-    phase_seconds=st.builds(PhaseSeconds, *[SECONDS] * 6),
-    bytes_down=COUNTS,
-    bytes_up=COUNTS,
-    decline_reasons=REASONS,
-    failures=REASONS,
-    refused=REASONS,
-    late=COUNTS,
-    failure=WORDS,
-)
+RECORDS = records(words=WORDS, counts=COUNTS, measures=MEASURES, seconds=SECONDS, reasons=REASONS)
 
 
 def info(id: str = "20260504-101500-3fa9c1", **changes: Any) -> RunInfo:

@@ -1,4 +1,4 @@
-"""The page of a report: what it tells of runs, and what never gets into it."""
+"""The page of a report: tables, comparisons, CSV, and texts that must not become markup."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def test_declines_and_failures_are_counted_by_reason():
 
 
 def test_run_without_declines_has_a_sentence_instead_of_the_table():
-    assert "No device declined, failed, was refused or came late" in _page(
-        Run(info(), (record(1, decline_reasons={}),))
-    )
+    page = _page(Run(info(), (record(1, decline_reasons={}),)))
+    assert "No device declined, failed, was refused or came late" in page
 
 
 def test_accuracy_that_is_nan_is_left_out():

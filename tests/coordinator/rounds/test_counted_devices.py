@@ -1,4 +1,4 @@
-"""Runs whose devices decline, vanish or offend: which rounds there are, and what the run says of those that there are not."""
+"""Runs whose devices decline, vanish or offend: the rounds that begin, the quorum, and the end of the run."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ class TestDecline:
         assert play_to_the_end(made, 0.0, accepting="a").reason is Stopped.FAILED
         assert {record.outcome for record in made.records} == {"failed"}
 
-    def test_a_device_that_cannot_take_part_leaves_the_count(self):
+    def test_device_that_cannot_take_part_leaves_the_count(self):
         """Its version of the task is another one: the other three make the rounds."""
         made = fleet_of("abcd")
         send(made, "d", Decline(DeclineReason.SCHEMA_MISMATCH, "another version"))
         all_report(made, "abc", 5.0)
         assert (made.records[0].needed, made.required_devices()) == (3, 3)
 
-    def test_a_decline_that_says_revoked_leaves_the_count_as_any_other(self):
+    def test_decline_that_says_revoked_leaves_the_count_as_any_other(self):
         """A device's own words do not decide whether one device alone may make the model of two."""
         made = fleet_of("ab")
         send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
@@ -188,7 +188,7 @@ class TestVanish:
         join(made, "abd")
         assert next_round(made, 0.0) == list("abd")
 
-    def test_a_run_that_waited_in_vain_asks_absent_devices_before_their_turn(self):
+    def test_run_that_waited_in_vain_invites_absent_devices_early(self):
         """All four are needed, and one of them hung for long: it may have recovered."""
         made = resumed("abcd", absent={"d": 4}, min_cohort=4)
         join(made, "abcd")

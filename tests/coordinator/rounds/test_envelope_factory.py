@@ -1,4 +1,4 @@
-"""Addressing: every message has the terms of the run, a stale one is answered in its own."""
+"""Envelopes: each message has run, epoch and round; the answer to a stale message has those of that message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that are asked and do not report are asked less and less, and no round depends on them."""
+"""Devices that miss rounds are invited less and less, and no round depends on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round that another coordinator had open: what still holds of it, and what is asked again."""
+"""A round that an earlier coordinator had open: committed updates count, and the other devices are invited again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def states(made: Engine) -> dict[str, State]:
     return {device: participant.state for device, participant in current(made).round.participants.items()}
 
 
-def test_an_offender_of_the_round_is_not_asked_again_and_does_not_count():
+def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
     """The ledger names it, whatever it had answered: the round needs an update less, and its record says why."""
     known = opening("abcd", accepted="abcd", reported="ab")
     ledger = replace(known.ledger, offenders={"d": "not_finite"})
@@ -147,7 +147,7 @@ def test_invited_devices_have_the_whole_time_to_answer_again():
 
 
 @pytest.mark.parametrize("end", [Interrupted(), Suspended()])
-def test_an_end_before_the_model_is_published_does_not_set_the_deadline_back(end):
+def test_end_before_the_model_is_published_keeps_the_time_spent(end):
     """A disk that is full at each start must not keep a round open for ever."""
     made = Engine(run_spec(epoch=EPOCH), unfinished=opening("a", spent_s=100.0), jitter=random.Random(1))
     made.handle(RunStarted(), 0.0)
@@ -162,7 +162,7 @@ def test_deadline_of_a_resumed_round_does_not_begin_anew():
 
 
 @pytest.mark.parametrize(("reported", "outcome"), [("a", "failed"), ("abc", "aggregated")])
-def test_a_round_whose_deadline_has_passed_ends_with_what_it_has(reported, outcome):
+def test_resumed_round_past_its_deadline_ends_with_its_updates(reported, outcome):
     made, effects = going_on(opening("abcd", accepted="abcd", reported=reported, spent_s=900.0), quorum=0.7)
     assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
     if made.open is not None:

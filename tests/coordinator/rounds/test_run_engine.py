@@ -263,7 +263,7 @@ class TestEnd:
 
 
 def waiting_engine(*devices: str, **changes: Any) -> Engine:
-    """An waiting_engine that was started at second 0 and knows these devices."""
+    """An engine that was started at second 0 and knows these devices."""
     started = engine(**changes)
     join(started, devices)
     return started
@@ -394,7 +394,7 @@ class TestLink:
 
 
 class TestLastWords:
-    """What is said of a run that cannot go on, or need not."""
+    """The detail of the end of a run."""
 
     @pytest.mark.parametrize(
         ("reason", "words"),
@@ -421,7 +421,7 @@ class TestLastWords:
         assert "the run is complete" in end.detail
 
     @pytest.mark.parametrize("published", [False, True])
-    def test_an_interrupt_leaves_no_record_of_the_open_round(self, published):
+    def test_interrupt_leaves_no_record_of_the_open_round(self, published):
         """A resume plays it again under the same number."""
         made = waiting_engine("a")
         if published:

@@ -1,4 +1,4 @@
-"""The upload desk: few at a time, a window each, and everybody in turn."""
+"""The upload scheduler: slots, windows, and the line of waiting devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def granted_devices(counter: UploadScheduler, now: float) -> list[str]:
 
 
 def granted(have: tuple[int, ...] = (), device: str = "a") -> Grant:
-    """What a device is told that may upload."""
+    """The grant for a device that has these chunks."""
     return Grant(manifest_of(device).digest, 8, Bitmap(10, have).to_bytes())
 
 

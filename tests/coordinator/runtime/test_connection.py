@@ -1,4 +1,4 @@
-"""Two coordinators of one fleet: the second asks before it takes the client id of the first, and leaves it in peace."""
+"""Two coordinators of one fleet: the second asks first, and is refused while the first is at work."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def retained_presence(url: str, state: CoordinatorState) -> None:
 
 @pytest.fixture
 def waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for an answer that does not come is found out by the time limit of the test; a slow broker is borne."""
+    """Waiting for an answer that does not come runs into the time limit of the test; a slow broker does not."""
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0)
     monkeypatch.setattr(fleet_claim, "_ECHO_S", PATIENCE_S)
 
@@ -92,16 +92,15 @@ def test_second_coordinator_is_refused_and_the_first_undisturbed(broker: str, wa
             assert witness.received(PRESENCE).payload == first._state(online=True)
 
 
-def test_coordinator_that_left_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
+@pytest.mark.parametrize("killed", [False, True])
+def test_coordinator_that_left_or_was_killed_is_not_waited_for(
+    mosquitto: Mosquitto, waits_for_ever: None, killed: bool
+):
+    if killed:
+        retained_presence(mosquitto.url, CoordinatorState(False, "dead"))  # its last will
     for _ in range(3):
         with at_work(mosquitto.url):
             pass
-
-
-def test_coordinator_with_a_last_will_is_not_waited_for(mosquitto: Mosquitto, waits_for_ever: None):
-    retained_presence(mosquitto.url, CoordinatorState(False, "dead"))
-    with at_work(mosquitto.url):
-        pass
 
 
 def test_coordinators_of_two_fleets_do_not_collide(mosquitto: Mosquitto, waits_for_ever: None):

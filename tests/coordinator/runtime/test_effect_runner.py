@@ -1,9 +1,8 @@
-"""What is made of a round's updates, and what is safe when."""
+"""The effects of a run: aggregation, saving of model and record, and lines for the user."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +23,9 @@ from tests.coordinator.effect_runners import Bench
 
 
 @pytest.fixture
-def bench(tmp_path: Path, prepared: Prepared) -> Iterator[Bench]:
+def bench(tmp_path: Path, prepared: Prepared, registry: Registry) -> Bench:
     """A round in which both devices have accepted."""
-    with Registry(tmp_path / REGISTRY_FILE) as registry:
-        yield Bench(tmp_path, prepared, registry).begin()
+    return Bench(tmp_path, prepared, registry).begin()
 
 
 def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
@@ -43,31 +41,28 @@ def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
     assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {1.0}
 
 
-def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared):
-    """And what of their updates; the next process knows what was usual in this round."""
-    with Registry(tmp_path / REGISTRY_FILE) as registry:
-        bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
-        bench.upload("a", 1.0)
-        bench.upload("b", 1e6)
-        [record] = registry.rounds.records(bench.engine.spec.run)
+def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, prepared, registry):
+    """The next process knows what was usual in this round."""
+    bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
+    bench.upload("a", 1.0)
+    bench.upload("b", 1e6)
+    [record] = registry.rounds.records(bench.engine.spec.run)
     assert record.bounded == {"norm": 1}
     assert list(record.bounded_devices) == ["b"]
     assert "weights" in record.bounded_devices["b"]
     assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
     assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
     [line] = [line for line in bench.said if "pulled back" in line]
-    assert "b: " in line
-    assert "fedpatch devices quarantine" in line
+    assert "b: " in line and "fedpatch devices quarantine" in line
     assert load_checkpoint(tmp_path)[0].references["weights"] == bench.aggregator.state.references["weights"]
 
 
-def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared):
-    """Honest devices are now and then; ten times the bound is shown as it comes."""
-    with Registry(tmp_path / REGISTRY_FILE) as registry:
-        bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
-        bench.upload("a", 2.0)
-        bench.upload("b", 5.0)
-        [record] = registry.rounds.records(bench.engine.spec.run)
+def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared, registry):
+    """Honest devices are now and then; ten times the bound is logged."""
+    bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
+    bench.upload("a", 2.0)
+    bench.upload("b", 5.0)
+    [record] = registry.rounds.records(bench.engine.spec.run)
     assert list(record.bounded_devices) == ["b"]
     assert [line for line in bench.said if "pulled back" in line] == []
 

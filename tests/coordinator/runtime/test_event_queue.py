@@ -1,4 +1,4 @@
-"""The time by which messages are judged: when they came, not when the coordinator had time for them."""
+"""The event queue: a message counts by the time of its arrival, not of its processing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator that is killed at any write, and once more while the next one takes up what it left."""
+"""Kills of a coordinator before each of its writes, and of the next one while it resumes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def play(bench: Bench) -> None:
 
 
 def play_beside_an_offender(bench: Bench) -> None:
-    """Device c is the first one there, and offers what nobody agreed on until it is in quarantine; then b is asked too."""
+    """Device c comes first and offers updates of another schema until it is in quarantine; then b is invited too."""
     while not bench.engine.stopped:
         bench.begin("cab")
         bench.hear("c", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
@@ -124,7 +124,7 @@ def play_with_kills(
 def kill_at_every_write(
     directory: Path, prepared: Prepared, at_least: int, played: Callable[[Bench], None] = play, **terms: Any
 ) -> list[Any]:
-    """Wherever it is killed, the run ends with the model and the books of one that nobody killed; those books."""
+    """Kill at each write; the run must end with the model and records of a run without kills. Return these records."""
     whole = play_with_kills(directory / "whole", prepared, (), played, **terms)
     for fatal in itertools.count(1):
         model, records, kills = play_with_kills(directory / f"killed-{fatal}", prepared, (fatal,), played, **terms)
@@ -142,7 +142,7 @@ def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
 
 
 def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_path, prepared):
-    """What was pulled back is pulled back to the same bits, and whoever offended is held back whatever was lost of it."""
+    """Updates are clipped to the same bits, and the offender is in quarantine, wherever the kill was."""
     terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}
     records = kill_at_every_write(tmp_path, prepared, 25, play_beside_an_offender, **terms)
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]

@@ -1,4 +1,4 @@
-"""Runs whose model goes down as steps: who is offered which, and what becomes of them after a crash."""
+"""Runs that send the model as deltas: the deltas that a device is offered, also after a crash."""
 
 from __future__ import annotations
 
@@ -154,8 +154,7 @@ def test_steps_of_a_lost_model_are_not_offered(bench):
     request = request_to(later, "a")
     assert (len(request.deltas), request.model.digest != lost.digest) == (2, True)
     assert request.deltas[-1].content == digest_of(later, load_checkpoint(bench.directory)[0].tensors)
-    for device in "ab":
-        later.upload(device, 0.7)
+    later.upload("ab", 0.7)
     request = request_to(later, "c")
     assert len(request.deltas) == 3
     assert request.deltas[-1].content == digest_of(later, load_checkpoint(bench.directory)[0].tensors)
@@ -168,13 +167,11 @@ def test_run_resumed_with_another_encoding_keeps_the_model(bench):
     assert digest_of(plain, opened(plain, request_to(plain, "a").model)) == before
     # The round that was open goes on in what it began with.
     assert (request_to(plain, "a").encoding, request_to(plain, "a").deltas) == ("delta-int8", ())
-    for device in "ab":
-        plain.upload(device, 0.5, "delta-int8")
+    plain.upload("ab", 0.5, "delta-int8")
     assert (request_to(plain, "a").encoding, request_to(plain, "a").deltas) == ("fp32+zstd", ())
     assert load_checkpoint(bench.directory)[0].server == {}
     coarse = noisy(plain.again(encoding="delta-int4")).begin()
-    for device in "ab":
-        coarse.upload(device, 0.6, "fp32+zstd")
+    coarse.upload("ab", 0.6, "fp32+zstd")
     assert "fc1.weight:residual" in load_checkpoint(bench.directory)[0].server
     [delta] = request_to(coarse, "a").deltas
     assert (request_to(coarse, "a").encoding, delta.manifest.encoding) == ("delta-int4", "delta-int4")

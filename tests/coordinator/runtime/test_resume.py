@@ -1,4 +1,4 @@
-"""What the next coordinator makes of the files that a killed one left."""
+"""Resuming a run from the files of a killed coordinator."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ class TestOpenRound:
         later = bench.again()
         assert states(later) == {"a": State.LOST, "b": State.LOST}
         later.begin()
-        for device in "ab":
-            later.upload(device, 1.0)
+        later.upload("ab", 1.0)
         assert [record.reported for record in later.registry.rounds.records(run)] == [2]
 
     def test_closing_round_stays_closing_through_another_kill(self, bench):
@@ -161,8 +160,7 @@ class TestCheckpoint:
 
     def test_damaged_checkpoint_takes_the_run_back_to_the_one_before(self, bench):
         for value in (1.0, 2.0):
-            for device in "ab":
-                bench.upload(device, value)
+            bench.upload("ab", value)
             bench = bench.again(rounds=3).begin()
         run = bench.engine.spec.run
         assert [record.round for record in bench.registry.rounds.records(run)] == [1, 2]
@@ -180,12 +178,10 @@ class TestCheckpoint:
 
     def test_damaged_checkpoint_keeps_failed_rounds_before_it(self, bench):
         run = bench.engine.spec.run
-        for device in "ab":
-            bench.upload(device, 1.0)
+        bench.upload("ab", 1.0)
         bench.registry.rounds.finish(run, RoundRecord(2, "failed", 2, 0, 2, 0, failure="too_few_accepted"))
         bench = bench.again(rounds=4).begin()
-        for device in "ab":
-            bench.upload(device, 2.0)
+        bench.upload("ab", 2.0)
         newest = max(bench.directory.glob("checkpoint-*.fp"))
         newest.write_bytes(b"")
         later = bench.again()
@@ -197,8 +193,7 @@ class TestCheckpoint:
         assert bench.again().aggregator.state.round == 0
 
     def test_lost_checkpoints_of_played_rounds_raise(self, bench):
-        bench.upload("a", 1.0)
-        bench.upload("b", 1.0)
+        bench.upload("ab", 1.0)
         for path in bench.directory.glob("checkpoint-*.fp"):
             path.unlink()
         with pytest.raises(StateError, match="holds no checkpoint"):

@@ -1,4 +1,4 @@
-"""Whether `fedpatch run` begins a run, or takes up the one that did not come to its end."""
+"""`fedpatch run`: when it begins a run, and when it resumes the unfinished one."""
 
 from __future__ import annotations
 

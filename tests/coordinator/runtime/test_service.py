@@ -1,4 +1,4 @@
-"""fedpatch.coordinator.runtime.service: what becomes of a message, before the engine sees it."""
+"""The service: messages before they reach the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.coordinator.fake_link import RecordedLink
 
 
 def test_garbage_of_unknown_devices_is_counted_under_no_name():
-    """Names that nobody knows can be invented without end."""
+    """Unknown names can be invented without end."""
     connection: Any = SimpleNamespace(
         ingress_filter=IngressFilter(10), fleet="demo", link=RecordedLink(), event_queue=EventQueue()
     )

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
-from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
+from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_store import DecodedCache, UpdateWriter
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import store_update
-from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import Committed
@@ -36,7 +35,7 @@ def update_of(device: str) -> StoreUpdate:
 
 
 class Disk:
-    """Keeps an update once it is told to."""
+    """Keeps an update once the test allows it."""
 
     def __init__(self, *devices: str) -> None:
         self.may = {device: threading.Event() for device in devices}
@@ -106,15 +105,9 @@ def test_discard_runs_what_was_postponed(tmp_path, threaded, executor):
     assert storing.completed(0) == []
 
 
-@pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    """FedAvg of the whole digits model."""
-    return prepare(RunSettings(strategy="fedavg", private="none"))
-
-
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """The disk of a coordinator, which writes a device's update when it is told to."""
+    """The disk of a coordinator, which writes a device's update once the test allows it."""
     disk = Disk("a", "b")
 
     def write(directory: Path, round: int, device: str, *rest: Any) -> Path:
@@ -135,18 +128,21 @@ def woken() -> threading.Semaphore:
 
 @pytest.fixture
 def bench(
-    tmp_path: Path, prepared: Prepared, slow: Disk, woken: threading.Semaphore, executor: ThreadPoolExecutor
+    tmp_path: Path,
+    prepared: Prepared,
+    registry: Registry,
+    slow: Disk,
+    woken: threading.Semaphore,
+    executor: ThreadPoolExecutor,
 ) -> Iterator[Bench]:
     """A round in which both devices have accepted, and their updates are written beside."""
-    with Registry(tmp_path / REGISTRY_FILE) as registry:
-        writing = {"executor": executor, "wake": woken.release}
-        yield Bench(tmp_path, prepared, registry, writing=writing).begin()
-        for may in slow.may.values():
-            may.set()
+    yield Bench(tmp_path, prepared, registry, writing={"executor": executor, "wake": woken.release}).begin()
+    for may in slow.may.values():
+        may.set()
 
 
 def committed(bench: Bench) -> list[str]:
-    """Devices that were told so, in order."""
+    """Devices whose update was committed, in order."""
     return [device for device, envelope in bench.sent if isinstance(envelope.body, Committed)]
 
 

@@ -1,4 +1,4 @@
-"""The global model on disk: bit for bit, found out when damaged, and what users get of it."""
+"""Checkpoints and updates on disk: every bit is kept, damage is found, and the model is exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry whose file is damaged or changed by other programs: what opening it makes of that, and what the doctor finds."""
+"""A registry whose file is damaged or changed by other programs: its repair, and the findings of the doctor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
 from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
-from tests.coordinator.registry_builders import new_run, seen
+from tests.coordinator.registry_builders import change, new_run, seen
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import small_disk
 
@@ -112,7 +112,7 @@ class Told(logging.Handler):
 
 
 def opened(path: Path) -> tuple[Content, list[str]]:
-    """What is in the registry once it is open, and what was told on the way; it can be written to."""
+    """The content of the registry after it was opened for writing, and the lines that were logged."""
     with Told() as lines, Registry(path) as registry:
         found = content_of(registry._db)
         seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
@@ -145,7 +145,7 @@ def with_damage(data: bytes, damage: tuple[float, bytes]) -> bytes:
 
 
 def doctor_finds(path: Path) -> list[str]:
-    """What the doctor reports of what is stored, but for that the story's run has no checkpoints."""
+    """Findings of the doctor, without the one that the run has no checkpoints."""
     checkup = quiet_checkup()
     check_stored(path.parent, checkup)
     found = [one for one in checkup.findings if one.verdict in ("warn", "fail")]
@@ -208,14 +208,6 @@ def test_damage_anywhere_in_the_log_loses_no_round(story: Story, damage: tuple[f
         found_before = doctor_finds(path)
         found, lines = opened(path)
         assert found["rounds"] == story.full["rounds"] or found_before or lines
-
-
-def change(path: Path, *statements: str) -> None:
-    """Do as any SQLite program does."""
-    with closing(sqlite3.connect(path, timeout=10)) as db:
-        for statement in statements:
-            db.execute(statement)
-        db.commit()
 
 
 @pytest.mark.parametrize(
@@ -284,23 +276,13 @@ def test_impossible_values_are_reported_and_repaired(path: Path, story: Story, s
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("absent", "null"),
-        ("report_p90_s", '"x"'),
-        ("report_p90_s", "1e999"),
-        ("offenders", "[1]"),
-        ("offenders", '{"pi-1": 1}'),
-        ("needed", '"3"'),
-        ("downloads", "-1"),
-        ("measured", "1.5"),
-        ("deadline_s", "null"),
-        ("bounded_devices", "7"),
-        ("bounded_devices", '{"pi-1": "norm"}'),
-        ("independent", '{"gaining": 1}'),
-        ("metric", "null"),
-        ("metric_goal", '"most"'),
+        ("absent", "null"), ("report_p90_s", '"x"'), ("report_p90_s", "1e999"), ("offenders", "[1]"),
+        ("offenders", '{"pi-1": 1}'), ("needed", '"3"'), ("downloads", "-1"), ("measured", "1.5"),
+        ("deadline_s", "null"), ("bounded_devices", "7"), ("bounded_devices", '{"pi-1": "norm"}'),
+        ("independent", '{"gaining": 1}'), ("metric", "null"), ("metric_goal", '"most"'),
         ("phase_seconds", "[]"),
     ],
-)
+)  # fmt: skip
 def test_record_with_a_field_of_another_type_is_damaged(path: Path, story: Story, key: str, value: str):
     with closing(sqlite3.connect(path)) as db:
         (text,) = db.execute("SELECT record FROM rounds WHERE round = 2").fetchone()

@@ -1,4 +1,4 @@
-"""The journal of a run: what it holds after any damage, and how registries are rebuilt from it."""
+"""The journal of a run: its content after any damage, and the registry that is rebuilt from it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import UsageError
-from tests.coordinator.registry_builders import new_run, seen
+from tests.coordinator.registry_builders import change, new_run, seen
 
 ROUNDS = 4
+LOSE_RECORD_2 = "UPDATE rounds SET record = '{}' WHERE round = 2"
 
 
 def record_of(number: int) -> RoundRecord:
@@ -71,6 +72,13 @@ def known(path: Path) -> tuple:
         return registry.runs(), [registry.rounds.records(run.id) for run in registry.runs()]
 
 
+@pytest.fixture
+def run(path: Path) -> str:
+    """The id of the last run."""
+    with Registry(path, readonly=True) as registry:
+        return registry.run("last").id
+
+
 def garble(*paths: Path) -> None:
     """As if something else had been written over them."""
     for one in paths:
@@ -93,11 +101,10 @@ def test_damaged_or_absent_registry_is_rebuilt_with_all_runs(path: Path, damage)
     assert copy_of(path).is_file()
 
 
-def test_log_left_behind_by_a_registry_that_is_gone_stays_out_of_the_rebuilt_one(path: Path):
+def test_log_left_behind_by_a_registry_that_is_gone_stays_out_of_the_rebuilt_one(path: Path, run: str):
     """SQLite replays any whole log that lies beside a file of its name."""
     left = path.with_name(f"{path.name}-wal")
     with Registry(path) as registry:
-        run = registry.run("last").id
         registry.rounds.finish(run, record_of(ROUNDS + 1))
         log = left.read_bytes()
         for number in range(ROUNDS + 2, 40):
@@ -120,25 +127,20 @@ def test_rebuilt_registry_takes_devices_and_holds_from_the_copy(path: Path):
         assert registry.holds.held("lab") == {"pi-2": "quarantined"}
 
 
-def test_rebuilt_registry_leaves_out_impossible_rows(path: Path):
+def test_rebuilt_registry_leaves_out_impossible_rows(path: Path, run: str):
     for one in (path, copy_of(path)):
-        with closing(sqlite3.connect(one)) as db:
-            db.execute("UPDATE devices SET reported = -1 WHERE id = 'pi-1'")
-            db.execute("UPDATE rounds SET record = '{}' WHERE round = 2")
-            db.commit()
+        change(one, "UPDATE devices SET reported = -1 WHERE id = 'pi-1'", LOSE_RECORD_2)
     rebuilt = rebuild_registry(path)
     assert (rebuilt.source, rebuilt.devices, rebuilt.holds) == (path, 1, 1)
     with Registry(path) as registry:
-        records = registry.rounds.records(registry.run("last").id)
+        records = registry.rounds.records(run)
         assert [one.user_accuracy for one in records] == [0.51, 0.52, 0.53, 0.54]
 
 
-def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path):
-    with Registry(path) as registry:
-        run = registry.run("last").id
-        with registry._change() as db:
-            columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
-            db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, 5, 2, '[]', 'ab', 0, 'b', 1, 1)", (run,))
+def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path, run: str):
+    with Registry(path) as registry, registry._change() as db:
+        columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
+        db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, 5, 2, '[]', 'ab', 0, 'b', 1, 1)", (run,))
     rebuild_registry(path)
     with Registry(path) as registry:
         assert registry.open_rounds("kitchen") == {run: 5}
@@ -188,9 +190,8 @@ def test_flipped_bit_or_cut_in_a_journal_loses_its_lines_only(at: float, bit: in
         assert read_journal(journal).records[ROUNDS + 1] == record_of(ROUNDS + 1)
 
 
-def test_rounds_played_again_replace_the_earlier_ones(path: Path):
+def test_rounds_played_again_replace_the_earlier_ones(path: Path, run: str):
     with Registry(path) as registry:
-        run = registry.run("last").id
         registry.rounds.roll_back(run, 2)
         registry.rounds.finish(run, record_of(3))
         wanted = registry.rounds.records(run)
@@ -237,30 +238,27 @@ def test_rebuild_where_the_journal_lags_keeps_the_registrys_records(path: Path):
     assert known(path) == wanted
 
 
-def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Path):
+def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Path, run: str):
     with Registry(path) as registry, journals_refused():
-        registry.finish_run(registry.run("last").id, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
     wanted = known(path)
     rebuild_registry(path)
     assert known(path) == wanted
 
 
-def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(path: Path):
+def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(path: Path, run: str):
     with Registry(path) as registry, journals_refused():
-        registry.rounds.finish(registry.run("last").id, record_of(ROUNDS + 1))
+        registry.rounds.finish(run, record_of(ROUNDS + 1))
     wanted = known(path)
     for one in (path, copy_of(path)):
-        with closing(sqlite3.connect(one)) as db:
-            db.execute("UPDATE rounds SET record = '{}' WHERE round = 2")
-            db.commit()
+        change(one, LOSE_RECORD_2)
     rebuild_registry(path)
     assert known(path) == wanted
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restarts: bool):
+def test_journal_that_lags_has_everything_after_the_next_line(path: Path, restarts: bool, run: str):
     with Registry(path) as registry:
-        run = registry.run("last").id
         with journals_refused():
             registry.rounds.roll_back(run, 1)
             registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
@@ -316,10 +314,9 @@ def test_rounds_rolled_back_stay_forgotten_where_an_older_copy_is_used(path: Pat
     assert records_of(path) == [1]
 
 
-def test_rounds_played_again_are_restored_over_an_older_copy(path: Path):
+def test_rounds_played_again_are_restored_over_an_older_copy(path: Path, run: str):
     older = copy_of(path).read_bytes()
     with Registry(path) as registry:
-        run = registry.run("last").id
         registry.rounds.roll_back(run, 1)
         registry.rounds.finish(run, replace(record_of(2), user_accuracy=0.9))
         wanted = registry.rounds.records(run)
@@ -335,9 +332,8 @@ def test_journal_with_a_damaged_line_makes_no_round_forgotten(path: Path):
     assert records_of(path) == [1, 2, 3, 4]
 
 
-def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path):
+def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path, run: str):
     with Registry(path) as registry:
-        run = registry.run("last").id
         registry.next_epoch(run)
         delete(registry.journal.path(run))
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
@@ -345,9 +341,8 @@ def test_journal_that_was_deleted_in_mid_run_makes_no_round_forgotten(path: Path
     assert records_of(path) == [1, 2, 3, 4]
 
 
-def test_copy_made_when_rounds_are_rolled_back_lacks_them(path: Path):
+def test_copy_made_when_rounds_are_rolled_back_lacks_them(path: Path, run: str):
     with Registry(path) as registry:
-        run = registry.run("last").id
         registry.rounds.roll_back(run, 1)
     with closing(sqlite3.connect(copy_of(path))) as db:
         assert db.execute("SELECT round FROM rounds WHERE run = ?", (run,)).fetchall() == [(1,)]

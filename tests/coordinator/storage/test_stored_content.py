@@ -1,4 +1,4 @@
-"""`fedpatch doctor` reads back what is stored: whatever is flipped in it is found, or harmless."""
+"""`fedpatch doctor` reads back all stored content and reports each damage."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import errno
 import hashlib
 import json
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +28,12 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
 from fedpatch.shared.tensors.packing import Packed
-from tests.coordinator.registry_builders import new_run, seen
+from tests.coordinator.registry_builders import change, new_run, seen
 from tests.support.checkups import quiet_checkup
 
 SCHEMA = Schema((TensorSpec("w", (8,), "float32", "weight"),))
 BLOB = b"an update" * 10
+BETTER = "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = {}"
 
 
 def record_of(number: int) -> RoundRecord:
@@ -81,19 +80,10 @@ def bad(state_dir: Path) -> list[Finding]:
     return [one for one in found(state_dir) if one.verdict != "ok"]
 
 
-def change(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(statement)
-        db.commit()
-
-
-def test_whole_state_directory_has_no_findings(state_dir: Path):
+def test_whole_state_directory_is_good_with_and_without_a_copy(state_dir: Path):
     assert [(one.name, one.verdict) for one in found(state_dir)] == [("registry", "ok"), ("runs", "ok")]
-    assert found(state_dir.parent / "elsewhere") == []
-
-
-def test_registry_without_a_copy_is_good(state_dir: Path):
     assert "and so can its copy" in found(state_dir)[0].detail
+    assert found(state_dir.parent / "elsewhere") == []
     copy_of(state_dir / REGISTRY_FILE).unlink()
     registry = found(state_dir)[0]
     assert (registry.verdict, "so can its copy" in registry.detail) == ("ok", False)
@@ -103,11 +93,7 @@ def test_registry_without_a_copy_is_good(state_dir: Path):
 @pytest.mark.parametrize(
     ("statement", "verdict", "word"),
     [
-        (
-            "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1",
-            "fail",
-            "record of round 1 is not what was written",
-        ),
+        (BETTER.format(1), "fail", "record of round 1 is not what was written"),
         ("DELETE FROM rounds WHERE round = 1", "fail", "record of round 1 is not what was written"),
         ("UPDATE runs SET private = 'all'", "warn", "private in the registry differs"),
         ("UPDATE holds SET id = 'pi-3'", "warn", "never seen: pi-3"),
@@ -123,9 +109,7 @@ def test_changed_row_is_reported(state_dir: Path, statement: str, verdict: str, 
 def test_record_that_the_journal_lost_is_compared_with_the_checkpoint(state_dir: Path):
     (journal,) = journals(state_dir)
     journal.write_bytes(b"")
-    change(
-        state_dir / REGISTRY_FILE, "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 2"
-    )
+    change(state_dir / REGISTRY_FILE, BETTER.format(2))
     assert any("is not that of checkpoint-000002.fp" in one.detail for one in bad(state_dir))
 
 
@@ -179,9 +163,7 @@ def test_flipped_bit_in_any_file_of_a_run_is_found(whole: Path, which: int, at: 
 
 
 def test_show_prints_the_written_number_where_the_registry_has_another(fedpatch, state_dir: Path):
-    change(
-        state_dir / REGISTRY_FILE, "UPDATE rounds SET record = json_set(record, '$.user_accuracy', 0.9) WHERE round = 1"
-    )
+    change(state_dir / REGISTRY_FILE, BETTER.format(1))
     done = fedpatch("show", "last", "--json", "--state-dir", state_dir)
     assert json.loads(done.out)["rounds"][0]["user_accuracy"] == 0.5
     assert "the record of round 1 is not what was written" in done.err
