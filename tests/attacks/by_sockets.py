@@ -36,7 +36,6 @@ def _half_open(arena: Arena, _device: str) -> None:
 
 
 def _slow_reader(arena: Arena, device: str) -> None:
-    """Wants everything, and reads nothing."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.settimeout(raw.PATIENCE_S)

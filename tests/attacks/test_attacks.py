@@ -60,13 +60,11 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
 
 @pytest.mark.parametrize("device", PLAYED, ids=[one.name for one in PLAYED.values()])
 def test_the_attack_has_happened_and_was_stopped(siege, device):
-    """By its own evidence, or by the coordinator's counters."""
     proof = siege.fates[device].result(timeout=120)
     assert proof is None or proof(siege.attacked)
 
 
 def test_there_are_enough_attacks():
-    """Each with a name of its own."""
     names = [one.name for one in ATTACKS] + [one.name for one in THEFTS]
     assert len(names) == len(set(names)) >= 40
 
@@ -117,7 +115,6 @@ def test_what_is_remembered_is_bounded(siege):
 
 
 def test_the_report_shows_scripts_as_text(siege, tmp_path: Path):
-    """A device's words in a page for a browser."""
     page = tmp_path / "report.html"
     done = run("fedpatch", "report", "last", "--state-dir", siege.attacked.state_dir, "--out", page)
     assert done.code == 0, done.err
@@ -159,7 +156,6 @@ def guarded() -> Iterator[dict[str, bool]]:
 
 @pytest.mark.parametrize("name", [one.name for one in THEFTS])
 def test_nobody_speaks_in_anothers_name(guarded, name):
-    """The broker takes it and gives it to nobody."""
     assert not guarded[name]
 
 

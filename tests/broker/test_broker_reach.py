@@ -117,7 +117,6 @@ def test_a_certificate_of_an_unknown_ca(certificate):
 
 
 def test_a_certificate_for_another_name(certificate):
-    """Neither the CA nor the clock is to blame."""
     own = certificate(names="DNS:elsewhere.example")
     found = over_tls(own, own)
     assert found.verdict == "fail" and f"make one with {HOST} among its names" in found.remedy
@@ -141,7 +140,6 @@ def test_plain_text_to_another_machine_is_told_although_it_was_allowed(mosquitto
 
 
 def test_tls_with_a_port_that_has_none(mosquitto, tmp_path):
-    """And a CA file that is none."""
     url = mosquitto.url.replace("mqtt:", "mqtts:")
     found = ask(settings_for("device", url), "device")["broker_tls"]
     assert found.verdict == "fail" and "8883" in found.remedy

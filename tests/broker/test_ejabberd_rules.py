@@ -141,7 +141,6 @@ def test_nobody_gets_in_without_a_password_or_in_plain_text(broker, certificates
 
 
 def test_a_fleet_without_devices_has_rules_for_nobody():
-    """And every rule that is used is there."""
     text = ejabberd_rules("home", "broker.lan", [])
     assert 'fedpatch_device:\n    user: ["nobody@nowhere.invalid"]' in text and '"coordinator@broker.lan"' in text
     used = {line.rpartition(": ")[2] for line in text.splitlines() if line.startswith("      ")}

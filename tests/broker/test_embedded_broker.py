@@ -57,7 +57,6 @@ def test_updates_of_ten_clients_arrive_whole_and_in_order(amqtt):
 
 
 def test_a_client_that_comes_back_under_its_name_is_served(amqtt):
-    """Its old connection, clean or not, is no obstacle."""
     for _ in range(3):
         with client(amqtt.url, "one", "t") as one:
             one.settle()

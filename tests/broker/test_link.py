@@ -80,7 +80,6 @@ def test_a_retained_message_waits_for_who_subscribes_later(broker):
 
 
 def test_nothing_comes_after_unsubscribing(broker):
-    """What is published afterwards stays away."""
     with client(broker, "giver") as giver, client(broker, "taker", "a", "b") as taker:
         taker.settle()
         taker.link.unsubscribe("a")
@@ -164,7 +163,6 @@ def test_a_topic_that_cannot_be_published_on_is_an_error_of_the_caller(topic):
 
 
 def test_the_configuration_for_development_is_one_that_mosquitto_takes():
-    """And the limits that it states reach the link."""
     own = ("listener", "allow_anonymous", "set_tcp_nodelay", "persistence ")  # set by every broker of these tests
     lines = (ROOT / "broker_config" / "mosquitto-dev.conf").read_text("utf-8").splitlines()
     options = "\n".join(line for line in lines if not line.startswith(own))

@@ -108,13 +108,11 @@ def test_tls_is_used_when_asked_for_and_a_stranger_is_not_trusted(certificates):
 
 
 def test_tls_with_a_broker_that_has_none_says_so(mosquitto):
-    """The port is the likely mistake."""
     with client(mosquitto.url.replace("mqtt:", "mqtts:"), "one") as one:
         assert one.wait(Disconnected).reason.startswith((f"no TLS with {HOST}", f"{HOST}:{mosquitto.port} closed"))
 
 
 def test_a_ca_file_must_exist_and_be_of_use(tmp_path):
-    """Both mistakes show at construction."""
     for url, remedy in (("mqtts://h", "not a file of CA certificates"), ("mqtt://h", "write mqtts://")):
         with pytest.raises(UsageError, match=remedy):
             MqttLink(url, client_id="one", events=print, tls=TlsFiles(tmp_path / "none.pem"))

@@ -115,7 +115,6 @@ class Member:
         assert self._marks.setdefault(mark, threading.Event()).wait(PATIENCE_S), f"{self.user} got {self.came}"
 
     def close(self) -> None:
-        """Leave."""
         self._client.disconnect()
         self._client.loop_stop()
 

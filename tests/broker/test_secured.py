@@ -35,7 +35,6 @@ PRODUCTION = ("mosquitto.conf", "mosquitto-passwords.conf")
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Certificates:
-    """Those of a small fleet."""
     return Certificates(tmp_path / "ca", FLEET, devices=DEVICES)
 
 

@@ -173,7 +173,6 @@ def _shape(line: str) -> str:
     [("README.md", "waiting"), ("docs/reference/cli.md", "round 3/30"), ("docs/tutorials/own-task.md", "run 20")],
 )
 def test_what_a_run_says_on_a_page_it_says(page, start, reader):
-    """Line by line, but for names and numbers."""
     said = {_shape(line) for line in reader.follows("README.md").splitlines()}
     assert {_shape(line) for line in _shown(page, start)} <= said
 

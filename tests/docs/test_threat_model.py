@@ -43,19 +43,16 @@ def test_other_pages_point_to_the_one_table(page):
 
 
 def test_there_are_forty_attacks_and_more():
-    """Each of them under one name."""
     assert len({name for name, _, _ in rows()}) == len(rows()) >= 40
 
 
 @pytest.mark.parametrize("table", [OFFENCES, NOT_OFFENCES], ids=["offences", "misfortunes"])
 def test_what_counts_against_a_device_is_on_the_page(table):
-    """Reason by reason, with what it means."""
     for (what, reason), words in table.items():
         assert f"| {what} | `{reason}` | {words} |" in PAGE
 
 
 def test_the_limits_are_those_of_the_program():
-    """The figures of the page."""
     from fedpatch.coordinator.aggregation.norm_clipping import EXAMPLES_FACTOR, EXAMPLES_MARGIN, MAX_SECOND_MOMENT
     from fedpatch.coordinator.guard.ingress_filter import MAX_WAITING_BYTES
     from fedpatch.coordinator.guard.rate_limiter import (

@@ -76,7 +76,6 @@ class Lane:
         return problems
 
     def kept(self, schedule: Schedule) -> Path:
-        """Where a drill keeps its files."""
         return self.directory / f"seed-{schedule.seed}"
 
     def _keep(self, directory: Path, lines: Sequence[str]) -> None:

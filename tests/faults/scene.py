@@ -40,7 +40,6 @@ def data_spec(device: str) -> str:
 
 
 def num_examples(device: str) -> int:
-    """Training examples of a device."""
     return len(device_data(data_spec(device)).train_x)
 
 
@@ -79,7 +78,6 @@ class Scene:
 
     @property
     def state_dir(self) -> Path:
-        """The coordinator's."""
         return self.directory / "coordinator"
 
     def start_agent(self, device: str, pause_ms: int, options: Sequence[str] = ()) -> None:

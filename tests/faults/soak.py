@@ -81,7 +81,6 @@ class Soak:
         return all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
 
     def slopes(self) -> dict[str, Slope]:
-        """Of each gauge."""
         found = {}
         for name in BOUNDS:
             kept = [(one["round"], one[name]) for one in self.samples if name in one]
@@ -168,7 +167,6 @@ def _gauged(coordinator: int, fleet: Fleet, directory: Path) -> dict[str, float]
 
 
 def lines(measured: Soak) -> Iterator[str]:
-    """What was found, for people."""
     yield f"{measured.rounds} rounds, {measured.aggregated} aggregated, in {measured.seconds:g} s"
     yield f"{measured.agents} agents; the broker was killed {measured.broker_kills} times"
     for name, one in measured.slopes().items():

@@ -59,7 +59,6 @@ def test_a_line_loses_as_many_as_it_should():
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Two hosts."""
     with Lab(["one", "two"], seed=1) as lab:
         yield lab
 

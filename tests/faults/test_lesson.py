@@ -48,7 +48,6 @@ def test_who_is_not_counted_changes_no_model_but_its_own_patch():
 
 
 def test_a_failed_round_leaves_the_model_as_it_was():
-    """Nobody is counted, nothing changes."""
     lesson = Lesson(NAMES)
     before = lesson.model()
     lesson.round(("ann",), ())

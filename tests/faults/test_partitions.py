@@ -90,7 +90,6 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 @pytest.fixture
 def scene(town: Town, tmp_path: Path) -> Scene:
-    """No patch is there yet."""
     make_as_new(town.fleet, on=town.lab.inside)
     return Scene(town.fleet, tmp_path, DEVICES)
 

@@ -31,7 +31,6 @@ def test_a_growth_is_found_within_its_uncertainty(gradient: float, noise: float,
 
 
 def test_too_few_samples_are_no_finding():
-    """A slope that nothing speaks for is not told."""
     with pytest.raises(ValueError, match="too few"):
         slope([1, 2, 3], [1, 2, 3])
 

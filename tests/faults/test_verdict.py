@@ -101,7 +101,6 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def test_nothing_is_wrong_with_a_run_without_faults(played: Played):
-    """Books, model and patches are those of the oracle."""
     assert played.judged() == []
 
 
@@ -118,6 +117,5 @@ def test_nothing_is_wrong_with_a_run_without_faults(played: Played):
     ],
 )
 def test_what_is_wrong_is_found(played: Played, spoil: Callable[[Played], None], words: str):
-    """Each fault, and nothing else, is told."""
     spoil(played)
     assert re.search(words, "\n".join(played.judged()))

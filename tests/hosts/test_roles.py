@@ -56,13 +56,11 @@ def test_what_is_yes_or_no_may_be_said_in_text(role):
 
 @pytest.mark.parametrize("role", NAMES)
 def test_every_role_says_what_it_is(role):
-    """meta/main.yml holds a description."""
     told = yaml.safe_load((ROLES / role / "meta" / "main.yml").read_text())
     assert told["galaxy_info"]["description"]
 
 
 def test_only_modules_of_ansible_core_are_used():
-    """A control host needs no collection."""
     tasks = [*ROLES.rglob("tasks/*.yml"), *ROLES.rglob("handlers/*.yml"), *ROLES.parent.glob("*.yml")]
     named = {
         name

@@ -116,20 +116,17 @@ def test_disk_keeps_of_a_new_file_what_was_synced_and_any_part_of_the_rest():
 
 
 def test_disk_loses_a_directory_whose_name_was_not_synced_with_all_that_is_in_it():
-    """However well that was synced itself."""
     inside = _made(0, "d", 1), _made(1, "a", 2), Write(2, 0, b"x", "d/a"), Sync(2, "d/a", False), Sync(1, "d", True)
     assert () in _disks(*inside)
     assert () not in _disks(*inside, Sync(0, "", True))
 
 
 def test_disk_has_a_rename_or_has_it_not():
-    """Never neither name, never both."""
     begun = _made(0, ".new", 2), Write(2, 0, b"x", ".new"), Sync(2, ".new", False), Sync(0, "", True)
     renamed = _disks(*begun, Names(((0, ".new", None), (0, "a", 2)), "a"))
     assert renamed == {((".new", b"x"),), (("a", b"x"),)}
 
 
 def test_disk_may_lose_part_of_a_write():
-    """Sectors are written one by one."""
     written = _disks(_made(0, "a", 2), Sync(0, "", True), Write(2, 0, b"x" * 2048, "a"))
     assert {len(dict(files)["a"] or b"") for files in written} == {0, 1024, 2048}

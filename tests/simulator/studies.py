@@ -235,7 +235,6 @@ def algorithm_1(study: Study, rounds: list[list[str]]) -> list[oracle.Round]:
 
 
 def patch_of(simulation: Simulation, client: int) -> Mapping[str, Array]:
-    """What a client keeps."""
     return simulation.patches.of(client)
 
 

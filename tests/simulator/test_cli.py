@@ -71,7 +71,6 @@ def engine(monkeypatch) -> Engine:
 
 
 def test_the_options_are_the_terms_of_the_study(fedpatch, engine):
-    """What is not said comes from the task."""
     assert fedpatch(*shlex.split(AS_WRITTEN)).code == 0
     assert engine.calls[0]["study"] == Study(
         task="mnist",
@@ -89,7 +88,6 @@ def test_the_options_are_the_terms_of_the_study(fedpatch, engine):
 
 
 def test_every_term_of_a_study_has_an_option(fedpatch, engine):
-    """And it is heard."""
     options = (
         "--strategy per-fedavg --learning-rate 0.2 --adaptation-rate 0.1 --batch-size 10 --steps 7 --data mine:{index} "
         "--workers 3 --device cuda"
@@ -148,8 +146,6 @@ def test_an_interrupted_study_prints_what_it_has_and_how_to_go_on(fedpatch, engi
 
 
 def test_a_second_ctrl_c_ends_it_at_once(fedpatch, engine, tmp_path):
-    """Without a result, but not without a word."""
-
     def twice(_: int) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -182,7 +178,6 @@ def test_out_holds_the_outcome_the_curve_and_its_pictures(fedpatch, engine, tmp_
 
 
 def test_a_study_that_is_done_is_not_computed_again(fedpatch, engine, tmp_path):
-    """The same command prints the same result."""
     first = fedpatch(*SMALL, "--json", "--out", tmp_path)
     again = fedpatch(*SMALL, "--json", "--out", tmp_path)
     assert (again.code, again.out) == (0, first.out)
@@ -191,7 +186,6 @@ def test_a_study_that_is_done_is_not_computed_again(fedpatch, engine, tmp_path):
 
 
 def test_the_folder_of_another_study_is_left_alone(fedpatch, engine, tmp_path):
-    """The message tells what differs."""
     fedpatch(*SMALL, "--out", tmp_path)
     ended = fedpatch(*SMALL, "--seed", 7, "--out", tmp_path)
     assert (ended.code, ended.out, len(engine.calls)) == (2, "", 1)
@@ -202,7 +196,6 @@ def test_the_folder_of_another_study_is_left_alone(fedpatch, engine, tmp_path):
     ("name", "content"), [("outcome.json", "[1]"), ("outcome.json", "{"), ("outcome.json", "{}"), ("curve.png", "x")]
 )
 def test_a_folder_with_somebody_elses_files_is_left_alone(fedpatch, engine, tmp_path, name, content):
-    """Nothing is computed that could not be written."""
     (tmp_path / name).write_text(content)
     ended = fedpatch(*SMALL, "--out", tmp_path)
     assert (ended.code, len(engine.calls)) == (2, 0)
@@ -243,8 +236,6 @@ def test_wrong_options_are_told_before_anything_is_computed(fedpatch, engine, ar
 
 @pytest.mark.parametrize(("error", "code"), [(DataError("no data"), 1), (FedpatchError("no"), 1)])
 def test_an_error_of_the_simulation_is_a_sentence(fedpatch, engine, error, code):
-    """With its own exit code."""
-
     def fail(_: int) -> None:
         raise error
 
@@ -266,7 +257,6 @@ def test_an_error_in_the_task_s_own_code_is_a_sentence_too(fedpatch, engine):
 
 
 def test_the_commands_of_simulate_load_nothing_heavy():
-    """Help comes at once."""
     program = (
         "import sys, fedpatch.simulator.cli;"
         "print(*sorted({'matplotlib', 'numpy', 'paho', 'sklearn', 'torch'} & sys.modules.keys()))"
@@ -276,7 +266,6 @@ def test_the_commands_of_simulate_load_nothing_heavy():
 
 
 def test_every_file_of_a_study_can_be_read_by_others(fedpatch, engine, tmp_path):
-    """A web server, say."""
     fedpatch(*SMALL, "--out", tmp_path)
     assert {path.stat().st_mode & 0o777 for path in Path(tmp_path).iterdir()} == {0o644}
 

@@ -74,5 +74,4 @@ class Certified:
 
 
 def url_of(broker: Mosquitto) -> str:
-    """Where it listens, with TLS."""
     return broker.url.replace("mqtt:", "mqtts:")

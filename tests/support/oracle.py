@@ -136,12 +136,10 @@ def client_round(
 
 
 def only(values: dict[str, T], names: Collection[str]) -> dict[str, T]:
-    """The private part."""
     return {name: value for name, value in values.items() if name in names}
 
 
 def without(values: dict[str, T], names: Collection[str]) -> dict[str, T]:
-    """The federated part."""
     return {name: value for name, value in values.items() if name not in names}
 
 
@@ -209,7 +207,6 @@ def server_adam(omega: Values, average: Values, server: Moments, server_lr: floa
 
 
 def capped(counts: list[int], cap: float | None) -> list[int]:
-    """The n_k of a round."""
     most = max(counts) if cap is None else int(cap * sorted(counts)[(len(counts) - 1) // 2])
     return [min(n_k, most) for n_k in counts]
 

@@ -40,15 +40,12 @@ class Certificates:
 
     @property
     def ca_file(self) -> Path:
-        """Whom members trust."""
         return self.directory / "ca.crt"
 
     def pair(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key of a member."""
         return self.directory / f"{name}.crt", self.directory / f"{name}.key"
 
     def revoke(self, device: str) -> None:
-        """Take a device's certificates back."""
         with Authority.open(self.directory, now=time.time()) as authority:
             authority.revoke(DEVICE, device, now=time.time())
 
@@ -90,17 +87,14 @@ class SecuredMosquitto(Mosquitto):
 
     @property
     def url(self) -> str:
-        """Where devices connect."""
         return f"mqtts://{HOST}:{self.port}"
 
     @property
     def coordinator_url(self) -> str:
-        """Where the coordinator connects."""
         return f"mqtts://{HOST}:{self.coordinator_port}"
 
     @property
     def log(self) -> str:
-        """All that it wrote."""
         return (self.directory / "log").read_text("utf-8", errors="replace")
 
     def start(self) -> None:

@@ -75,22 +75,18 @@ class Command:
 
     @property
     def out(self) -> str:
-        """Standard output so far."""
         return self._out.read_text("utf-8")
 
     @property
     def err(self) -> str:
-        """Standard error so far."""
         return self._err.read_text("utf-8")
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process exists."""
         return self._process.poll() is None
 
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -128,7 +124,6 @@ class Command:
         return self.done()
 
     def kill(self) -> None:
-        """End it like a power cut."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -138,7 +133,6 @@ class Command:
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Command:

@@ -101,7 +101,6 @@ class AgentProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -112,7 +111,6 @@ class AgentProcess:
 
     @property
     def patches(self) -> Path:
-        """Directory of the private patches."""
         return self.state_dir / "patches"
 
     @property
@@ -187,7 +185,6 @@ class Fleet:
             agent.wait_ready(patience_s)
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """Device and log of every agent."""
         for device, agent in self.agents.items():
             yield device, agent.log
 

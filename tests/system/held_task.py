@@ -40,7 +40,6 @@ class Hold:
         return told is not None and int(told) >= self._step
 
     def release(self) -> None:
-        """Hold no more."""
         self.path.unlink(missing_ok=True)
         self.told.unlink(missing_ok=True)
 
@@ -53,13 +52,11 @@ class _Holding:
         self._steps = -1  # a process begins with a step on trial, which is none of its training
 
     def load_data(self, spec: str, root: Path) -> DeviceData:
-        """The oracle's data."""
         data, _, path = spec.partition(";")
         self.hold = Hold(Path(path))
         return oracle_task.load_data(data, root)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         self._steps += 1
         held = False
         while self.hold is not None and self._is_due(self.hold):

@@ -48,11 +48,9 @@ class Stage:
 
     @property
     def state_dir(self) -> Path:
-        """The coordinator's."""
         return self.directory / "coordinator"
 
     def start_agents(self) -> tuple[AgentProcess, AgentProcess]:
-        """Ann and Bob."""
         for device in DEVICES:
             self.start_agent(device)
         return self.fleet.agents["ann"], self.fleet.agents["bob"]

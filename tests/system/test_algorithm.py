@@ -69,7 +69,6 @@ class Doorkeeper(Silent):
         admission.write_text("decline not yet\n")
 
     def say(self, line: str) -> None:
-        """Hears of every device that declines."""
         if line.startswith(f"{LATECOMER} declined"):
             self._admission.write_text("accept\n")
 

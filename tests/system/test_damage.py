@@ -33,13 +33,11 @@ class DiskStage(Stage):
 
     @property
     def state_dir(self) -> Path:
-        """On that disk."""
         return self.directory / "disk" / "coordinator"
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """For the coordinator."""
     with small_disk(tmp_path / "disk", "2m") as one:
         yield one
 
@@ -86,7 +84,6 @@ def test_a_disk_that_is_full_in_mid_round_ends_the_run_until_there_is_space(disk
 
 
 def test_a_disk_that_becomes_read_only_ends_the_run_until_it_is_writable(disk: SmallDisk, stage: Stage):
-    """What is there can still be looked at."""
     stage.start_agents()
     stage.hold("ann", round=2, step=3)
     with stage.begin() as coordinator:
@@ -108,7 +105,6 @@ def test_a_disk_that_becomes_read_only_ends_the_run_until_it_is_writable(disk: S
 
 
 def test_a_disk_that_is_read_only_from_the_start_is_told(disk: SmallDisk, stage: Stage):
-    """With the directory, and what to do."""
     disk.make_readonly()
     with stage.begin() as coordinator:
         done = coordinator.done()

@@ -43,7 +43,6 @@ class Played:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it printed for scripts."""
         return dict(self.done.document)
 
 
@@ -143,7 +142,6 @@ def test_without_a_terminal_there_is_a_plain_line_per_round(played: Played):
 
 
 def test_no_process_outlives_the_demo(played: Played):
-    """Broker, agents and their training processes end with it."""
     _assert_nothing_is_left(played.mark)
 
 

@@ -54,7 +54,6 @@ class Growing:
 
 @pytest.fixture
 def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
-    """Both agents, ready."""
     growing = Growing(mosquitto, tmp_path)
     with growing.fleet as fleet:
         for device in ("ann", "bob"):

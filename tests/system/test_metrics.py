@@ -42,7 +42,6 @@ class Watched:
         return found
 
     def wait_rounds(self, least: int = ENOUGH_ROUNDS) -> None:
-        """Until Prometheus knows of so many."""
         query = 'fedpatch_rounds_total{outcome="aggregated"}'
         self.prometheus.wait_until(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
 
@@ -93,7 +92,6 @@ def test_prometheus_has_every_documented_metric(watched):
 
 
 def test_promtool_likes_the_endpoint_of_a_run(watched):
-    """As it is served."""
     assert lint(fetch(watched.url)) == ""
 
 

@@ -47,18 +47,15 @@ class Told(Silent):
         self.lines: list[str] = []
 
     def say(self, line: str) -> None:
-        """One more."""
         self.lines.append(line)
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "\n".join(self.lines)
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """After two rounds of learning."""
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "fleet") as fleet:
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data)

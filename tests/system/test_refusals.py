@@ -145,7 +145,6 @@ def test_all_problems_of_a_file_are_told_with_their_lines(tmp_path: Path, progra
 
 
 def test_a_file_that_is_not_toml_is_told_with_the_line(tmp_path: Path):
-    """A slip of the pen in the file."""
     file = tmp_path / "my.toml"
     file.write_text('rounds = 3\ntask = "digits\n')
     _assert_refused(run("fedpatch", "run", "--config", file), USAGE, f"{file}:2: not TOML")
@@ -158,7 +157,6 @@ def test_the_built_in_broker_does_not_take_a_port_in_use(amqtt: EmbeddedBroker):
 
 
 def test_two_agents_do_not_share_a_directory(tmp_path: Path):
-    """The second one refuses; the first one runs on."""
     options = [*AGENT[1:], "--state-dir", tmp_path / "agent", "--broker", f"mqtt://127.0.0.1:{free_port()}"]
     with Command("fedpatch-agent", *options) as first:
         first.wait((tmp_path / "agent" / "status.json").exists, "is at work")
@@ -170,7 +168,6 @@ def test_two_agents_do_not_share_a_directory(tmp_path: Path):
 @pytest.mark.broker
 @pytest.mark.parametrize("command", ["show", "resume"])
 def test_an_unknown_run_is_told_with_the_nearest(finished: Finished, command: str):
-    """A run's id with a slip in it."""
     run_id = finished.summary["run"]
     done = run("fedpatch", command, f"{run_id[:-1]}x", "--state-dir", finished.state_dir)
     _assert_refused(done, USAGE, "unknown run", f"did you mean {run_id!r}?")

@@ -124,7 +124,6 @@ class Stage:
 
 
 def rogue_names(count: int) -> list[str]:
-    """Names of so many rogues."""
     return [f"rogue-{number:02}" for number in range(count)]
 
 
@@ -161,7 +160,6 @@ def test_a_misdeed_is_refused_told_and_counted(played, name):
 
 
 def test_an_offender_is_not_asked_again(played):
-    """The next round is the honest device's alone."""
     second = played.summary.rounds[1]
     assert (second.outcome, second.cohort, second.reported, second.offenders) == ("aggregated", 1, 1, {})
 

@@ -62,7 +62,6 @@ class Manager:
         return self.heard.count("WATCHDOG=1")
 
     def close(self) -> None:
-        """Stop listening."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             ours.sendto(b"", str(self.path))
         self._thread.join()

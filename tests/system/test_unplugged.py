@@ -39,7 +39,6 @@ class Laptop:
         fleet.wait_ready()
 
     def plug(self, online: bool) -> None:
-        """In or out."""
         self._scene.supply("BAT0", {"status": "Charging" if online else "Discharging"})
         self._scene.supply("AC", scenes.MAINS | {"online": "1" if online else "0"})
 

@@ -43,7 +43,6 @@ class Held:
         return ["--broker", self.stage.broker.url, "--fleet", self.stage.fleet.name]
 
     def told(self) -> dict:
-        """How it stands, for programs."""
         done = run("fedpatch", "watch", *self.where, "--once", "--json")
         assert done.code == 0, done.err
         return dict(done.document)
@@ -100,18 +99,15 @@ class Terminal:
         self._size = ["-x", str(columns), "-y", str(lines)]
 
     def run(self, *command: str) -> None:
-        """Start it."""
         words = " ".join((sys.executable, "-m", *command))
         shell = f"cd {ROOT} && trap : INT; PYTHONPATH={ROOT} LC_ALL=C.UTF-8 {words}; echo it ended with $?; cat"
         self("new-session", "-d", *self._size, shell)
 
     def __call__(self, *command: str) -> str:
-        """What tmux says to a command."""
         return subprocess.run([*self._tmux, *command], capture_output=True, text=True, check=True).stdout
 
     @property
     def lines(self) -> list[str]:
-        """What it shows."""
         return self("capture-pane", "-p").splitlines()
 
     def wait(self, text: str) -> list[str]:

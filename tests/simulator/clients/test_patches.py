@@ -14,7 +14,6 @@ CLIENTS = 5
 
 
 def patches_under(private: str, moments: tuple[str, ...] = ()) -> Patches:
-    """Those of new clients."""
     whole = schema_of(build_model()).with_moments(moments)
     return Patches(
         whole.subset(parse_policy(private).private_names(whole)),

@@ -165,7 +165,6 @@ def test_a_template_that_names_no_data_says_what_is_wrong(template, problem):
 
 
 def test_a_population_has_a_client():
-    """Nobody's data cannot be loaded."""
     with pytest.raises(UsageError, match="a population of 0 clients is none; take at least 1"):
         load_population(digits.TASK, digits.TASK.simulation_data, 0, 0, NOWHERE)
 
@@ -277,7 +276,6 @@ def test_the_data_of_a_client_that_do_not_fit_are_named():
 
 
 def test_clients_have_prepared_inputs_in_the_dtype_that_the_model_takes():
-    """As a device has them."""
     task = replace(_task(lambda _: _data(3, 2, dtype=np.float64)), prepare=lambda raw: raw + 1, input_shape=(3,))
     population = load_population(task, "{index}", 2, 0, NOWHERE)
     assert population.train_x.dtype == torch.float32

@@ -178,7 +178,6 @@ def test_a_damaged_state_is_told_apart_from_a_whole_one(written, data):
 
 @pytest.mark.parametrize("content", [b"", b"no state at all", b"PK\x05\x06" + bytes(18)])
 def test_a_file_that_is_no_state_is_named(tmp_path, content):
-    """With what to do about it."""
     (tmp_path / states.STATE_FILE).write_bytes(content)
     with pytest.raises(UsageError, match=f"{states.STATE_FILE} cannot be read .*; delete it"):
         states.load(tmp_path, study_of())

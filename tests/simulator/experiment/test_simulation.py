@@ -66,7 +66,6 @@ def test_it_ends_in_the_round_that_reaches_the_target():
 
 
 def test_a_target_that_holds_from_the_start_takes_no_round():
-    """The initial model may be good enough already."""
     outcome = simulate(study_of(target_ua=0.0))
     assert (outcome.rounds_to_target, len(outcome.points), outcome.complete) == (0, 1, True)
 
@@ -90,7 +89,6 @@ def test_noisy_clients_train_but_do_not_count():
 
 
 def test_a_population_in_which_nobody_counts_cannot_be_measured():
-    """The error says what it lacks."""
     with pytest.raises(DataError, match="no client counts in user accuracy"):
         simulate(study_of(clients=1, data="{seed}/{index};noisy-0"))
 

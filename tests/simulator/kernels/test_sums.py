@@ -87,7 +87,6 @@ def fold(sums: SparseSum, clients: list[Client], count: int) -> Tensor:
 
 
 def plain(clients: list[Client], count: int) -> Tensor:
-    """The same by its definition."""
     each = [torch.stack(whole_vectors(one, count)) * one.weight for one in clients]
     return torch.stack(each).sum(0)
 
@@ -102,7 +101,6 @@ def test_the_sum_is_that_of_the_whole_vectors(count, clients):
 
 @given(clients=CLIENTS, random=st.randoms())
 def test_the_order_of_clients_matters_only_in_the_last_digits(clients, random):
-    """Two orders differ by rounding alone."""
     shuffled = random.sample(clients, len(clients))
     one, other = (fold(SparseSum(LAYOUT, 1, lambda steps: idle(steps, 1)), order, 1) for order in (clients, shuffled))
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

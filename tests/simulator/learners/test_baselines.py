@@ -208,13 +208,11 @@ def test_pfedme_whose_w_follows_at_once_is_sgd_with_weight_decay(seed, count, et
 
 @pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
 def test_a_baseline_names_the_models_that_it_can_train(strategy):
-    """Any other is refused before anything is trained."""
     with pytest.raises(UsageError, match=rf"{strategy} needs a model that is a plain torch.nn.Sequential of .*Conv2d"):
         _simulation(_study(strategy), task=BRANCHED)
 
 
 def test_independent_learning_takes_any_model():
-    """It is made of nothing but SGD."""
     simulation = _simulation(_study("independent"), task=BRANCHED)
     first, second = simulation.step(), simulation.step()
     assert (first.round, second.round) == (0, 1)
@@ -223,13 +221,11 @@ def test_independent_learning_takes_any_model():
 
 @pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
 def test_a_baseline_has_no_patches(strategy):
-    """It would be another algorithm with them."""
     with pytest.raises(UsageError, match=f"{strategy} keeps no patch private"):
         _simulation(replace(_study(strategy), private="affine"))
 
 
 @pytest.mark.parametrize(("strategy", "term"), [("per-fedavg", "adaptation rate"), ("pfedme", "proximity")])
 def test_a_baseline_asks_for_its_own_number(strategy, term):
-    """A study that lacks it is refused."""
     with pytest.raises(UsageError, match=f"{strategy} needs its {term}"):
         _simulation(replace(_study(strategy), adaptation_rate=None, proximity=None))

@@ -164,7 +164,6 @@ class _Odd(torch.nn.Module):
         self.inner = build_model()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As the inner one."""
         out: torch.Tensor = self.inner(x)
         return out
 

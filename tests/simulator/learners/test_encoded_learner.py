@@ -100,7 +100,6 @@ class ByHand:
         return packed, result.num_examples
 
     def unpacked(self, packed: Packed, base: Tensors | None) -> dict[str, Array]:
-        """What the other side reads."""
         return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=self.schema, base=base)[
             1
         ]
@@ -228,13 +227,11 @@ def test_bytes_to_the_target_are_all_of_the_way():
 
 
 def test_independent_clients_send_nothing():
-    """Nothing is encoded, and nothing counted, where nothing travels."""
     outcome = simulate(study_of("independent", rounds=2, encoding="delta-int8"))
     assert [(point.bytes_up, point.bytes_down) for point in outcome.points] == [(None, 0), (0, 0), (0, 0)]
 
 
 def test_a_misspelt_encoding_is_a_usage_error():
-    """With the nearest that there is."""
     with pytest.raises(UsageError, match="did you mean 'delta-int8'"):
         make_study(task=UNEVEN, task_ref="x", clients=2, strategy="fedavg", encoding="delta-in8")
 

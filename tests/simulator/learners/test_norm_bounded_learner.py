@@ -71,7 +71,6 @@ def test_bounded_rounds_are_those_of_the_coordinator(strategy, encoding):
 
 @pytest.mark.slow
 def test_workers_give_the_same_bits():
-    """Whoever writes the updates, they are folded by one."""
     study = study_of("fedavg-adam", "affine", norm_bound=TIGHT, rounds=3)
     one, two = (simulate(study, workers=count) for count in (1, 2))
     assert [replace(point, seconds=0) for point in one.points] == [replace(point, seconds=0) for point in two.points]
@@ -88,7 +87,6 @@ def test_a_simulation_that_goes_on_gives_the_same_bits(tmp_path):
 
 
 def test_terms_of_a_study_keep_its_bounds_and_old_results_are_read():
-    """Files of studies without bounds are as they were."""
     plain, bounded = study_of(), study_of(norm_bound=TIGHT, max_num_examples="auto:2")
     assert not {"norm_bound", "max_num_examples"} & plain.to_dict().keys()
     assert Study.from_dict(plain.to_dict()) == plain
@@ -97,6 +95,5 @@ def test_terms_of_a_study_keep_its_bounds_and_old_results_are_read():
 
 @pytest.mark.parametrize("terms", [{"norm_bound": "auto"}, {"max_num_examples": "many"}])
 def test_bounds_that_mean_nothing_are_refused(terms):
-    """With the forms that there are."""
     with pytest.raises(UsageError, match="write off"):
         make_study(task=find_task("digits"), task_ref="digits", clients=2, strategy="fedavg", **terms)

@@ -44,7 +44,6 @@ class Residual(nn.Module):
         self.register_buffer("running", torch.zeros(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         x = self.bn1(torch.tanh(self.into(x)))
         x = x + torch.tanh(self.again(torch.tanh(self.block(x))))
         if self.training:
@@ -134,7 +133,6 @@ class Played(Simulation):
 
     @property
     def numbers(self) -> list[float]:
-        """Accuracies and losses of all rounds."""
         return [value for one in self.points for value in (one.user_accuracy, one.lowest, one.train_loss or 0.0)]
 
 
@@ -186,7 +184,6 @@ def test_the_same_groups_give_the_same_bits():
 
 
 def test_clients_on_their_own_are_trained_with_nothing_sent():
-    """Independent learning keeps every tensor in the patches."""
     study, task = _study("independent"), _task(Residual)
     stacked = Played(study, task, _stacked(3))
     assert not stacked.server.tensors

@@ -79,7 +79,6 @@ def test_a_summary_computes_nothing(program, player, tmp_path):
 
 
 def test_json_is_one_document(program):
-    """With --json stdout holds the comparison and nothing else."""
     values = json.loads(program("paper", *TWO_CELLS, "--json").out)
     assert [(one["cell"], one["mean_rounds_to_target"]) for one in values["cells"]] == [
         ("table2/mnist/fedavg/affine/W200/C0.5", 21.0),
@@ -88,14 +87,12 @@ def test_json_is_one_document(program):
 
 
 def test_markdown_is_for_a_page(program):
-    """With --markdown stdout holds tables for a page."""
     assert program("paper", *TWO_CELLS, "--markdown").out.startswith(
         "### MNIST\n\n| strategy | private | W=200 C=0.5 |"
     )
 
 
 def test_the_command_that_was_given_is_kept(program, tmp_path):
-    """A result tells how to get it again."""
     program("paper", *TWO_CELLS)
     (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
     kept = Results(tmp_path / "results").read(cell, 0)
@@ -205,7 +202,6 @@ def test_what_cannot_be_is_a_sentence_and_exit_code_2(program, player, given, wo
 
 
 def test_a_damaged_measurement_is_told(program, tmp_path):
-    """It names the file and the mend."""
     path = tmp_path / "results" / "fig4" / "seed0.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")

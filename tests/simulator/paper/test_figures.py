@@ -130,7 +130,6 @@ def test_fig_3_has_two_panels(tmp_path: Path):
 
 
 def test_matplotlib_is_not_imported_before_something_is_drawn():
-    """A command that draws nothing starts without it."""
     modules = "fedpatch.simulator.paper.command, fedpatch.simulator.paper.comparison, fedpatch.simulator.paper.figures"
     program = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
