@@ -117,7 +117,7 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
     data = {name: device_data(spec) for name, spec in DEVICES.items()}
     last = oracle.run_mtfl(
         build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        {name: oracle.arrays_of(one) for name, one in data.items()},
         cohorts,
         STRATEGY,
         PRIVATE,
@@ -127,9 +127,8 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
     with np.load(document["model"]) as model:
         _assert_close(dict(model), last.omega)
     for device in DEVICES:
-        moments = {f"{p}:{m}": value for p, kinds in last.patch_moments[device].items() for m, value in kinds.items()}
         found = stage.patch(device)
-        _assert_close(found.values, {**last.patches[device], **moments})
+        _assert_close(found.values, {**last.patches[device], **oracle.flat(last.patch_moments[device])})
         assert found.batches_done == STEPS[device] * sum(device in cohort for cohort in cohorts)
 
 

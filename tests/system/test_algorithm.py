@@ -111,7 +111,7 @@ def _oracle(rounds: list[list[str]], strategy: str, private: str) -> list[oracle
     data = {name: device_data(spec) for name, spec in DEVICES.items()}
     return oracle.run_mtfl(
         build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        {name: oracle.arrays_of(one) for name, one in data.items()},
         rounds,
         strategy,
         private,
@@ -120,10 +120,6 @@ def _oracle(rounds: list[list[str]], strategy: str, private: str) -> list[oracle
         TASK.batch_size,
         seed=SEED,
     )
-
-
-def _flat(moments: oracle.Moments) -> dict[str, Array]:
-    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
 
 
 def _assert_same_and_moved(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
@@ -161,8 +157,8 @@ def test_rounds_over_the_network_are_those_of_algorithm_1(stage, tmp_path, strat
         assert record.user_accuracy_min == pytest.approx(min(accuracies))
         assert record.num_examples == sum(len(device_data(DEVICES[device]).train_x) for device in cohort)
     last = history[-1]
-    _assert_same_and_moved(state.tensors, {**last.omega, **_flat(last.moments)})
-    _assert_same_and_moved(state.server, _flat(last.server_moments))
+    _assert_same_and_moved(state.tensors, {**last.omega, **oracle.flat(last.moments)})
+    _assert_same_and_moved(state.server, oracle.flat(last.server_moments))
     for device in DEVICES:
-        expected_patch = {**last.patches[device], **_flat(last.patch_moments[device])}
+        expected_patch = {**last.patches[device], **oracle.flat(last.patch_moments[device])}
         _assert_same_and_moved(_patch(stage, device, private), expected_patch)

@@ -183,15 +183,14 @@ def test_the_registry_counts_refusals_for_the_device(played):
 
 def test_the_model_is_that_of_the_honest_device_alone(played):
     """Nothing of a refused update is in the global model or its moments."""
-    data = device_data(DATA)
-    honest = (data.train_x, data.train_y, data.test_x, data.test_y)
+    honest = oracle.arrays_of(device_data(DATA))
     rounds = [["honest"]] * 2
     rate = TASK.learning_rates[STRATEGY]
     history = oracle.run_mtfl(
         build_model, {"honest": honest}, rounds, STRATEGY, PRIVATE, rate, batch_size=TASK.batch_size, seed=SEED
     )
     last = history[-1]
-    moments = {f"{name}:{kind}": value for name, kinds in last.moments.items() for kind, value in kinds.items()}
+    moments = oracle.flat(last.moments)
     assert played.state.tensors.keys() == {*last.omega, *moments}
     for name, value in {**last.omega, **moments}.items():
         np.testing.assert_allclose(played.state.tensors[name], value, rtol=0, atol=TOLERANCE, err_msg=name)

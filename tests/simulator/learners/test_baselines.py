@@ -27,7 +27,6 @@ from fedpatch.simulator.kernels.losses import loss_of
 from fedpatch.simulator.kernels.model_layers import layers_of
 from fedpatch.simulator.kernels.sparse_features import used_features
 from fedpatch.simulator.learners.baselines import MU, PerFedAvgSteps, PFedMeSteps, kept_between_rounds
-from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.optimizer_steps import ClientSteps, SgdSteps
 from fedpatch.simulator.learners.protocols import Cohort
@@ -35,6 +34,7 @@ from fedpatch.simulator.learners.worker_pool import Workers
 from fedpatch.simulator.spec.study import BASELINES, Study
 from tests.simulator.baseline_oracle import Naive
 from tests.simulator.small_task import BRANCHED, CLASSES, DENSE, FEATURES, REFERENCE, SPARSE, TASK, build_model
+from tests.simulator.studies import one_process
 
 ROUNDS = 3
 NOWHERE = Path("/nonexistent")
@@ -53,9 +53,7 @@ def _simulation(
     study: Study, make_cohort: Callable[[Task, LearnerContext], Cohort] | None = None, task: Task = TASK
 ) -> Simulation:
     population = load_population(task, study.data, study.clients, study.seed, NOWHERE)
-    return Simulation(
-        study, task, population, make_cohort or (lambda task, ground: InProcess(make_learner(task, ground)))
-    )
+    return Simulation(study, task, population, make_cohort or one_process)
 
 
 @pytest.mark.parametrize("data", [SPARSE, DENSE], ids=["sparse", "dense"])
