@@ -29,7 +29,7 @@ CUTS = (Cut.SILENT, Cut.CABLE)
 # Slow enough that a model is a second under way, and that what was just sent can still be cut off.
 LINE = LineTerms(delay_s=0.1, rate_bit_s=4e5)
 # Who is away for long is left behind. To answer takes two seconds over such a line, and more where the machine stalls.
-LEAVING = {**PATIENT, "rejoin-s": 1, "grace-s": 1, "recruit-deadline-s": 10}
+LEAVING = {**PATIENT, "rejoin_s": 1, "grace_s": 1, "recruit_deadline_s": 10}
 UPLOADS_S = 0.3
 """After this much time an upload is in its middle."""
 PHASES: Mapping[str, tuple[str, ...]] = {
@@ -122,7 +122,7 @@ def test_a_coordinator_that_is_cut_off_loses_nobody(town: Town, scene: Scene, ph
 
 def test_a_round_ends_by_its_deadline_though_nobody_can_be_heard(town: Town, scene: Scene):
     """A coordinator that is cut off for longer than a round may take ends the round, and goes on once it is healed."""
-    terms = {**LEAVING, "deadline-s": 15}
+    terms = {**LEAVING, "deadline_s": 15}
     document, problems = _play(
         town, scene, "coordinator", "download", terms, for_s=18.0, cuts=[Cut.SILENT], more_rounds=3
     )

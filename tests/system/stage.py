@@ -34,7 +34,7 @@ STEPS = {"ann": 5, "bob": 3}
 """Minibatches of a round: round(n / 7)."""
 
 # A test ends its waits itself, so nobody gives up on a machine that is slow.
-PATIENT = {"rejoin-s": 100, "grace-s": 100, "recruit-deadline-s": 100, "deadline-s": 300, "wait-s": 100, "quorum": 1}
+PATIENT = {"rejoin_s": 100, "grace_s": 100, "recruit_deadline_s": 100, "deadline_s": 300, "wait_s": 100, "quorum": 1}
 
 
 @dataclass
@@ -62,11 +62,16 @@ class Stage:
 
     def begin(self, rounds: int = ROUNDS, program: str = "fedpatch", **changes: Any) -> Command:
         """`fedpatch run`, with a patience of minutes but for `changes`."""
-        given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(DEVICES), **PATIENT}
-        given |= {"encoding": "fp32+zstd", "norm-bound": "off"}  # what the oracle plays
-        given |= {"broker": self.broker.url, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
-        given |= {key.replace("_", "-"): value for key, value in changes.items()}
-        return Command(program, "run", "--json", *(f"--{key}={value}" for key, value in given.items()))
+        given: dict[str, Any] = {
+            "task": REFERENCE,
+            "strategy": STRATEGY,
+            "private": PRIVATE,
+            "devices": len(DEVICES),
+            **PATIENT,
+        }
+        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # what the oracle plays
+        state_dir = changes.pop("state_dir", self.state_dir)
+        return self.fleet.coordinator(state_dir, program=program, **(given | changes))
 
     def resume(self, program: str = "fedpatch") -> Command:
         """`fedpatch resume last`."""

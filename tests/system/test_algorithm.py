@@ -12,7 +12,6 @@ import pytest
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
@@ -78,24 +77,10 @@ def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[R
     for agent in stage.fleet.agents.values():
         for patch in agent.patches.iterdir():
             patch.unlink()
-    settings = RunSettings(
-        norm_bound="off",
-        encoding="fp32+zstd",
-        metrics=None,
-        broker=stage.fleet.broker,
-        fleet=stage.fleet.name,
-        state_dir=state_dir,
-        task=REFERENCE,
-        strategy=strategy,
-        private=private,
-        seed=SEED,
-        rounds=ROUNDS,
-        devices=len(DEVICES),
-        participation=0.75,
-        quorum=0.6,  # without the latecomer, two of three are enough; all who accept are waited for
-        grace_s=100.0,
-        recruit_deadline_s=100.0,
-    )
+    terms = {"strategy": strategy, "private": private, "seed": SEED, "rounds": ROUNDS, "participation": 0.75}
+    terms |= {"norm_bound": "off", "encoding": "fp32+zstd"}
+    # Without the latecomer, two of three are enough; all who accept are waited for.
+    settings = stage.fleet.settings(state_dir, REFERENCE, quorum=0.6, **terms)
     summary = start_run(settings, Doorkeeper(stage.admission))
     state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))
     return summary, state

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from tests.support.brokers import Mosquitto
 from tests.support.disks import SmallDisk, small_disk
@@ -132,24 +131,6 @@ def test_a_registry_that_is_damaged_is_replaced_by_its_copy(stage: Stage, damage
     assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
     assert outcomes(done.document) == all_went_well()
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
-
-
-def test_a_checkpoint_that_is_damaged_costs_its_round(stage: Stage):
-    """The run goes on from the one before, and that round is played again."""
-    stage.start_agents()
-    stage.hold("ann", round=3, step=2)
-    with stage.begin() as coordinator:
-        stage.wait_held("ann", coordinator)
-        coordinator.kill()
-    shown = run("fedpatch", "show", "last", "--state-dir", stage.state_dir, "--json")
-    newest = run_directory(stage.state_dir, shown.document["run"]) / "checkpoint-000002.fp"
-    newest.write_bytes(newest.read_bytes()[:-10])
-    stage.holds["ann"].release()
-    with stage.resume() as coordinator:
-        done = coordinator.done()
-    assert done.code == 0
-    assert f"{newest}: is damaged" in done.err
-    assert outcomes(done.document) == all_went_well()
 
 
 def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):

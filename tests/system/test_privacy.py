@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
@@ -95,20 +94,8 @@ def _own(certificates: Certified, device: str) -> list[str]:
 
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
     """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
-    settings = RunSettings(
-        metrics=None,
-        **stage.coordinator,
-        fleet=stage.fleet.name,
-        state_dir=tmp_path,
-        task=REFERENCE,
-        strategy=STRATEGY,
-        private=private,
-        encoding=encoding,
-        rounds=ROUNDS,
-        devices=len(DEVICES),
-        quorum=1.0,
-        recruit_deadline_s=100.0,
-    )
+    terms = {"strategy": STRATEGY, "private": private, "encoding": encoding, "rounds": ROUNDS, "quorum": 1.0}
+    settings = replace(stage.fleet.settings(tmp_path, REFERENCE, **terms), **stage.coordinator)
     port, options = stage.recorder
     with Recorder(port, tmp_path, options) as recorder:
         summary = start_run(settings, Silent())

@@ -16,7 +16,6 @@ import pytest
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tasks.torch_model import schema_of
@@ -95,25 +94,11 @@ class Stage:
             return played
 
     def _run(self, devices: int, rounds: int, quorum: float, misbehave: Callable[[], list[Verdict]]) -> Played:
-        settings = RunSettings(
-            metrics=None,
-            broker=self.fleet.broker,
-            fleet=self.fleet.name,
-            state_dir=Path(tempfile.mkdtemp(dir=self.directory)),
-            task=REFERENCE,
-            strategy=STRATEGY,
-            private=PRIVATE,
-            seed=SEED,
-            encoding="fp32+zstd",  # of which a rogue makes what it likes
-            rounds=rounds,
-            devices=devices,
-            quorum=quorum,
-            recruit_deadline_s=100.0,
-            grace_s=100.0,
-            max_model_mib=MAX_MODEL_MIB,
-            quarantine_after=0,
-            norm_bound="off",  # the oracle has none
-        )
+        terms = {"strategy": STRATEGY, "private": PRIVATE, "seed": SEED, "rounds": rounds, "devices": devices}
+        terms |= {"quorum": quorum, "max_model_mib": MAX_MODEL_MIB, "quarantine_after": 0}
+        # The oracle has no bound; of an encoding without steps a rogue makes what it likes.
+        terms |= {"norm_bound": "off", "encoding": "fp32+zstd"}
+        settings = self.fleet.settings(Path(tempfile.mkdtemp(dir=self.directory)), REFERENCE, **terms)
         with ThreadPoolExecutor(1) as pool:
             verdicts = pool.submit(misbehave)
             summary = start_run(settings, Silent())

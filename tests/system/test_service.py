@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.listing import children
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
 from tests.system.stage import DEVICES, Stage, wait_state
@@ -80,17 +80,6 @@ def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
     yield manager
     manager.close()
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process has started and that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state != "Z":
-                found.append(int(path.parent.name))
-    return found
 
 
 def what_lies_in(directory: Path) -> dict[str, tuple[int, int, int]]:
