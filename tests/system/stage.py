@@ -22,7 +22,7 @@ from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Body, DeviceState
 from tests.support import oracle
 from tests.support.brokers import Mosquitto, client
-from tests.system.commands import Command
+from tests.system.commands import Command, Done
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, TASK, Hold
 from tests.system.oracle_task import build_model, device_data
@@ -72,6 +72,21 @@ class Stage:
         given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # what the oracle plays
         state_dir = changes.pop("state_dir", self.state_dir)
         return self.fleet.coordinator(state_dir, program=program, **(given | changes))
+
+    def kill_coordinator(self, *, round: int, step: int) -> None:
+        """Begin a run, and kill its coordinator while Ann is held in her training."""
+        self.start_agents()
+        self.hold("ann", round=round, step=step)
+        with self.begin() as coordinator:
+            self.wait_held("ann", coordinator)
+            coordinator.kill()
+
+    def resumed(self) -> Done:
+        """Resume the run with no device held, to its end."""
+        for hold in self.holds.values():
+            hold.release()
+        with self.resume() as coordinator:
+            return coordinator.done()
 
     def resume(self, program: str = "fedpatch") -> Command:
         """`fedpatch resume last`."""
@@ -135,6 +150,13 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
         found = stage.patch(device)
         _assert_close(found.values, {**last.patches[device], **oracle.flat(last.patch_moments[device])})
         assert found.batches_done == STEPS[device] * sum(device in cohort for cohort in cohorts)
+
+
+def assert_complete(stage: Stage, done: Done, rounds: int = ROUNDS) -> None:
+    """The run ended with exit code 0 and both devices in each round, and left what the oracle has."""
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well(rounds)
+    assert_like_oracle(stage, done.document, [tuple(DEVICES)] * rounds)
 
 
 def _assert_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
