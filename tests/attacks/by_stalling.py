@@ -140,9 +140,6 @@ STALLING_ATTACKS = (
         _endless_offers,
     ),
     part(
-        "wrong chunks",
-        "overlap, place, count, length, digest, CRC",
-        "each checked against the manifest",
-        _wrong_chunks,
+        "wrong chunks", "overlap, place, count, length, digest, CRC", "each checked against the manifest", _wrong_chunks
     ),
 )

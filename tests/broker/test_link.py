@@ -96,10 +96,7 @@ def test_the_last_will_is_for_a_violent_end_only(broker, violent):
     with client(broker, "watcher", "will") as watcher:
         watcher.settle()
         with subprocess.Popen(
-            [sys.executable, "-c", DIES, broker, "will"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
+            [sys.executable, "-c", DIES, broker, "will"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
         ) as mortal:
             assert mortal.stdout is not None and mortal.stdin is not None
             assert mortal.stdout.readline() == b"connected\n"

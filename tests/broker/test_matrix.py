@@ -234,11 +234,7 @@ def _read(secured: ssl.SSLSocket) -> bytes:
 def _contexts(certificates: Certified, forged: Certified) -> dict[str, ssl.SSLContext]:
     forger = ssl.create_default_context(cafile=certificates.ca_file)
     forger.load_cert_chain(*forged.pair(OWNER))
-    return {
-        REVOKED: _context(certificates, REVOKED),
-        NO_CERTIFICATE: _context(certificates, None),
-        OTHER_CA: forger,
-    }
+    return {REVOKED: _context(certificates, REVOKED), NO_CERTIFICATE: _context(certificates, None), OTHER_CA: forger}
 
 
 def test_client_without_a_valid_certificate_delivers_nothing(broker, certificates, forged):

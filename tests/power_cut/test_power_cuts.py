@@ -81,10 +81,7 @@ def _forgets(what: str, sync: Sync) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"),
-    [
-        *itertools.product(("device", "coordinator"), ("files", "directories", "late")),
-        ("coordinator", "sqlite"),
-    ],
+    [*itertools.product(("device", "coordinator"), ("files", "directories", "late")), ("coordinator", "sqlite")],
 )
 def test_program_that_does_not_sync_is_found_out(record_of, disks, name, what):
     """Without fsync of files, of directories, of SQLite's files, or with a file's fsync after its rename, something is lost."""

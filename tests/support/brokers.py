@@ -60,12 +60,7 @@ class Mosquitto:
     """
 
     def __init__(
-        self,
-        options: str = "",
-        *,
-        passwords: Mapping[str, str] | None = None,
-        acl: str = "",
-        autosave: bool = False,
+        self, options: str = "", *, passwords: Mapping[str, str] | None = None, acl: str = "", autosave: bool = False
     ) -> None:
         binary = shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
         if binary is None:

@@ -81,7 +81,17 @@ def _write(path: Path, step: int) -> None:
     new.replace(path)
 
 
+def load_late(spec: str, root: Path) -> DeviceData:
+    """The oracle's data, once there is a file PATH: an agent with it is starting until then."""
+    data, _, path = spec.partition(";")
+    while not Path(path).exists():
+        time.sleep(_POLL_S)
+    return oracle_task.load_data(data, root)
+
+
 _holding = _Holding()
 
 TASK = dataclasses.replace(oracle_task.TASK, name="held", load_data=_holding.load_data, loss=_holding.loss)
 REFERENCE = "tests.system.held_task:TASK"
+SLOW_START = dataclasses.replace(oracle_task.TASK, load_data=load_late)
+SLOW_START_REFERENCE = "tests.system.held_task:SLOW_START"

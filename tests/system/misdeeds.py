@@ -62,14 +62,8 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
     "a value that is not a number": (RefuseReason.NOT_FINITE, changed("fc1.weight", _first(np.nan))),
     "an infinite moment": (RefuseReason.NOT_FINITE, changed("fc1.weight:exp_avg", _first(-np.inf))),
     "a second moment below zero": (RefuseReason.OUT_OF_RANGE, changed("fc2.bias:exp_avg_sq", _first(-1.0))),
-    "no examples": (
-        RefuseReason.OUT_OF_RANGE,
-        reported(num_examples=0),
-    ),
-    "another global model as its base": (
-        RefuseReason.WRONG_BASE,
-        reported(base="0" * 64),
-    ),
+    "no examples": (RefuseReason.OUT_OF_RANGE, reported(num_examples=0)),
+    "another global model as its base": (RefuseReason.WRONG_BASE, reported(base="0" * 64)),
     "another schema": (RefuseReason.SCHEMA_MISMATCH, announced(schema=SCHEMA.digest)),
     "another encoding": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.upload("fp16")),
     "another shape": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias[:-1])),
@@ -85,16 +79,7 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
         lambda update: update.instead(update.upload().blob[:-100], update.upload().manifest.raw_bytes),
     ),
     "other bytes than announced": (RefuseReason.DAMAGED, announced(digest="0" * 64)),
-    "more than it announces": (
-        RefuseReason.DAMAGED,
-        lambda update: _bomb(update, update.upload().manifest.raw_bytes),
-    ),
-    "more than the agreed tensors take": (
-        RefuseReason.TOO_LARGE,
-        lambda update: _bomb(update, MAX_MODEL_MIB * 2**20),
-    ),
-    "more than the model could be": (
-        RefuseReason.TOO_LARGE,
-        announced(raw_bytes=MAX_MODEL_MIB * 2**20 + 1),
-    ),
+    "more than it announces": (RefuseReason.DAMAGED, lambda update: _bomb(update, update.upload().manifest.raw_bytes)),
+    "more than the agreed tensors take": (RefuseReason.TOO_LARGE, lambda update: _bomb(update, MAX_MODEL_MIB * 2**20)),
+    "more than the model could be": (RefuseReason.TOO_LARGE, announced(raw_bytes=MAX_MODEL_MIB * 2**20 + 1)),
 }

@@ -14,14 +14,17 @@ from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Committed
 from tests.support import oracle
-from tests.support.brokers import Mosquitto, client
+from tests.support.brokers import Client, Mosquitto, client
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model, device_data
 from tests.system.views import Silent
-from tests.system.witness import Witness
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
 
@@ -36,6 +39,31 @@ DEVICES = {
 LATECOMER = "dan"
 STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
 POLICIES = ("none", "stats", "affine", "all", "names:bn1.running_*,fc3.*")
+
+
+class Witness:
+    """Reads along what the coordinator tells the devices of `fleet`, by way of a client that it is given."""
+
+    def __init__(self, client: Client, fleet: str) -> None:
+        self._client = client
+        self._fleet = fleet
+        client.link.subscribe(topics.down(fleet, "any").replace("any", "+"))
+        client.settle()
+
+    def rounds(self, run: str) -> list[list[str]]:
+        """The devices whose updates were committed in rounds 1, 2, ... of `run`."""
+        self._client.settle()
+        committed: dict[int, set[str]] = {}
+        for event in self._client.seen:
+            if not isinstance(event, Received):
+                continue
+            topic = topics.parse_topic(self._fleet, event.topic)
+            if topic is None or topic.kind != "down":
+                continue
+            envelope = decode(event.payload)
+            if isinstance(envelope.body, Committed) and envelope.run == run:
+                committed.setdefault(envelope.round, set()).add(topic.device)
+        return [sorted(committed.get(number, ())) for number in range(1, max(committed, default=0) + 1)]
 
 
 @dataclass

@@ -129,7 +129,7 @@ def played(stage: Stage) -> Played:
 
 
 @pytest.mark.parametrize("name", MISDEEDS)
-def test_a_misdeed_is_refused_told_and_counted(played, name):
+def test_misdeed_is_refused_answered_and_counted(played, name):
     """The device hears why, the round's books name it, and the round goes on with the honest device alone."""
     number = list(MISDEEDS).index(name)
     reason, _ = MISDEEDS[name]
@@ -144,12 +144,12 @@ def test_a_misdeed_is_refused_told_and_counted(played, name):
     assert record.num_examples == len(device_data(DATA).train_x)
 
 
-def test_an_offender_is_not_asked_again(played):
+def test_offender_is_not_invited_again(played):
     second = played.summary.rounds[1]
     assert (second.outcome, second.cohort, second.reported, second.offenders) == ("aggregated", 1, 1, {})
 
 
-def test_a_private_value_is_named_to_the_device(played):
+def test_refusal_of_a_private_value_names_it(played):
     """Who gives away what is private hears which values, so that its owner can find out why."""
     answers = [verdict.answer for verdict in played.verdicts[:2]]
     assert all(isinstance(answer, Refused) for answer in answers)
@@ -157,7 +157,7 @@ def test_a_private_value_is_named_to_the_device(played):
     assert "'bn2.bias:exp_avg'" in answers[1].detail
 
 
-def test_the_registry_counts_refusals_for_the_device(played):
+def test_registry_counts_refusals_by_device(played):
     """Each side of the books: what the rogue did is the rogue's alone."""
     for device, (reason, _) in zip(rogue_names(len(MISDEEDS)), MISDEEDS.values(), strict=True):
         rogue = played.devices[device]
@@ -166,7 +166,7 @@ def test_the_registry_counts_refusals_for_the_device(played):
     assert (honest.accepted, honest.refused, honest.reported, honest.last_reason) == (2, 0, 2, "")
 
 
-def test_the_model_is_that_of_the_honest_device_alone(played):
+def test_model_is_that_of_the_honest_device_alone(played):
     """Nothing of a refused update is in the global model or its moments."""
     honest = oracle.arrays_of(device_data(DATA))
     rounds = [["honest"]] * 2
@@ -181,7 +181,7 @@ def test_the_model_is_that_of_the_honest_device_alone(played):
         np.testing.assert_allclose(played.state.tensors[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
-def test_the_same_device_is_welcome_when_it_keeps_to_the_rules(stage):
+def test_honest_update_of_a_former_offender_is_committed(stage):
     """The rogue's way to upload is not itself a reason to refuse it."""
     played = stage.play([Update.upload])
     assert [type(verdict.answer) for verdict in played.verdicts] == [Committed]
@@ -189,7 +189,7 @@ def test_the_same_device_is_welcome_when_it_keeps_to_the_rules(stage):
     assert played.devices["rogue"].reported == 1
 
 
-def test_what_is_not_ours_is_ignored_and_counted(stage):
+def test_foreign_bytes_are_ignored_and_counted(stage):
     """Foreign bytes on a device's topics disturb no round, and the registry tells whose they were."""
 
     def misbehave(update: Update) -> Upload:

@@ -92,7 +92,7 @@ def _gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_systemd_hears_of_it_from_the_start_to_a_stop_in_mid_training(stage: Stage, manager: Manager):
+def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, manager: Manager):
     """READY, each state, signs of life also while it trains, STOPPING; the training process ends with it, and all is whole."""
     stage.holds["ann"] = Hold(stage.directory / "ann.hold")
     ann = stage.fleet.start("ann", REFERENCE, f"{DEVICES['ann']};{stage.holds['ann'].path}")
@@ -114,7 +114,7 @@ def test_systemd_hears_of_it_from_the_start_to_a_stop_in_mid_training(stage: Sta
     assert not list(ann.state_dir.rglob("*.tmp"))
 
 
-def test_a_service_without_a_broker_is_ready_and_says_what_it_lacks(manager: Manager, tmp_path: Path):
+def test_agent_without_a_broker_is_ready_and_says_so_in_its_status(manager: Manager, tmp_path: Path):
     """A network that comes late is no failed start; and the loop comes round without it."""
     with Fleet("mqtt://127.0.0.1:9", tmp_path) as fleet:
         fleet.start("ann", "digits", "shard:0/10")
@@ -130,7 +130,7 @@ def _start_resting(stage: Stage) -> AgentProcess:
     )
 
 
-def test_the_memory_of_training_is_given_back_and_the_next_round_is_played(stage: Stage):
+def test_idle_agent_ends_its_training_process_and_plays_the_next_round(stage: Stage):
     """After the start and after the run there is no training process; the device stays, with what it can train."""
     ann = _start_resting(stage)
     ann.wait(lambda: "giving the memory of training back" in ann.log, "rests")
@@ -143,7 +143,7 @@ def test_the_memory_of_training_is_given_back_and_the_next_round_is_played(stage
     ann.wait(lambda: not children(ann.pid), "has no training process again")
 
 
-def test_an_agent_with_nothing_to_do_writes_nothing(stage: Stage, manager: Manager):
+def test_idle_agent_writes_no_file(stage: Stage, manager: Manager):
     """An SD card wears out by writing: not for signs of life, not for releasing memory; for a connection, its status alone."""
     ann = _start_resting(stage)
     ann.wait_ready()

@@ -27,12 +27,7 @@ from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.learners.cohort_training import encoded
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.spec.study import Outcome, Study, client_id
-from tests.simulator.studies import (
-    UNEVEN,
-    client_data,
-    simulation_of,
-    study_of,
-)
+from tests.simulator.studies import UNEVEN, client_data, simulation_of, study_of
 
 CODED = [encoding for encoding in ENCODINGS if encoding != "fp32"]
 ROUNDS = 3

@@ -97,10 +97,7 @@ def test_the_server_of_fedadam_steps_by_its_own_rate_where_a_task_names_none():
 
 @pytest.mark.parametrize(
     ("strategy", "needed"),
-    [
-        ("per-fedavg", "--learning-rate and --adaptation-rate"),
-        ("pfedme", "--learning-rate and --proximity"),
-    ],
+    [("per-fedavg", "--learning-rate and --adaptation-rate"), ("pfedme", "--learning-rate and --proximity")],
 )
 def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, needed):
     with pytest.raises(UsageError, match=f"{strategy} on task 'digits' needs {needed}"):
@@ -191,11 +188,7 @@ def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, pri
     private = "none" if strategy in BASELINES else private
     study = _study(strategy=strategy, private=private, clients=clients, participation=participation)
     assert study.learning_rate > 0
-    owners = {
-        "fedadam": study.server_learning_rate,
-        "per-fedavg": study.adaptation_rate,
-        "pfedme": study.proximity,
-    }
+    owners = {"fedadam": study.server_learning_rate, "per-fedavg": study.adaptation_rate, "pfedme": study.proximity}
     assert {name for name, value in owners.items() if value is not None} == {strategy} & set(owners)
     assert (study.private == "none") or strategy in STRATEGIES_OF_MTFL
     assert Study.from_dict(study.to_dict()) == study
