@@ -100,7 +100,6 @@ class Spy:
         return self.message("down", lambda envelope, topic: topic.device == device and fits(envelope.body)).body
 
     def stop(self) -> None:
-        """Hears no more."""
         self._link.stop()
 
     def _take(self, event: object) -> None:

@@ -26,6 +26,11 @@ class Attack:
     part: bool = False
 
 
+def part(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Proof | None]) -> Attack:
+    """An attack by a device that takes part."""
+    return Attack(name, does, stopped_by, play, part=True)
+
+
 def devices_of(attacks: tuple[Attack, ...]) -> dict[str, Attack]:
     """The name under which each attack is played."""
     return {f"foe-{number:02}": attack for number, attack in enumerate(attacks)}

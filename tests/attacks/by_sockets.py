@@ -36,7 +36,6 @@ def _half_open(arena: Arena, _device: str) -> None:
 
 
 def _slow_reader(arena: Arena, device: str) -> None:
-    """Wants everything, and reads nothing."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.settimeout(raw.PATIENCE_S)
@@ -82,12 +81,7 @@ SOCKET_ATTACKS = (
     ),
     Attack("QoS 3", "both QoS bits of a PUBLISH", _CLOSED, _violation(raw.publish(b"fedpatch/x", b"", flags=6, mid=1))),
     Attack("publishes to a wildcard", "a topic with # in it", _CLOSED, _violation(raw.publish(b"fedpatch/#", b""))),
-    Attack(
-        "a topic that is no UTF-8",
-        "invalid UTF-8",
-        _CLOSED,
-        _violation(raw.publish(b"fedpatch/\xff\xfe", b"")),
-    ),
+    Attack("a topic that is no UTF-8", "invalid UTF-8", _CLOSED, _violation(raw.publish(b"fedpatch/\xff\xfe", b""))),
     Attack(
         "subscribes with wrong flags",
         "SUBSCRIBE with flags 0",

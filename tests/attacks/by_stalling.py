@@ -11,7 +11,7 @@ from fedpatch.shared.wire.chunked_transfer import Chunk, cut, describe, encode_c
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Grant, Manifest, Offer
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.attacks.arena import HONEST, Arena
-from tests.attacks.attack import Attack, Proof
+from tests.attacks.attack import Proof, part
 from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload
 
 
@@ -124,29 +124,22 @@ def _wrong_chunks(arena: Arena, device: str) -> Proof:
     return lambda outcome: outcome.devices[device]["ignored"] >= 3 and outcome.devices[device]["reported"] == 0
 
 
-def _row(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Proof | None]) -> Attack:
-    return Attack(name, does, stopped_by, play, part=True)
-
-
 STALLING_ATTACKS = (
-    _row("accepts, and does nothing", "keeps the round waiting", "grace after the quorum", _silent),
-    _row("upload without an end", "all chunks but one, repeatedly", "grace after the quorum", _all_but_one),
-    _row(
+    part("accepts, and does nothing", "keeps the round waiting", "grace after the quorum", _silent),
+    part("upload without an end", "all chunks but one, repeatedly", "grace after the quorum", _all_but_one),
+    part(
         "hoarded grant",
         "takes a slot and sends nothing",
         "slots are measured in chunks; idle ones are given away",
         _hoards,
     ),
-    _row(
+    part(
         "offers without an end",
         "300 updates that are never sent",
         "one slot per device, for its last offer",
         _endless_offers,
     ),
-    _row(
-        "wrong chunks",
-        "overlap, place, count, length, digest, CRC",
-        "each checked against the manifest",
-        _wrong_chunks,
+    part(
+        "wrong chunks", "overlap, place, count, length, digest, CRC", "each checked against the manifest", _wrong_chunks
     ),
 )

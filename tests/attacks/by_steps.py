@@ -12,7 +12,7 @@ import zstandard
 
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire.reason_codes import RefuseReason
-from tests.attacks.attack import Attack
+from tests.attacks.attack import Attack, part
 from tests.attacks.by_updates import misbehaving
 from tests.system.rogue import Misdeed, Update, Upload
 
@@ -54,7 +54,7 @@ def _topped(top: int) -> Callable[[Form], Form]:
 
 
 def _row(name: str, does: str, reason: RefuseReason, misdeed: Misdeed) -> Attack:
-    return Attack(f"step: {name}", does, f"refused: `{reason}`", misbehaving(reason, misdeed), part=True)
+    return part(f"step: {name}", does, f"refused: `{reason}`", misbehaving(reason, misdeed))
 
 
 STEP_ATTACKS = (

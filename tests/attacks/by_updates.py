@@ -14,31 +14,13 @@ from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Accept, Decline, Offer, Refused
 from fedpatch.shared.wire.reason_codes import DeclineReason, RefuseReason
 from tests.attacks.arena import QUARANTINE_AFTER, Arena, Outcome
-from tests.attacks.attack import Attack, Proof
-from tests.system.misdeeds import MISDEEDS
+from tests.attacks.attack import Proof, part
+from tests.system.misdeeds import MISDEEDS, announced, changed, reported
 from tests.system.rogue import NUM_EXAMPLES, Misdeed, Update, Upload
-
-_REASON = RefuseReason
-
-
-def _tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Misdeed:
-    return lambda update: update.with_tensor(name, change(update.tensors[name].copy())).upload()
 
 
 def _filled(value: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: np.full_like(array, value)
-
-
-def _reporting(**changes: object) -> Misdeed:
-    return lambda update: replace(update, report=replace(update.report, **changes)).upload()  # type: ignore[arg-type]
-
-
-def _announcing(**changes: object) -> Misdeed:
-    def misdeed(update: Update) -> Upload:
-        upload = update.upload()
-        return replace(upload, manifest=replace(upload.manifest, **changes))  # type: ignore[arg-type]
-
-    return misdeed
 
 
 def _packed(change: Callable[[dict[str, object], list[list[object]]], None]) -> Misdeed:
@@ -93,47 +75,59 @@ def _vast_shape(_meta: dict[str, object], entries: list[list[object]]) -> None:
 _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
     "far more examples than registered": (
         "2^50 examples, and 1000 registered",
-        _REASON.NUM_EXAMPLES,
-        _reporting(num_examples=2**50),
+        RefuseReason.NUM_EXAMPLES,
+        reported(num_examples=2**50),
     ),
     "first moments beyond the second": (
         "first moments that would make the next steps of all devices long",
-        _REASON.OUT_OF_RANGE,
-        _tensor("fc1.weight:exp_avg", _filled(1e6)),
+        RefuseReason.OUT_OF_RANGE,
+        changed("fc1.weight:exp_avg", _filled(1e6)),
     ),
     "second moments without measure": (
         "second moments that would stop the learning of all devices",
-        _REASON.OUT_OF_RANGE,
-        _tensor("fc1.weight:exp_avg_sq", _filled(1e30)),
+        RefuseReason.OUT_OF_RANGE,
+        changed("fc1.weight:exp_avg_sq", _filled(1e30)),
     ),
     "step counts without measure": (
         "a billion steps in a round that has fifty",
-        _REASON.OUT_OF_RANGE,
-        _tensor("fc1.weight:step", _filled(1e9)),
+        RefuseReason.OUT_OF_RANGE,
+        changed("fc1.weight:step", _filled(1e9)),
     ),
     "step counts that go back": (
         "moments that would be corrected as if they were new",
-        _REASON.OUT_OF_RANGE,
-        _tensor("fc2.bias:step", lambda array: array - 1),
+        RefuseReason.OUT_OF_RANGE,
+        changed("fc2.bias:step", lambda array: array - 1),
     ),
-    "a user accuracy of 7": ("a measure beyond its limits", _REASON.OUT_OF_RANGE, _reporting(user_accuracy_before=7.0)),
-    "a report 400 lists deep": ("nesting in the report", _REASON.DAMAGED, _packed(_deep)),
-    "a key in the report": ("a field that nobody agreed on", _REASON.DAMAGED, _packed(_extra_key)),
-    "a report of 70 kB": ("a text without measure in the report", _REASON.DAMAGED, _packed(_huge_meta)),
-    "a name that clears terminals": ("control characters for a name", _REASON.SCHEMA_MISMATCH, _packed(_terminal_name)),
-    "a name of 70 kB": ("a name without measure", _REASON.DAMAGED, _packed(_long_name)),
-    "a tensor twice": ("one name, two tensors", _REASON.DAMAGED, _packed(_twice)),
-    "a dtype of Python objects": ("a dtype that numpy would pickle", _REASON.SCHEMA_MISMATCH, _packed(_object_dtype)),
-    "a shape of 2^80 values": ("a shape that no memory holds", _REASON.SCHEMA_MISMATCH, _packed(_vast_shape)),
+    "a user accuracy of 7": (
+        "a measure beyond its limits",
+        RefuseReason.OUT_OF_RANGE,
+        reported(user_accuracy_before=7.0),
+    ),
+    "a report 400 lists deep": ("nesting in the report", RefuseReason.DAMAGED, _packed(_deep)),
+    "a key in the report": ("a field that nobody agreed on", RefuseReason.DAMAGED, _packed(_extra_key)),
+    "a report of 70 kB": ("a text without measure in the report", RefuseReason.DAMAGED, _packed(_huge_meta)),
+    "a name that clears terminals": (
+        "control characters for a name",
+        RefuseReason.SCHEMA_MISMATCH,
+        _packed(_terminal_name),
+    ),
+    "a name of 70 kB": ("a name without measure", RefuseReason.DAMAGED, _packed(_long_name)),
+    "a tensor twice": ("one name, two tensors", RefuseReason.DAMAGED, _packed(_twice)),
+    "a dtype of Python objects": (
+        "a dtype that numpy would pickle",
+        RefuseReason.SCHEMA_MISMATCH,
+        _packed(_object_dtype),
+    ),
+    "a shape of 2^80 values": ("a shape that no memory holds", RefuseReason.SCHEMA_MISMATCH, _packed(_vast_shape)),
     "an offer of 2 GiB": (
         "a manifest far beyond the model",
-        _REASON.TOO_LARGE,
-        _announcing(size_bytes=2**31, chunk_bytes=2**20, chunk_count=2**11),
+        RefuseReason.TOO_LARGE,
+        announced(size_bytes=2**31, chunk_bytes=2**20, chunk_count=2**11),
     ),
     "an offer that contradicts itself": (
         "65536 chunks of a few bytes",
-        _REASON.DAMAGED,
-        _announcing(chunk_count=65_536),
+        RefuseReason.DAMAGED,
+        announced(chunk_count=65_536),
     ),
 }
 
@@ -230,25 +224,21 @@ def _quarantined_goes_on(arena: Arena, device: str) -> Proof:
     return lambda outcome: outcome.metric("fedpatch_messages_turned_away_total") > 0
 
 
-def _row(name: str, does: str, stopped_by: str, play: Callable[[Arena, str], Proof | None]) -> Attack:
-    return Attack(name, does, stopped_by, play, part=True)
-
-
 UPDATE_ATTACKS = (
     *(
-        _row(f"update: {name}", "an update that breaks the rules", f"refused: `{reason}`", misbehaving(reason, misdeed))
+        part(f"update: {name}", "an update that breaks the rules", f"refused: `{reason}`", misbehaving(reason, misdeed))
         for name, (reason, misdeed) in MISDEEDS.items()
     ),
     *(
-        _row(f"update: {name}", does, f"refused: `{reason}`", misbehaving(reason, misdeed))
+        part(f"update: {name}", does, f"refused: `{reason}`", misbehaving(reason, misdeed))
         for name, (does, reason, misdeed) in _MORE.items()
     ),
-    _row(
+    part(
         "replay: another's update",
         "an overheard update as its own, a round later",
         "refused: `wrong_base`",
         _replays_another,
     ),
-    _row("replay: its own old update", "the same bytes in two rounds", "refused: `wrong_base`", _replays_itself),
-    _row("quarantined, and goes on", "continues to work", "`cancel`, counted", _quarantined_goes_on),
+    part("replay: its own old update", "the same bytes in two rounds", "refused: `wrong_base`", _replays_itself),
+    part("quarantined, and goes on", "continues to work", "`cancel`, counted", _quarantined_goes_on),
 )

@@ -31,7 +31,6 @@ def text(value: bytes) -> bytes:
 
 
 def hello(client_id: bytes, *, protocol: bytes = b"MQTT", level: int = 4, flags: int = 2, keepalive: int = 60) -> bytes:
-    """CONNECT with a clean session."""
     return packet(1, text(protocol) + bytes([level, flags]) + struct.pack(">H", keepalive) + text(client_id))
 
 
@@ -41,7 +40,6 @@ def publish(topic: bytes, payload: bytes, *, flags: int = 0, mid: int = 0) -> by
 
 
 def subscribe(topic: bytes, *, qos: int = 1, flags: int = 2) -> bytes:
-    """SUBSCRIBE to one filter."""
     return packet(8, struct.pack(">H", 1) + text(topic) + bytes([qos]), flags)
 
 

@@ -59,16 +59,9 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
 
 
 @pytest.mark.parametrize("device", PLAYED, ids=[one.name for one in PLAYED.values()])
-def test_the_attack_has_happened_and_was_stopped(siege, device):
-    """By its own evidence, or by the coordinator's counters."""
+def test_attack_has_happened_and_was_stopped(siege, device):
     proof = siege.fates[device].result(timeout=120)
     assert proof is None or proof(siege.attacked)
-
-
-def test_there_are_enough_attacks():
-    """Each with a name of its own."""
-    names = [one.name for one in ATTACKS] + [one.name for one in THEFTS]
-    assert len(names) == len(set(names)) >= 40
 
 
 def test_the_model_is_the_same_to_the_last_bit(siege):
@@ -82,7 +75,7 @@ def test_the_model_is_the_same_to_the_last_bit(siege):
         assert np.array_equal(values, attacked.tensors[name]), name
 
 
-def test_every_round_is_the_honest_devices_alone(siege):
+def test_every_round_counts_the_honest_devices_alone(siege):
     """As many rounds as without attackers, none failed, and in each of them all honest updates and no others."""
     assert siege.attacked.summary["stopped_because"] == siege.calm.summary["stopped_because"] == "max_rounds"
     examples = {record["num_examples"] for record in siege.calm.summary["rounds"]}
@@ -97,12 +90,12 @@ def test_no_round_lasts_until_its_deadline(siege):
         assert sum(record["phase_seconds"].values()) < 200
 
 
-def test_the_memory_of_the_coordinator_is_bounded(siege):
+def test_memory_of_the_coordinator_is_bounded(siege):
     """Its peak under attack, against that of the run without."""
     assert siege.attacked.peak_mib < siege.calm.peak_mib + MORE_MIB
 
 
-def test_no_honest_device_is_blamed(siege):
+def test_no_honest_device_is_quarantined_or_dropped(siege):
     """None is in quarantine, and nothing of theirs was dropped."""
     for device in HONEST:
         known = siege.attacked.devices[device]
@@ -111,13 +104,12 @@ def test_no_honest_device_is_blamed(siege):
         assert siege.calm.ignored(reason) == 0
 
 
-def test_what_is_remembered_is_bounded(siege):
+def test_number_of_known_devices_is_bounded(siege):
     """Invented names neither fill the fleet's table nor the registry."""
     assert len(siege.attacked.devices) <= MAX_DEVICES
 
 
-def test_the_report_shows_scripts_as_text(siege, tmp_path: Path):
-    """A device's words in a page for a browser."""
+def test_report_shows_scripts_as_text(siege, tmp_path: Path):
     page = tmp_path / "report.html"
     done = run("fedpatch", "report", "last", "--state-dir", siege.attacked.state_dir, "--out", page)
     assert done.code == 0, done.err
@@ -126,7 +118,7 @@ def test_the_report_shows_scripts_as_text(siege, tmp_path: Path):
     assert all("<script>alert" not in text for text in pages)
 
 
-def test_the_tables_of_devices_are_fit_for_a_terminal(siege):
+def test_tables_hold_no_control_characters(siege):
     """Neither the list nor the run's own page has a control character."""
     for command in (["devices"], ["show", "last"], ["runs"]):
         done = run("fedpatch", *command, "--state-dir", siege.attacked.state_dir)
@@ -158,12 +150,11 @@ def guarded() -> Iterator[dict[str, bool]]:
 
 
 @pytest.mark.parametrize("name", [one.name for one in THEFTS])
-def test_nobody_speaks_in_anothers_name(guarded, name):
-    """The broker takes it and gives it to nobody."""
+def test_theft_is_not_delivered_with_access_rules(guarded, name):
     assert not guarded[name]
 
 
-def test_without_rules_the_same_is_delivered():
+def test_theft_is_delivered_without_access_rules():
     """So that it is the rules that stop it, and not the test."""
     with Mosquitto() as broker, client(broker.url, "all", "fedpatch/#") as auditor, client(broker.url, "t") as thief:
         auditor.settle()

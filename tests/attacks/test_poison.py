@@ -71,7 +71,6 @@ class TestPoisonedRun:
     pytestmark = system
 
     def test_record_names_the_device_and_the_part(self, poisoned, at):
-        """Whatever honest devices were bounded beside it."""
         record = poisoned.summary["rounds"][at]
         assert record["outcome"] == "aggregated"
         assert POISONS[at].part in record["bounded_devices"][POISONER]
@@ -85,16 +84,13 @@ class TestAfterIt:
     pytestmark = system
 
     def test_log_names_the_device_with_the_remedy(self, poisoned):
-        """In the coordinator's own words, on stderr."""
         assert f"{POISONER}: weights" in poisoned.stderr
         assert "fedpatch devices quarantine" in poisoned.stderr
 
     def test_show_names_the_device(self, poisoned):
-        """Also for people."""
         done = run("fedpatch", "show", "last", "--state-dir", poisoned.state_dir)
         assert f"{POISONER} (weights" in done.out
 
     def test_model_is_of_the_size_of_the_honest_ones(self, poisoned):
-        """No tensor went where the attacks would have it."""
         state = load_checkpoint(run_directory(poisoned.state_dir, poisoned.summary["run"]))[0]
         assert all(np.abs(values.astype(np.float64)).max() < 1e4 for values in state.tensors.values())

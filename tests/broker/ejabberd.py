@@ -62,7 +62,6 @@ class Ejabberd:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"mqtt://{HOST}:{self.port}"
 
     def start(self) -> None:

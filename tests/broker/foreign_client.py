@@ -120,7 +120,6 @@ class Device:
         return msgpack.packb({"v": 1, "t": kind, "i": next(self.numbers), **about, "b": body})
 
     def say(self, about, kind, **body):
-        """Send a message about a round."""
         self.client.publish(f"{self.mine}/up", self.message(kind, body, about), 1)
 
     def appear(self):

@@ -39,7 +39,6 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"mqtt://{HOST}:{self.port}"
 
     def cut(self) -> None:

@@ -63,9 +63,7 @@ def rules_of(side: str, access: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("side", "rule"),
-    [(side, rule) for side in SIDES for rule in rules_of(side, "write")],
-    ids=lambda text: text[-30:],
+    ("side", "rule"), [(side, rule) for side in SIDES for rule in rules_of(side, "write")], ids=lambda text: text[-30:]
 )
 def test_a_missing_rule_for_writing_is_found(side, rule):
     """MQTT 5 tells it: the finding names the user and the topic, and the mend is the line that is missing."""

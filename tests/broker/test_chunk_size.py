@@ -36,7 +36,6 @@ def test_limit_below_chunk_kib_gives_chunks_that_pass(option: str, old: bool, ca
 
 @pytest.mark.parametrize("old", [False, True], ids=["mqtt-5", "mqtt-3.1.1"])
 def test_no_limit_gives_chunk_kib(old: bool):
-    """The configured size is kept."""
     with Mosquitto() as broker, Relay(broker.port, old=old) as relay:
         assert found(relay.url) == CONFIGURED_BYTES
 

@@ -17,7 +17,7 @@ from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.topics import TOPICS
 from tests.broker.ejabberd import Ejabberd
 from tests.support.brokers import PATIENCE_S, Client, client
-from tests.support.secured import Certificates
+from tests.support.identities import Certified
 
 pytestmark = pytest.mark.broker
 
@@ -58,13 +58,13 @@ acme:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
     """Of the broker; members have passwords."""
-    return Certificates(tmp_path_factory.mktemp("ca"))
+    return Certified(tmp_path_factory.mktemp("ca")).make()
 
 
 @pytest.fixture(scope="module")
-def broker(certificates: Certificates) -> Iterator[Ejabberd]:
+def broker(certificates: Certified) -> Iterator[Ejabberd]:
     """With the rules of a fleet, and one topic more for whoever waits."""
     text = ejabberd_rules("home", "localhost", [OWNER, OTHER], watchers=[WATCHER])
     for option in ("access_publish", "access_subscribe"):
@@ -80,11 +80,11 @@ def broker(certificates: Certificates) -> Iterator[Ejabberd]:
         yield made
 
 
-def _login(certificates: Certificates, user: str, password: str = "") -> dict[str, object]:
+def _login(certificates: Certified, user: str, password: str = "") -> dict[str, object]:
     return {
         "username": f"{user}@localhost",
         "password": password or user,
-        "tls": TlsFiles(certificates.ca_file),
+        "tls": certificates.files(),
         "reconnect_delay_s": (0.05, 0.2),
     }
 
@@ -141,7 +141,6 @@ def test_nobody_gets_in_without_a_password_or_in_plain_text(broker, certificates
 
 
 def test_a_fleet_without_devices_has_rules_for_nobody():
-    """And every rule that is used is there."""
     text = ejabberd_rules("home", "broker.lan", [])
     assert 'fedpatch_device:\n    user: ["nobody@nowhere.invalid"]' in text and '"coordinator@broker.lan"' in text
     used = {line.rpartition(": ")[2] for line in text.splitlines() if line.startswith("      ")}

@@ -43,40 +43,6 @@ def test_a_model_reaches_ten_clients_however_they_come(amqtt):
             assert came == chunks
 
 
-def test_updates_of_ten_clients_arrive_whole_and_in_order(amqtt):
-    """Ten clients send ten chunks each at the same time; none is lost."""
-    with client(amqtt.url, "taker", "up/#") as taker, contextlib.ExitStack() as stack:
-        taker.settle()
-        givers = [stack.enter_context(client(amqtt.url, f"giver-{number}")) for number in range(10)]
-        for index in range(10):
-            for number, giver in enumerate(givers):
-                assert giver.link.publish(f"up/{number}/{index}", bytes(96 * 1024))
-        came = [taker.wait(Received).topic for _ in range(100)]
-    for number in range(10):
-        assert [topic for topic in came if topic.startswith(f"up/{number}/")] == [f"up/{number}/{i}" for i in range(10)]
-
-
-def test_a_client_that_comes_back_under_its_name_is_served(amqtt):
-    """Its old connection, clean or not, is no obstacle."""
-    for _ in range(3):
-        with client(amqtt.url, "one", "t") as one:
-            one.settle()
-            with client(amqtt.url, "one", "t", reconnect_delay_s=(100.0, 100.0)) as twin:
-                twin.settle()
-                one.wait(Disconnected)
-
-
-def test_a_retained_message_can_be_taken_back(amqtt):
-    """An empty one deletes it, so that a round leaves no chunks behind."""
-    with client(amqtt.url, "giver") as giver:
-        giver.link.publish("kept", b"1", retain=True)
-        giver.link.publish("kept", b"", retain=True)
-        giver.settle()
-        with client(amqtt.url, "late", "kept") as late:
-            late.settle()
-            assert "kept" not in late.topics
-
-
 def test_a_port_in_use_is_named_with_the_mend():
     """Most often another broker runs there, which would do as well."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -23,7 +23,8 @@ from fedpatch.shared.wire.chunked_transfer import cut, encode_chunk
 from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.support.brokers import HOST
-from tests.support.secured import Certificates, SecuredMosquitto
+from tests.support.identities import Certified
+from tests.support.secured import SecuredMosquitto
 from tests.system.commands import Command, Done
 
 pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.timeout(300)]
@@ -71,7 +72,7 @@ def foreign(device: str, broker: SecuredMosquitto, directory: Path, **changes: o
 def play(directory: Path, changes: dict[str, Any], **of_pi_2: object) -> tuple[Done, dict[str, str]]:
     """A run of the real coordinator with two foreign clients; what it printed, and what they did."""
     acl = mosquitto_acl(FLEET, devices=list(EXAMPLES))
-    certificates = Certificates(directory / "ca", FLEET, devices=list(EXAMPLES))
+    certificates = Certified(directory / "ca", FLEET).make(*EXAMPLES)
     with SecuredMosquitto(certificates, acl) as broker, ExitStack() as clients:
         logs = {
             device: clients.enter_context(foreign(device, broker, directory, **(of_pi_2 if device == "pi-2" else {})))

@@ -80,7 +80,6 @@ def test_a_retained_message_waits_for_who_subscribes_later(broker):
 
 
 def test_nothing_comes_after_unsubscribing(broker):
-    """What is published afterwards stays away."""
     with client(broker, "giver") as giver, client(broker, "taker", "a", "b") as taker:
         taker.settle()
         taker.link.unsubscribe("a")
@@ -97,10 +96,7 @@ def test_the_last_will_is_for_a_violent_end_only(broker, violent):
     with client(broker, "watcher", "will") as watcher:
         watcher.settle()
         with subprocess.Popen(
-            [sys.executable, "-c", DIES, broker, "will"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
+            [sys.executable, "-c", DIES, broker, "will"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
         ) as mortal:
             assert mortal.stdout is not None and mortal.stdin is not None
             assert mortal.stdout.readline() == b"connected\n"
@@ -164,7 +160,6 @@ def test_a_topic_that_cannot_be_published_on_is_an_error_of_the_caller(topic):
 
 
 def test_the_configuration_for_development_is_one_that_mosquitto_takes():
-    """And the limits that it states reach the link."""
     own = ("listener", "allow_anonymous", "set_tcp_nodelay", "persistence ")  # set by every broker of these tests
     lines = (ROOT / "broker_config" / "mosquitto-dev.conf").read_text("utf-8").splitlines()
     options = "\n".join(line for line in lines if not line.startswith(own))

@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, Received
 from tests.support.brokers import HOST, Client, Mosquitto, client, free_port
 
 pytestmark = pytest.mark.broker
-
-
-def test_subscriptions_survive_the_death_of_the_broker(mosquitto):
-    """After a power cut the broker knows nothing; both sides come back by themselves and go on."""
-    with client(mosquitto.url, "giver") as giver, client(mosquitto.url, "taker", "t") as taker:
-        taker.settle()
-        giver.wait(Connected)
-        mosquitto.kill()
-        assert "lost" in taker.wait(Disconnected).reason
-        giver.wait(Disconnected)
-        assert giver.link.publish("away", b"queued meanwhile")
-        taker.link.subscribe("away")
-        mosquitto.start()
-        assert not taker.wait(Connected).session_present
-        taker.settle()
-        giver.wait(Connected)
-        giver.link.publish("t", b"again")
-        assert taker.received("t").payload == b"again"
 
 
 def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(mosquitto):
@@ -71,17 +52,6 @@ def test_what_was_given_up_while_away_does_not_come_from_the_kept_session(mosqui
         assert "old" not in taker.topics
 
 
-def test_a_message_above_the_limit_is_refused_and_the_session_goes_on():
-    """The broker states its limit; what is larger never leaves, and nothing else suffers."""
-    with Mosquitto("max_packet_size 20000") as small, client(small.url, "one", "t") as one:
-        assert one.wait(Connected).max_packet_bytes == 20_000
-        with pytest.raises(BrokerError, match="use smaller chunks"):
-            one.link.publish("t", bytes(20_000))
-        assert one.link.publish("t", bytes(19_900))
-        assert len(one.received("t").payload) == 19_900
-        assert not any(isinstance(event, Disconnected) for event in one.seen)
-
-
 def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
     """It was queued without a connection; the log says so, and what follows it arrives."""
     with Mosquitto("max_packet_size 20000") as small:
@@ -96,25 +66,6 @@ def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
             one.link.stop()
     assert "accepts packets of 20000 bytes, less than a message on t (20000 bytes)" in caplog.text
     assert not any(isinstance(event, Disconnected) for event in one.seen)
-
-
-def test_a_message_that_breaks_each_connection_is_given_up(caplog):
-    """In 3.1.1 no limit is stated: after a few broken connections the poison is gone and the rest arrives."""
-    with Mosquitto("max_packet_size 20000") as small:
-        one = Client(small.url, "one")
-        one.link._attempts.protocol = "3.1.1"  # what a link agrees on with a broker that refuses MQTT 5
-        one.link.subscribe("t")
-        for payload in (b"before", bytes(30_000), b"after"):
-            assert one.link.publish("t", payload)
-        one.link.start()
-        try:
-            assert one.wait(Connected).protocol == "3.1.1"
-            one.wait(Received, lambda event: event.payload == b"after")
-            one.settle()
-        finally:
-            one.link.stop()
-    assert "gave up a message on t (30000 bytes)" in caplog.text
-    assert any(isinstance(event, Received) and event.payload == b"before" for event in one.seen)
 
 
 def test_a_full_outbox_says_so_and_never_blocks():

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from fedpatch.shared.errors import BrokerError, UsageError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, MqttLink
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, client, free_port, link_is_alive
+from tests.support.identities import Certified
 
 pytestmark = pytest.mark.broker
 
@@ -68,38 +65,18 @@ def test_a_wrong_password_is_told_apart():
             one.wait(Connected)
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that is its own CA, and one of a stranger."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("certificates")
-    for name in ("broker", "stranger"):
-        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-        options = [
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            f"{folder}/{name}.key",
-            "-out",
-            f"{folder}/{name}.crt",
-        ]
-        subprocess.run([*command.split(), *options], check=True, capture_output=True)
-    return folder
-
-
-def test_tls_is_used_when_asked_for_and_a_stranger_is_not_trusted(certificates):
+def test_tls_carries_large_messages_and_a_broker_of_another_ca_is_refused(tmp_path):
     """Messages larger than a TLS record arrive; a broker with another CA is refused, and the reason names the CA file."""
-    options = f"certfile {certificates}/broker.crt\nkeyfile {certificates}/broker.key"
-    with Mosquitto(options) as secret:
+    own, stranger = (Certified(tmp_path / name).make() for name in ("own", "stranger"))
+    with Mosquitto(own.server) as secret:
         url = secret.url.replace("mqtt:", "mqtts:")
-        with client(url, "one", "t", tls=TlsFiles(certificates / "broker.crt")) as one:
+        with client(url, "one", "t", tls=own.files()) as one:
             one.settle()
             for _ in range(5):
                 one.link.publish("t", bytes(300_000))
             for _ in range(5):
                 assert len(one.received("t").payload) == 300_000
-        with client(url, "two", tls=TlsFiles(certificates / "stranger.crt")) as two:
+        with client(url, "two", tls=stranger.files()) as two:
             assert "holds another CA; give --ca-file" in two.wait(Disconnected).reason
             with pytest.raises(BrokerError, match="cannot be trusted"):
                 two.link.wait_connected(PATIENCE_S)
@@ -108,13 +85,11 @@ def test_tls_is_used_when_asked_for_and_a_stranger_is_not_trusted(certificates):
 
 
 def test_tls_with_a_broker_that_has_none_says_so(mosquitto):
-    """The port is the likely mistake."""
     with client(mosquitto.url.replace("mqtt:", "mqtts:"), "one") as one:
         assert one.wait(Disconnected).reason.startswith((f"no TLS with {HOST}", f"{HOST}:{mosquitto.port} closed"))
 
 
 def test_a_ca_file_must_exist_and_be_of_use(tmp_path):
-    """Both mistakes show at construction."""
     for url, remedy in (("mqtts://h", "not a file of CA certificates"), ("mqtt://h", "write mqtts://")):
         with pytest.raises(UsageError, match=remedy):
             MqttLink(url, client_id="one", events=print, tls=TlsFiles(tmp_path / "none.pem"))

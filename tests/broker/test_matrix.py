@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,10 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from fedpatch.shared.wire.topics import TOPICS, Topic, transfer_id
+from tests.attacks import raw
 from tests.support.brokers import HOST, PATIENCE_S
-from tests.support.secured import Certificates, SecuredMosquitto, rules
+from tests.support.identities import Certified
+from tests.support.secured import SecuredMosquitto, rules
 
 pytestmark = pytest.mark.broker
 
@@ -64,19 +65,18 @@ def _expected() -> set[Cell]:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
     """Those of the fleet, one of them taken back."""
-    made = Certificates(
-        tmp_path_factory.mktemp("ca"), FLEET, devices=[OWNER, OTHER, REVOKED, UNLISTED], watchers=[WATCHER, AUDITOR]
-    )
+    made = Certified(tmp_path_factory.mktemp("ca"), FLEET)
+    made.make(OWNER, OTHER, REVOKED, UNLISTED, watchers=[WATCHER, AUDITOR])
     made.revoke(REVOKED)
     return made
 
 
 @pytest.fixture(scope="module")
-def forged(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def forged(tmp_path_factory: pytest.TempPathFactory) -> Certified:
     """Another CA that calls itself the fleet's, with a certificate for the same device."""
-    return Certificates(tmp_path_factory.mktemp("forged"), FLEET, devices=[OWNER])
+    return Certified(tmp_path_factory.mktemp("forged"), FLEET).make(OWNER)
 
 
 ACL = rules(FLEET, [OWNER, OTHER, REVOKED], [WATCHER])
@@ -115,7 +115,6 @@ class Member:
         assert self._marks.setdefault(mark, threading.Event()).wait(PATIENCE_S), f"{self.user} got {self.came}"
 
     def close(self) -> None:
-        """Leave."""
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -129,7 +128,7 @@ class Member:
             self._marks.setdefault(payload, threading.Event()).set()
 
 
-def _context(certificates: Certificates, user: str | None) -> ssl.SSLContext:
+def _context(certificates: Certified, user: str | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=certificates.ca_file)
     if user is not None:
         context.load_cert_chain(*certificates.pair(user))
@@ -184,14 +183,14 @@ def _arrived(auditor: Member, user: str, name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def broker(certificates: Certificates) -> Iterator[SecuredMosquitto]:
+def broker(certificates: Certified) -> Iterator[SecuredMosquitto]:
     """The broker as it ships, and an auditor."""
     with SecuredMosquitto(certificates, ACL + _AUDIT) as running:
         yield running
 
 
 @pytest.mark.parametrize("version", [MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311])
-def test_everybody_may_do_what_the_table_says_and_nothing_else(broker, version):
+def test_members_may_do_what_the_topic_table_says_and_nothing_else(broker, version):
     """In both versions of MQTT; nobody can write outside the table, and nobody is told of the broker itself."""
     assert matrix(broker, version) == _expected()
 
@@ -204,7 +203,7 @@ def test_everybody_may_do_what_the_table_says_and_nothing_else(broker, version):
         (f"pattern read fedpatch/1/{FLEET}/blob/+/+\n", {(who, "model_chunk", "read") for who in (*PARTIES, UNLISTED)}),
     ],
 )
-def test_a_line_that_is_too_wide_is_found_out(certificates, line, opened):
+def test_rule_that_is_too_wide_is_found(certificates, line, opened):
     """Exactly what it opens is seen; a pattern opens it to everybody who can log in."""
     with SecuredMosquitto(certificates, f"{ACL}{_AUDIT}\n{line}") as open_broker:
         assert matrix(open_broker, MQTTProtocolVersion.MQTTv5) - _expected() == opened - _expected()
@@ -215,9 +214,9 @@ def _speak(port: int, context: ssl.SSLContext, client_id: str) -> bytes:
     with socket.create_connection((HOST, port), PATIENCE_S) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=HOST) as secured:
-                secured.sendall(_connect_packet(client_id))
+                secured.sendall(raw.hello(client_id.encode()))
                 for topic in EXAMPLES.values():
-                    secured.sendall(_publish_packet(topic, client_id.encode()))
+                    secured.sendall(raw.publish(topic.encode(), client_id.encode()))
                 secured.sendall(_PING)
                 return _read(secured)
         except OSError:  # an alert of TLS among them
@@ -232,28 +231,13 @@ def _read(secured: ssl.SSLSocket) -> bytes:
     return answer
 
 
-def _connect_packet(client_id: str) -> bytes:
-    body = b"\x00\x04MQTT\x04\x02\x00\x3c" + struct.pack(">H", len(client_id)) + client_id.encode()
-    return bytes([0x10, len(body)]) + body
-
-
-def _publish_packet(topic: str, payload: bytes) -> bytes:
-    body = struct.pack(">H", len(topic)) + topic.encode() + payload
-    assert len(body) < 2**14
-    return bytes([0x30, 0x80 | len(body) & 0x7F, len(body) >> 7]) + body
-
-
-def _contexts(certificates: Certificates, forged: Certificates) -> dict[str, ssl.SSLContext]:
+def _contexts(certificates: Certified, forged: Certified) -> dict[str, ssl.SSLContext]:
     forger = ssl.create_default_context(cafile=certificates.ca_file)
     forger.load_cert_chain(*forged.pair(OWNER))
-    return {
-        REVOKED: _context(certificates, REVOKED),
-        NO_CERTIFICATE: _context(certificates, None),
-        OTHER_CA: forger,
-    }
+    return {REVOKED: _context(certificates, REVOKED), NO_CERTIFICATE: _context(certificates, None), OTHER_CA: forger}
 
 
-def test_nobody_else_gets_as_far_as_a_message(broker, certificates, forged):
+def test_client_without_a_valid_certificate_delivers_nothing(broker, certificates, forged):
     """Revoked, without a certificate, or with that of another CA: on no listener, and nothing that they send arrives."""
     auditor = Member(broker, AUDITOR, MQTTProtocolVersion.MQTTv5)
     try:
@@ -272,7 +256,7 @@ def test_nobody_else_gets_as_far_as_a_message(broker, certificates, forged):
     assert senders.isdisjoint({REVOKED.encode(), NO_CERTIFICATE.encode(), OTHER_CA.encode()})
 
 
-def test_tls_older_than_1_2_is_not_spoken(broker, certificates):
+def test_tls_older_than_1_2_is_refused(broker, certificates):
     """Nor are ciphers without authenticated encryption, though the broker's key would do for them."""
     old = _context(certificates, OWNER)
     old.set_ciphers("DEFAULT@SECLEVEL=0")
@@ -284,7 +268,7 @@ def test_tls_older_than_1_2_is_not_spoken(broker, certificates):
     assert [_speak(broker.port, one, "old") for one in (old, weak)] == [b"", b""]
 
 
-def test_a_client_id_is_no_way_to_push_another_off(broker, certificates):
+def test_client_id_of_another_device_does_not_disconnect_it(broker, certificates):
     """Whatever it calls itself, a device has the id of its certificate: the other stays connected under its own."""
     with ExitStack() as stack:
         victim = Member(broker, OTHER, MQTTProtocolVersion.MQTTv5)

@@ -16,11 +16,11 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Connected, Disconnected
-from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.wire import topics
 from tests.support.brokers import HOST, PATIENCE_S, Client, client
 from tests.support.checkups import ask, settings_for, verdicts
-from tests.support.secured import CONFIGURATIONS, Certificates, SecuredMosquitto, rules
+from tests.support.identities import Certified
+from tests.support.secured import CONFIGURATIONS, SecuredMosquitto, rules
 
 pytestmark = pytest.mark.broker
 
@@ -34,28 +34,21 @@ PRODUCTION = ("mosquitto.conf", "mosquitto-passwords.conf")
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    """Those of a small fleet."""
-    return Certificates(tmp_path / "ca", FLEET, devices=DEVICES)
-
-
-def tls(certificates: Certificates, user: str = "") -> TlsFiles:
-    """What a member trusts and shows; without a name it shows nothing."""
-    pair = certificates.pair(user) if user else (None, None)
-    return TlsFiles(certificates.ca_file, *pair)
+def certificates(tmp_path: Path) -> Certified:
+    return Certified(tmp_path / "ca", FLEET).make(*DEVICES)
 
 
 @contextmanager
 def member(broker: SecuredMosquitto, user: str, *filters: str) -> Iterator[Client]:
     """A client with a certificate, which is connected and has subscribed; its id is its user name, as the broker has it."""
     url = broker.coordinator_url if user == "coordinator" else broker.url
-    with client(url, user, *filters, tls=tls(broker.certificates, user)) as one:
+    with client(url, user, *filters, tls=broker.certificates.files(user)) as one:
         one.settle()
         yield one
 
 
 @contextmanager
-def ghost(certificates: Certificates, port: int, user: str, will: tuple[str, bytes]) -> Iterator[socket.socket]:
+def ghost(certificates: Certified, port: int, user: str, will: tuple[str, bytes]) -> Iterator[socket.socket]:
     """A connection with a last will, to be shut without a goodbye."""
     ready = threading.Event()
     one = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=f"ghost-{user}", reconnect_on_failure=False)
@@ -73,19 +66,19 @@ def ghost(certificates: Certificates, port: int, user: str, will: tuple[str, byt
         one.loop_stop()
 
 
-def test_whoever_was_revoked_is_shut_out_and_what_it_left_is_gone(certificates):
+def test_revoked_device_is_shut_out_and_its_state_is_gone(certificates):
     """List and rules, and a reload: an open connection writes and reads no more; its retained state is given to nobody."""
     state, down = topics.device_state(FLEET, "pi-2"), topics.down(FLEET, "pi-2")
     with (
         SecuredMosquitto(certificates, ALL) as broker,
         member(broker, "coordinator", state) as coordinator,
-        client(broker.url, "pi-2", down, tls=tls(certificates, "pi-2")) as gone,
+        client(broker.url, "pi-2", down, tls=certificates.files("pi-2")) as gone,
     ):
         gone.settle()
         coordinator.link.subscribe("read")
         gone.link.publish(state, b"here", retain=True)
         assert coordinator.received(state).payload == b"here"
-        with client(broker.coordinator_url, "later", state, tls=tls(certificates, "coordinator")) as later:
+        with client(broker.coordinator_url, "later", state, tls=certificates.files("coordinator")) as later:
             assert later.received(state).retained
         certificates.revoke("pi-2")
         broker.install_certificates()
@@ -99,14 +92,14 @@ def test_whoever_was_revoked_is_shut_out_and_what_it_left_is_gone(certificates):
         coordinator.settle()
         assert not any(isinstance(event, Disconnected) for event in gone.seen)
         assert down not in gone.topics and coordinator.topics.count(state) == 1
-        with client(broker.coordinator_url, "last", state, "mark", tls=tls(certificates, "coordinator")) as last:
+        with client(broker.coordinator_url, "last", state, "mark", tls=certificates.files("coordinator")) as last:
             last.settle()
             assert state not in last.topics
         broker.restart()
         assert "revoked" in gone.wait(Disconnected, lambda event: "revoked" in event.reason).reason
 
 
-def test_the_last_will_of_whoever_was_revoked_is_not_published(certificates):
+def test_last_will_of_a_revoked_device_is_not_published(certificates):
     """Nor does a connection that breaks tell anything in its name; that of a good one does."""
     with (
         SecuredMosquitto(certificates, ALL) as broker,
@@ -127,7 +120,7 @@ def test_the_last_will_of_whoever_was_revoked_is_not_published(certificates):
 
 
 @pytest.mark.parametrize(("user", "tied"), [("pi-1", True), ("coordinator", False)])
-def test_the_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
+def test_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
     """On the devices' listener it says so and asks no more; on the coordinator's it asks everything."""
     cert_file, key_file = certificates.pair(user)
     files = {"ca_file": certificates.ca_file, "cert_file": cert_file, "key_file": key_file}
@@ -140,11 +133,11 @@ def test_the_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
 
 
 @pytest.mark.parametrize("configuration", PRODUCTION)
-def test_limits_are_stated_and_what_is_kept_outlasts_a_restart(certificates, configuration):
+def test_shipped_configuration_states_its_limits_and_keeps_over_a_restart(certificates, configuration):
     """Mosquitto takes the file as it ships; a client hears the packet limit; presence is there after `systemctl restart`."""
     passwords = {user: user for user in ("coordinator", *DEVICES)} if "passwords" in configuration else None
-    named = {"username": "pi-1", "password": "pi-1", "tls": tls(certificates)}
-    login = named if passwords else {"tls": tls(certificates, "pi-1")}
+    named = {"username": "pi-1", "password": "pi-1", "tls": certificates.files()}
+    login = named if passwords else {"tls": certificates.files("pi-1")}
     with SecuredMosquitto(certificates, ALL, configuration=configuration, passwords=passwords) as broker:
         with client(broker.url, "any", **login) as device:
             assert device.wait(Connected).max_packet_bytes == 1_048_576
@@ -162,7 +155,7 @@ def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
     words = {user: f"{user}'s own" for user in ("coordinator", *DEVICES)}
     with SecuredMosquitto(certificates, ALL, configuration="mosquitto-passwords.conf", passwords=words) as broker:
         right = {"username": "pi-1", "password": words["pi-1"]}
-        trusting = tls(certificates)
+        trusting = certificates.files()
         for options in ({"tls": trusting}, {"tls": trusting, "username": "pi-1", "password": "guess"}):
             with client(broker.url, "pi-1", **options) as one, pytest.raises(BrokerError, match="user"):
                 one.link.wait_connected(PATIENCE_S)

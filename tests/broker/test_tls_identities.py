@@ -22,7 +22,6 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """A fleet with certificates."""
     return Certified(tmp_path_factory.mktemp("kitchen") / "ca").make("pi-1", "pi-2")
 
 
@@ -34,7 +33,6 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def broker(kitchen: Certified) -> Iterator[Mosquitto]:
-    """That of the kitchen."""
     with kitchen.broker() as started:
         yield started
 
@@ -62,13 +60,11 @@ def test_a_certificate_of_another_fleet_is_refused(kitchen: Certified, garden: C
 
 
 def test_who_has_no_certificate_is_told_to_enrol(kitchen: Certified, broker: Mosquitto):
-    """The broker asks for one."""
     reason = told(url_of(broker), TlsFiles(kitchen.directory / "ca.crt"))
     assert "asks for a certificate, and we have none; enrol this device (fedpatch-agent enrol FILE)" in reason
 
 
 def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
-    """And how to renew it."""
     now = time.time()
     kitchen.device("old", days=1, now=now - 5 * DAY_S)
     reason = told(url_of(broker), kitchen.files("old"))
@@ -95,7 +91,6 @@ def test_a_name_that_is_not_in_the_broker_s_certificate(kitchen: Certified, gard
 
 
 def test_a_broker_with_the_certificate_of_a_client(garden: Certified):
-    """It is told apart from one that nobody trusts."""
     place = garden.directory
     options = f"cafile {place}/ca.crt\ncertfile {place}/coordinator/client.crt\nkeyfile {place}/coordinator/client.key"
     with Mosquitto(options) as other:

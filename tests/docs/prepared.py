@@ -127,10 +127,7 @@ cp $READER_HOME/house/ca.crt ca.pem
 }
 BETWEEN = {
     ("broker_config/README.md", "fedpatch ca init"): PAGE,
-    (
-        "broker_config/README.md",
-        "sudo install -d",
-    ): "cp -r fedpatch-state/ca/. carried && cd carried\n"
+    ("broker_config/README.md", "sudo install -d"): "cp -r fedpatch-state/ca/. carried && cd carried\n"
     "cp ../fedpatch.acl $READER_ROOT/broker_config/mosquitto.conf .\n",
     ("broker_config/README.md", "fedpatch doctor"): PAGE,
     ("docs/how-to/brokers.md", "sudo systemctl reload"): "mosquitto_passwd /etc/mosquitto/passwd pi-1\n",
@@ -163,5 +160,5 @@ AFTERWARDS = {
 for _ in $(seq 6000); do [ -e run.code ] && break; sleep 0.05; done
 cat run.log
 (exit $(cat run.code))
-""",
+"""
 }

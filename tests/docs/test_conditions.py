@@ -25,7 +25,6 @@ def test_every_fact_has_a_row():
 
 
 def test_every_way_to_name_a_ups_can_be_written():
-    """The words of the table, as they stand there."""
     table = PAGE.split("| `ups` | asks |")[1].split("\n\n")[0].splitlines()[2:]
     words = [word for row in table for word in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert len(words) == 5

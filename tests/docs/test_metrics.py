@@ -43,12 +43,10 @@ def text(tmp_path_factory) -> str:
 
 
 def test_everything_that_is_served_is_documented_and_the_other_way_round(text):
-    """Names, types and labels."""
     assert served(text) == documented()
 
 
 def test_promtool_likes_what_is_served(text):
-    """Names, units and helps are by Prometheus' conventions."""
     assert lint(text) == ""
 
 

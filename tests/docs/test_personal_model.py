@@ -39,14 +39,12 @@ def test_the_shown_code_classifies_images(tmp_path, block):
 
 
 def test_every_key_of_the_metadata_is_in_the_table():
-    """And no other."""
     table = PAGE.partition("## What is in the files")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == {one.name for one in fields(ModelMetadata)}
 
 
 def test_figures_and_names_are_those_of_the_code():
-    """Defaults, limits, fields."""
     defaults = {one.name: one.default for one in fields(AgentSettings)}
     assert f"`keep_margin` ({defaults['keep_margin']:g})" in PAGE
     assert f"`keep_models` ({defaults['keep_models']})" in PAGE

@@ -24,14 +24,12 @@ HEADING = 5  # cells of the table of preferences
 
 @pytest.fixture
 def example(tmp_path) -> AgentSettings:
-    """The page's agent.toml, loaded."""
     file = tmp_path / "agent.toml"
     file.write_text(EXAMPLE, "utf-8")
     return load(AgentSettings, file=file, environ={}, flags={})
 
 
 def test_the_example_names_every_preference(example):
-    """And loads to what it says."""
     assert set(re.findall(r"^(\w+) =", EXAMPLE, re.MULTILINE)) >= KEYS
     assert example.ssids == ("home", "lab")
     preferences = Preferences.of(example)
@@ -57,7 +55,6 @@ def test_what_an_unknown_fact_means_is_as_the_table_says():
 
 
 def test_when_to_ask_again_is_as_the_table_says():
-    """For preferences that ask for a fact."""
     told = {row[0].strip("`"): row[4] for row in ROWS if len(row) == HEADING}
     assert {name: f"{rule.retry_after_s / 60:g} min" for name, rule in RULES.items()}.items() <= told.items()
 

@@ -31,12 +31,10 @@ def has_test(test: str) -> bool:
 
 @pytest.mark.parametrize(("guarantee", "test"), ROWS, ids=[test for _, test in ROWS])
 def test_guarantee_has_its_test(guarantee: str, test: str):
-    """By its id, which pytest takes."""
     assert has_test(test), f"no test {test} for: {guarantee}"
 
 
 def test_each_row_of_the_page_is_read():
-    """A row of another shape would not be checked."""
     lines = (ROOT / "docs" / "reference" / "promises.md").read_text("utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| ") and line != "| guarantee | test |"]
     assert len(rows) == len(ROWS) > 40

@@ -53,7 +53,6 @@ SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITH
 
 
 def section(name: str) -> str:
-    """The text under a heading."""
     found = re.search(rf"^### `{name}`$(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL)
     assert found is not None, f"no section on {name}"
     return found[1]
@@ -71,7 +70,6 @@ def test_every_field_is_documented(name):
 
 
 def test_nothing_else_is_documented():
-    """Each section is about something that exists."""
     assert sorted(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == sorted(SECTIONS)
 
 
@@ -89,7 +87,6 @@ def row(name: str, field: str) -> str:
 
 
 def test_the_envelope_is_documented():
-    """Its keys, in their order."""
     envelope = TEXT.partition("## Envelope")[2].partition("\n##")[0]
     assert first_column(envelope) == [field.name for field in dataclasses.fields(_Frame)]
 
@@ -109,7 +106,6 @@ def test_topics_are_those_of_the_table():
 
 
 def test_the_rounds_table_is_the_one_that_is_played():
-    """Each row a state, each column an event."""
     found = re.search(r"^ +(accept .*?)\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
     assert found is not None
     events = [Event(word) for word in found[1].split()]
@@ -126,7 +122,6 @@ def test_the_rounds_table_is_the_one_that_is_played():
 
 
 def test_figures_are_those_of_the_code():
-    """Sizes and pauses, where the text states them."""
     assert LEAST_S == 1.0
     for figure in (
         f"{MAX_MESSAGE_BYTES:,} bytes",
@@ -151,7 +146,6 @@ def test_figures_are_those_of_the_code():
 
 
 def test_client_optimizers_and_moments_are_those_that_a_device_knows():
-    """A client of another make needs their names."""
     assert set(re.findall(r"`(\w+)`", row("TrainPlan", "client_optimizer").split("|")[3])) == set(CLIENT_OPTIMIZERS)
     assert set(re.findall(r"`(\w+)`", row("TrainPlan", "moments").split("|")[3])) == set(MOMENTS)
 

@@ -96,13 +96,11 @@ def _shown(name: str) -> str:
 
 @pytest.mark.parametrize("block", [block for block in OTHER if block.page != FORMULAS], ids=str)
 def test_every_block_has_one_test(block):
-    """Here, or with the page's others."""
     claims = [*BY_OTHERS, *HERE.values()]
     assert sum(page == block.page and block.text.startswith(start) for page, start in claims) == 1
 
 
 def test_every_claim_is_of_a_block_and_held_by_a_test():
-    """Nothing is claimed that no page shows any more."""
     for page, start in [*BY_OTHERS, *HERE.values()]:
         assert any(block.page == page and block.text.startswith(start) for block in OTHER), (page, start)
     assert all((ROOT / test).exists() for test in BY_OTHERS.values())
@@ -156,7 +154,6 @@ def test_models_are_listed_so(tmp_path):
 
 
 def test_what_a_program_of_the_owner_prints_is_understood():
-    """Power and battery."""
     power = read_command(_shown("ups"), "my-hat")
     assert (power.external.value, power.battery_percent.value) == (True, 83.5)
 
@@ -183,7 +180,6 @@ def test_variables_of_the_playbooks_are_known_to_a_role():
 
 
 def test_prometheus_takes_the_configuration_and_the_query(tmp_path):
-    """As they stand there."""
     (tmp_path / "prometheus.yml").write_text(_shown("scraping"))
     rules = {"groups": [{"name": "page", "rules": [{"record": "shown", "expr": _shown("query")}]}]}
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules))
@@ -193,13 +189,11 @@ def test_prometheus_takes_the_configuration_and_the_query(tmp_path):
 
 
 def test_grafana_is_told_what_the_playbooks_tell_it():
-    """Where the dashboards lie."""
     installed = (ROOT / "ansible/roles/monitoring/templates/grafana-dashboards.yaml.j2").read_text("utf-8")
     assert yaml.safe_load(_shown("grafana")) == yaml.safe_load(installed)
 
 
 def test_row_with_nan_is_named_as_shown():
-    """With the place that the task gives."""
     x = np.ones((20, 3), np.float32)
     x[12, 1] = np.nan
     y = np.zeros(20, np.int64)
@@ -210,14 +204,12 @@ def test_row_with_nan_is_named_as_shown():
 
 
 def test_prepare_is_written_so():
-    """It fills missing values, and scales."""
     names: dict[str, Any] = {"np": np, "MEAN": np.float32(2), "SCALE": np.float32(4)}
     exec(_shown("prepare"), names)
     assert names["prepare"](np.array([6, np.nan], np.float32)).tolist() == [1.0, 0.0]
 
 
 def test_schema_is_the_json_that_its_digest_is_made_of():
-    """Entry by entry, in the same bytes."""
     shown = _shown("schema").strip()
     digest = hashlib.sha256(shown.encode("ascii")).hexdigest()
     assert Schema.from_lists(json.loads(shown)).digest == digest
@@ -233,7 +225,6 @@ def test_a_container_of_tensors_is_as_the_protocol_shows_it():
 
 
 def test_the_messages_of_a_round_are_those_of_the_wire():
-    """Each arrow names one."""
     arrows = "\n".join(re.findall(r"^  \| (.*)\|", _shown("messages"), re.MULTILINE))
     named = set(re.findall(r"\b[a-z_]+\b", re.sub(r"\(.*?\)|model chunks, retained", "", arrows)))
     assert named <= set(BODY_TYPES), named - set(BODY_TYPES)
@@ -241,7 +232,6 @@ def test_the_messages_of_a_round_are_those_of_the_wire():
 
 
 def test_a_line_of_the_log_is_written_so():
-    """As pairs, for the journal, which has the time."""
     shown = _shown("log line").strip()
     (message,) = re.findall(r'message="(.*?)"', shown)
     record = logging.LogRecord("fedpatch.agent", logging.INFO, "", 0, message, None, None)

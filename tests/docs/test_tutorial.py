@@ -130,11 +130,9 @@ def test_the_device_uses_its_model(followed: Followed):
 
 
 def test_a_patch_is_on_the_device(followed: Followed):
-    """Of the task and the policy of the run."""
     assert "patch room, private all" in followed.said[7]
 
 
 def test_nothing_runs_when_the_reader_has_stopped_it(followed: Followed):
-    """The agents ended in order."""
     for device in ("kitchen", "cellar"):
         assert '"state": "stopped"' in (followed.folder / f"state-{device}/status.json").read_text()

@@ -37,7 +37,6 @@ def split(policy: str) -> tuple[set[str], set[str]]:
 
 
 def markdown() -> str:
-    """The table."""
     lines = [
         "| policy | stays on the device | tensors of `digits` that stay | tensors of `digits` that travel |",
         "|---|---|---|---|",

@@ -21,6 +21,7 @@ from tests.faults.schedules import Schedule, Strike, Victim
 from tests.faults.verdict import judge
 from tests.faults.watch import Seen, Watch
 from tests.support.brokers import Mosquitto
+from tests.support.listing import children
 from tests.system.commands import Command
 from tests.system.fleet import PATIENCE_S, AgentProcess, Fleet
 
@@ -76,7 +77,6 @@ class Lane:
         return problems
 
     def kept(self, schedule: Schedule) -> Path:
-        """Where a drill keeps its files."""
         return self.directory / f"seed-{schedule.seed}"
 
     def _keep(self, directory: Path, lines: Sequence[str]) -> None:
@@ -226,14 +226,3 @@ class Drill:
 
     def _note(self, line: str) -> None:
         self.diary.append(f"{time.monotonic() - self._began:8.3f} {line}")
-
-
-def children(*parents: int) -> list[int]:
-    """Processes whose parent is one of `parents`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) in parents:
-                found.append(int(path.parent.name))
-    return found

@@ -11,8 +11,8 @@ from pathlib import Path
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.wire import topics
-from tests.faults.drill import children
 from tests.support.brokers import client
+from tests.support.listing import children
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # One row for each round is what it is for; the rest is of the open round, or of devices and runs.

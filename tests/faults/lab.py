@@ -111,13 +111,11 @@ class Lab:
         self._hosts[host].up.terms = self._hosts[host].down.terms = terms
 
     def cut(self, host: str, how: Cut) -> None:
-        """Cut a host off."""
         self._hosts[host].cuts.add(how)
         if how is Cut.CABLE:
             _ip("-n", self._hosts[host].namespace, "link", "set", "eth0", "down")
 
     def heal(self, host: str) -> None:
-        """Undo every cut of a host."""
         found = self._hosts[host]
         if Cut.CABLE in found.cuts:
             _ip("-n", found.namespace, "link", "set", "eth0", "up")

@@ -41,7 +41,10 @@ class Lesson:
         zeros = {name: oracle.zero_moments(initial[name]) for name, _ in self._net.named_parameters()}
         self.omega, patch = oracle.without(initial, private), oracle.only(initial, private)
         self._v, w = oracle.without(zeros, private), oracle.only(zeros, private)
-        self._clients = {device: oracle.Client(device, _data(device), patch, w) for device in devices}
+        self._clients = {
+            device: oracle.Client(device, oracle.arrays_of(device_data(data_spec(device))), patch, w)
+            for device in devices
+        }
 
     def round(self, trained: Collection[str], reported: Collection[str]) -> None:
         """One round; without reporters the model stays as it is."""
@@ -61,18 +64,9 @@ class Lesson:
 
     def model(self) -> dict[str, Array]:
         """The global model with its moments, under the names that checkpoints have."""
-        return _flat(self.omega, self._v)
+        return {**self.omega, **oracle.flat(self._v)}
 
     def patch(self, device: str) -> tuple[int, dict[str, Array]]:
         """How many batches a device has seen, and its patch with its moments."""
         client = self._clients[device]
-        return client.batches_done, _flat(client.p, client.w)
-
-
-def _data(device: str) -> oracle.ClientData:
-    data = device_data(data_spec(device))
-    return data.train_x, data.train_y, data.test_x, data.test_y
-
-
-def _flat(values: oracle.Values, moments: oracle.Moments) -> dict[str, Array]:
-    return {**values, **{f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}}
+        return client.batches_done, {**client.p, **oracle.flat(client.w)}

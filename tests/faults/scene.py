@@ -28,9 +28,9 @@ STRATEGY, PRIVATE = "fedavg-adam", "affine"  # which tests.faults.lesson plays t
 _BASE_EXAMPLES = 23
 
 # Nobody is left behind who can still take part, on a machine that is slow too.
-PATIENT = {"rejoin-s": 60, "grace-s": 60, "recruit-deadline-s": 60, "deadline-s": 120, "quorum": 0.3}
+PATIENT = {"rejoin_s": 60, "grace_s": 60, "recruit_deadline_s": 60, "deadline_s": 120, "quorum": 0.3}
 # Who is away for long is left behind, and a round may fail.
-HASTY = {"rejoin-s": 1, "grace-s": 1, "recruit-deadline-s": 2, "deadline-s": 12, "quorum": 0.3}
+HASTY = {"rejoin_s": 1, "grace_s": 1, "recruit_deadline_s": 2, "deadline_s": 12, "quorum": 0.3}
 
 
 def data_spec(device: str) -> str:
@@ -40,7 +40,6 @@ def data_spec(device: str) -> str:
 
 
 def num_examples(device: str) -> int:
-    """Training examples of a device."""
     return len(device_data(data_spec(device)).train_x)
 
 
@@ -79,7 +78,6 @@ class Scene:
 
     @property
     def state_dir(self) -> Path:
-        """The coordinator's."""
         return self.directory / "coordinator"
 
     def start_agent(self, device: str, pause_ms: int, options: Sequence[str] = ()) -> None:
@@ -89,12 +87,9 @@ class Scene:
     def begin(self, rounds: int, terms: Mapping[str, object]) -> Command:
         """`fedpatch run`; `terms` are further options."""
         given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(self.devices)}
-        given |= {"encoding": "fp32+zstd", "norm-bound": "off"}  # what the oracle plays
-        given |= {"broker": self.fleet.broker, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
-        given |= {"wait-s": 100, "max-failed-rounds": 1000, "chunk-kib": 8, **terms}
-        return Command(
-            "fedpatch", "run", "--json", *self.fleet.plain, *(f"--{name}={value}" for name, value in given.items())
-        )
+        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # what the oracle plays
+        given |= {"wait_s": 100, "max_failed_rounds": 1000, "chunk_kib": 8, **terms}
+        return self.fleet.coordinator(self.state_dir, **given)
 
     def resume(self) -> Command:
         """`fedpatch resume last`."""

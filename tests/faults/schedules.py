@@ -69,7 +69,6 @@ class Schedule:
 
 
 def draw(seed: int, devices: Sequence[str]) -> Schedule:
-    """The schedule of a seed."""
     rng = random.Random(seed)
     hasty = rng.random() < 0.5
     strikes = [_strike(rng, devices) for _ in range(rng.randint(*STRIKES))]

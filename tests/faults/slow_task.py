@@ -21,7 +21,6 @@ HIDDEN = 48
 
 
 def build_model() -> nn.Module:
-    """As the oracle's, but wider."""
     return tanh_model(FEATURES, HIDDEN, CLASSES)
 
 
@@ -32,13 +31,11 @@ class _Slow:
         self._pause_s = 0.0
 
     def load_data(self, spec: str, root: Path) -> DeviceData:
-        """The oracle's data."""
         data, _, pause = spec.partition(";pause_ms=")
         self._pause_s = int(pause or 0) / 1000
         return oracle_task.load_data(data, root)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         time.sleep(self._pause_s)
         return F.cross_entropy(outputs, targets)
 

@@ -43,7 +43,7 @@ from tests.system.oracle_task import REFERENCE
 SAMPLE_EVERY_S = 0.5
 COUNT_RETAINED_EVERY = 2
 """Samples; each is a connection of its own."""
-TERMS = {"rejoin-s": 10, "grace-s": 5, "recruit-deadline-s": 5, "deadline-s": 30, "quorum": 0.5, "wait-s": 60}
+TERMS = {"rejoin_s": 10, "grace_s": 5, "recruit_deadline_s": 5, "deadline_s": 30, "quorum": 0.5, "wait_s": 60}
 
 BOUNDS: Mapping[str, float] = {
     "coordinator_resident_kib": 1024,
@@ -81,7 +81,6 @@ class Soak:
         return all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
 
     def slopes(self) -> dict[str, Slope]:
-        """Of each gauge."""
         found = {}
         for name in BOUNDS:
             kept = [(one["round"], one[name]) for one in self.samples if name in one]
@@ -108,9 +107,8 @@ def soak(directory: Path, *, agents: int, rounds: int, limit_s: float, kill_ever
         for number in range(agents):
             fleet.start(f"pi-{number:02d}", REFERENCE, f"n={20 + number},test=20,seed={number}")
         fleet.wait_ready(patience_s=60.0 + 10.0 * agents)
-        given = {**TERMS, "broker": broker.url, "fleet": fleet.name, "state-dir": directory / "coordinator"}
-        given |= {"task": REFERENCE, "devices": agents, "rounds": rounds, "max-failed-rounds": rounds}
-        with Command("fedpatch", "run", "--json", *(f"--{name}={value}" for name, value in given.items())) as command:
+        given = {**TERMS, "task": REFERENCE, "devices": agents, "rounds": rounds, "max_failed_rounds": rounds}
+        with fleet.coordinator(directory / "coordinator", **given) as command:
             measured = _watch(command, broker, fleet, directory, kill_every_s, limit_s)
             done = command.interrupt() if command.running else command.done()
     if done.code not in (0, _INTERRUPTED):
@@ -168,7 +166,6 @@ def _gauged(coordinator: int, fleet: Fleet, directory: Path) -> dict[str, float]
 
 
 def lines(measured: Soak) -> Iterator[str]:
-    """What was found, for people."""
     yield f"{measured.rounds} rounds, {measured.aggregated} aggregated, in {measured.seconds:g} s"
     yield f"{measured.agents} agents; the broker was killed {measured.broker_kills} times"
     for name, one in measured.slopes().items():

@@ -44,7 +44,7 @@ def directory() -> Iterator[Path]:
             shutil.rmtree(path)
 
 
-def test_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(directory: Path):
+def test_killed_processes_lose_no_update_and_count_none_twice(directory: Path):
     """Coordinator, broker, agents and training processes are killed at random moments; every run ends as its books say."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seed in SEEDS:

@@ -29,7 +29,7 @@ CUTS = (Cut.SILENT, Cut.CABLE)
 # Slow enough that a model is a second under way, and that what was just sent can still be cut off.
 LINE = LineTerms(delay_s=0.1, rate_bit_s=4e5)
 # Who is away for long is left behind. To answer takes two seconds over such a line, and more where the machine stalls.
-LEAVING = {**PATIENT, "rejoin-s": 1, "grace-s": 1, "recruit-deadline-s": 10}
+LEAVING = {**PATIENT, "rejoin_s": 1, "grace_s": 1, "recruit_deadline_s": 10}
 UPLOADS_S = 0.3
 """After this much time an upload is in its middle."""
 PHASES: Mapping[str, tuple[str, ...]] = {
@@ -90,13 +90,12 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 @pytest.fixture
 def scene(town: Town, tmp_path: Path) -> Scene:
-    """No patch is there yet."""
     make_as_new(town.fleet, on=town.lab.inside)
     return Scene(town.fleet, tmp_path, DEVICES)
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_device_that_is_back_in_time_takes_part(town: Town, scene: Scene, phase: str):
+def test_device_cut_off_and_back_in_time_takes_part(town: Town, scene: Scene, phase: str):
     """Cut off for three seconds, silently in one round and by the cable in the next, it reports in both."""
     document, problems = _play(town, scene, VICTIM, phase, PATIENT, for_s=3.0)
     assert problems == []
@@ -104,7 +103,7 @@ def test_a_device_that_is_back_in_time_takes_part(town: Town, scene: Scene, phas
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_device_that_is_away_for_longer_holds_nobody_up(town: Town, scene: Scene, phase: str):
+def test_device_cut_off_for_longer_holds_nobody_up(town: Town, scene: Scene, phase: str):
     """Cut off for longer than the others need, it counts in the rounds that have its update, and in no others."""
     document, problems = _play(
         town, scene, VICTIM, phase, LEAVING, for_s=5.0, to_the_end=True, cuts=[Cut.SILENT], more_rounds=2
@@ -114,16 +113,16 @@ def test_a_device_that_is_away_for_longer_holds_nobody_up(town: Town, scene: Sce
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_coordinator_that_is_cut_off_loses_nobody(town: Town, scene: Scene, phase: str):
+def test_coordinator_cut_off_loses_no_device(town: Town, scene: Scene, phase: str):
     """Cut off from its broker for three seconds in each round, it ends both with every device."""
     document, problems = _play(town, scene, "coordinator", phase, PATIENT, for_s=3.0)
     assert problems == []
     assert [one["reported"] for one in document["rounds"]] == [len(DEVICES)] * len(CUTS)
 
 
-def test_a_round_ends_by_its_deadline_though_nobody_can_be_heard(town: Town, scene: Scene):
+def test_round_ends_by_its_deadline_without_a_connection(town: Town, scene: Scene):
     """A coordinator that is cut off for longer than a round may take ends the round, and goes on once it is healed."""
-    terms = {**LEAVING, "deadline-s": 15}
+    terms = {**LEAVING, "deadline_s": 15}
     document, problems = _play(
         town, scene, "coordinator", "download", terms, for_s=18.0, cuts=[Cut.SILENT], more_rounds=3
     )

@@ -20,7 +20,7 @@ ROUNDS = 3
 _PORT = 1883
 
 
-def test_a_run_over_wifi_comes_to_what_it_would_over_a_cable(tmp_path: Path):
+def test_run_over_wifi_equals_one_over_a_cable(tmp_path: Path):
     """Four agents, each on such a link of its own, take part in every round, and the models are the oracle's."""
     with Lab(["broker", "coordinator", *NAMES], seed=5) as lab, ExitStack() as stack:
         with lab.inside("broker"):

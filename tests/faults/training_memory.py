@@ -108,7 +108,6 @@ def _slope(samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """What was found, for people."""
     for name, found in document["plays"].items():
         first, last = found["samples"][0], found["samples"][-1]
         grown = f"{first['resident_kib']:.0f} to {last['resident_kib']:.0f} KiB"

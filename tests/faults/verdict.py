@@ -74,7 +74,7 @@ def _promises(watch: Watch, who: Mapping[int, Sequence[str]]) -> Iterator[str]:
 
 def _time(record: RoundRecord, terms: Mapping[str, float], absent_s: float) -> Iterator[str]:
     taken_s = record.seconds - record.phase_seconds.select - record.phase_seconds.aggregate
-    allowed_s = terms["deadline-s"] + terms["grace-s"]
+    allowed_s = terms["deadline_s"] + terms["grace_s"]
     if taken_s > allowed_s + absent_s + LATE_S:
         without = f" and {absent_s:.1f} s without a coordinator" if absent_s else ""
         yield f"round {record.round} took {taken_s:.1f} s, with {allowed_s:g} s to deadline and grace{without}"

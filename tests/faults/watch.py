@@ -74,7 +74,6 @@ class Watch:
         self._known = {_identity(scene.offer(device)) for device in scene.devices}
 
     def poll(self) -> list[Seen]:
-        """What happened since the last look."""
         seen = self._look()
         self.happened.update(seen)
         return seen
@@ -146,7 +145,6 @@ class _Tail:
         self._at = path.stat().st_size if path.exists() else 0
 
     def lines(self) -> Iterator[str]:
-        """Whole ones only."""
         if not self._path.exists() or self._path.stat().st_size == self._at:
             return
         with self._path.open("rb") as file:

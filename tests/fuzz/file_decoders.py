@@ -31,14 +31,7 @@ from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_update
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.download_files import PartialBlob
-from fedpatch.device_agent.state.patch_store import (
-    MAGIC,
-    PatchKey,
-    PatchRecord,
-    PatchState,
-    PatchStore,
-    list_patches,
-)
+from fedpatch.device_agent.state.patch_store import MAGIC, PatchKey, PatchRecord, PatchState, PatchStore, list_patches
 from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.config.fields import Settings

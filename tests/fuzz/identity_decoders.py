@@ -16,7 +16,6 @@ from tests.fuzz.decoders import Decoder
 
 
 def identity_decoders() -> Iterator[Decoder]:
-    """One for each."""
     index = Index(fleet="kitchen", entries=(Entry(serial="1f", part="device", name="pi-1", not_after=9),))
     yield Decoder(
         "record of a CA", lambda data, _: decode_index(data, "it"), (StateError,), (encode_index(index),), "json"

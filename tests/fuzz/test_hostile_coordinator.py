@@ -131,7 +131,6 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(envelope=addressed(ANSWERS, ROUNDS))
     def answer(self, envelope):
-        """Any other message, to any job."""
         self._hear(envelope)
 
     @rule(envelope=addressed(REQUESTS, ROUNDS), verdict=VERDICTS)
@@ -145,7 +144,6 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(body=ANSWERS)
     def answer_now(self, body):
-        """A message to the present job."""
         if self.job.key is not None:
             key = self.job.key
             self._hear(said(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
@@ -182,7 +180,6 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(done=st.integers(0, 2**53), total=st.integers(0, 2**53), key=KEYS)
     def show_progress(self, done, total, key):
-        """A sign of life from training."""
         self.perform(
             self.job.handle(TrainingProgressed(self.trains.key if self.trains else key, done, total), self.now)
         )
@@ -242,7 +239,6 @@ class HostileCoordinator(RuleBasedStateMachine):
         run_effects(self.job, effects, self, lambda: self.now)
 
     def run_effect(self, effect: Effect) -> list[Event]:
-        """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
                 assert isinstance(effect.envelope.body, get_args(UpBody)), "a device says only what a device may say"

@@ -97,7 +97,6 @@ class HostileDevices(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(FOES), chunk=chunks())
     def send_chunk(self, device, chunk):
-        """A chunk, granted or not."""
         self.perform(self.engine.handle(ChunkReceived(device, chunk), self.now))
 
     @rule(device=st.sampled_from(FOES), blob=st.sampled_from(BLOBS), count=st.sampled_from([0, 1, 3, 9, 9]))
@@ -114,12 +113,10 @@ class HostileDevices(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(FOES), state=presences(ROUNDS))
     def see(self, device, state):
-        """A presence."""
         self.perform(self.engine.handle(DevicePresence(device, state), self.now))
 
     @rule(device=st.sampled_from(FOES))
     def arrive(self, device):
-        """A device that behaves for once."""
         self.see(device, there())
 
     # ---- what else happens
@@ -132,7 +129,6 @@ class HostileDevices(RuleBasedStateMachine):
 
     @rule(connected=st.booleans())
     def link(self, connected):
-        """The broker goes or comes."""
         self.perform(self.engine.handle(LinkChanged(connected=connected), self.now))
 
     @rule(refusing=st.booleans())

@@ -41,7 +41,6 @@ class Site:
 
     @property
     def run(self) -> str:
-        """The last run of the coordinator."""
         return str(runs_of(self.machines, HUB)[0]["id"])
 
     def serials(self) -> dict[str, str]:
@@ -50,7 +49,6 @@ class Site:
         return {host: self.machines.ssh(host, command.format(path)).strip() for host, path in CERTIFICATES.items()}
 
     def processes(self) -> dict[str, str]:
-        """The main processes of the services."""
         command = "systemctl show -p MainPID --value {}"
         return {host: self.machines.ssh(host, command.format(name)).strip() for host, name in SERVICES.items()}
 

@@ -51,17 +51,14 @@ class Kind:
 
     @property
     def debian_arch(self) -> str:
-        """The processor as Debian calls it."""
         return _PROCESSORS[self.machine]
 
     @property
     def python(self) -> str:
-        """The Python of the suite."""
         return _PYTHONS[self.suite]
 
     @property
     def foreign(self) -> bool:
-        """Whether it is emulated here."""
         return self.machine != platform.machine()
 
     @property

@@ -106,7 +106,6 @@ class Machines:
         self._until(lambda: self._answers(host) and self.boots(host) != before, f"{host} comes back")
 
     def add(self, host: str, kind: Kind) -> None:
-        """One more host, booted."""
         self._kinds[host] = kind
         self._addresses[host] = f"{NET}.{11 + len(self._addresses)}"
         self._plug_in(host)
@@ -119,7 +118,6 @@ class Machines:
         self._powered.pop(host).wait()
 
     def console(self, host: str) -> str:
-        """What a host's console showed."""
         path = self.folder / host / "console.log"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -177,7 +177,6 @@ def test_a_sound_version_reaches_every_host(fleet, tmp_path):
 
 
 def test_more_than_one_minor_version_is_not_left_out(fleet, tmp_path):
-    """A fleet that is half upgraded must understand itself."""
     far = with_version(fleet.house, "0.4.0", tmp_path / "far")
     played = fleet.control.play("upgrade.yml", check=False, fleet_wheelhouse=str(far))
     assert played.code != 0

@@ -25,7 +25,6 @@ HWCAP = "import ctypes; ask = ctypes.CDLL(None).getauxval; ask.restype = ctypes.
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
-    """The fleet after site.yml."""
     bases.require_tools(BOOKWORM, PI_4)
     house = wheelhouse(BOOKWORM, PI_4)
     packages = {kind: {kind.suite: str(bases.packages(kind, PACKAGES))} for kind in (BOOKWORM, PI_4)}

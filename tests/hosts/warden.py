@@ -25,7 +25,6 @@ _PATIENCE_S = 20.0
 
 
 def main() -> None:
-    """Entry point."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

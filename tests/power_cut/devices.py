@@ -55,7 +55,6 @@ def patch_key() -> PatchKey:
 
 
 def digest_of(values: Tensors) -> str:
-    """Of named tensors."""
     parts = [(name, array.tobytes()) for name, array in sorted(values.items())]
     return hashlib.sha256(msgpack.packb(parts)).hexdigest()
 
@@ -84,7 +83,6 @@ class MarkedWire(Wire):
         self._offered = offered
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Keep it, and mark it."""
         if topic == topics.up("lab", "pi") and isinstance(decode(payload).body, Offer):
             self._offered(decode(payload))
         return super().publish(topic, payload, qos=qos, retain=retain)
@@ -98,7 +96,6 @@ class _Training:
         self.answer: Any = None
 
     def train(self, command: TrainCommand) -> None:
-        """At once."""
         self.answer = command.key, self._local_update.run(command, lambda done, total: None, lambda: False)
 
 

@@ -118,7 +118,6 @@ class Image:
         return whole.hexdigest()
 
     def put(self, directory: Path) -> Path:
-        """Make it a directory."""
         directory.mkdir(parents=True)
         directory.chmod(0o700)
         for path, content in sorted(self.files.items()):
@@ -351,7 +350,6 @@ class _Reader:
             self._add(Resize(inode, size, self._inside(path)), call)
 
     def _name(self, call: Call) -> None:
-        """Calls that change names."""
         paths = self._paths(call) if call.texts else list(call.places)
         if not any(self._is_inside(path) for path in paths):
             return

@@ -88,7 +88,6 @@ def coordinate(state: Path, mark: Mark, encoding: str = "fp32+zstd") -> None:
 
 
 def coordinate_by_differences(state: Path, mark: Mark) -> None:
-    """The same where steps travel."""
     coordinate(state, mark, "delta-int4")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.power_cut.disk import Names, Record, Step, Sync, Write
+from tests.power_cut.disk import Record, Sync
 from tests.power_cut.judging import Judge, coordinator_keeps, device_keeps, problems
 from tests.power_cut.tracing import read_calls, traced
 from tests.support.paths import ROOT
@@ -81,55 +81,10 @@ def _forgets(what: str, sync: Sync) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"),
-    [
-        *itertools.product(("device", "coordinator"), ("files", "directories", "late")),
-        ("coordinator", "sqlite"),
-    ],
+    [*itertools.product(("device", "coordinator"), ("files", "directories", "late")), ("coordinator", "sqlite")],
 )
 def test_program_that_does_not_sync_is_found_out(record_of, disks, name, what):
     """Without fsync of files, of directories, of SQLite's files, or with a file's fsync after its rename, something is lost."""
     record = record_of(name)
     careless = record.with_late_syncs() if what == "late" else record.without(partial(_forgets, what))
     assert next(problems(careless, JUDGES[name], disks), None) is not None
-
-
-# ---- the disk itself
-
-
-def _disks(*steps: Write | Names | Sync) -> set[tuple[tuple[str, bytes | str | None], ...]]:
-    record = Record(Path("/"), [Step(what, at, at) for at, what in enumerate(steps)], frozenset({0, 1}))
-    return {tuple(sorted(image.files.items())) for image in record.images(len(steps))}
-
-
-def _made(directory: int, name: str, inode: int) -> Names:
-    return Names(((directory, name, inode),), name)
-
-
-def test_disk_keeps_of_a_new_file_what_was_synced_and_any_part_of_the_rest():
-    """A name without bytes, no name, both; once file and directory are synced, nothing else."""
-    new = _made(0, "a", 2), Write(2, 0, b"x" * 9, "a")
-    nothing, empty, whole = (), (("a", b""),), (("a", b"x" * 9),)
-    assert _disks(*new) == {nothing, empty, whole}
-    assert _disks(*new, Sync(2, "a", False)) == {nothing, whole}
-    assert _disks(*new, Sync(0, "", True)) == {empty, whole}
-    assert _disks(*new, Sync(2, "a", False), Sync(0, "", True)) == {whole}
-
-
-def test_disk_loses_a_directory_whose_name_was_not_synced_with_all_that_is_in_it():
-    """However well that was synced itself."""
-    inside = _made(0, "d", 1), _made(1, "a", 2), Write(2, 0, b"x", "d/a"), Sync(2, "d/a", False), Sync(1, "d", True)
-    assert () in _disks(*inside)
-    assert () not in _disks(*inside, Sync(0, "", True))
-
-
-def test_disk_has_a_rename_or_has_it_not():
-    """Never neither name, never both."""
-    begun = _made(0, ".new", 2), Write(2, 0, b"x", ".new"), Sync(2, ".new", False), Sync(0, "", True)
-    renamed = _disks(*begun, Names(((0, ".new", None), (0, "a", 2)), "a"))
-    assert renamed == {((".new", b"x"),), (("a", b"x"),)}
-
-
-def test_disk_may_lose_part_of_a_write():
-    """Sectors are written one by one."""
-    written = _disks(_made(0, "a", 2), Sync(0, "", True), Write(2, 0, b"x" * 2048, "a"))
-    assert {len(dict(files)["a"] or b"") for files in written} == {0, 1024, 2048}

@@ -35,15 +35,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
 
 ROUNDS = 2
 DEVICES = ("ann", "bob")
-TERMS = {
-    "fleet": "demo",
-    "task": "digits",
-    "devices": 2,
-    "rounds": ROUNDS,
-    "quorum": 1.0,
-    "wait_s": 200,
-    "deadline_s": 200,
-}
 NOTHING_ELSE = "nothing unsynced is there"
 
 
@@ -53,10 +44,6 @@ class Played:
 
     coordinator: Record
     devices: dict[str, Record]
-
-
-def _options(broker: str) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in {**TERMS, "broker": broker}.items()]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +62,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         for number, device in enumerate(DEVICES):
             fleet.start(device, "digits", f"shard:{number}/2")
         fleet.wait_ready()
-        command = Command("fedpatch", "run", "--json", *_options(broker.url), f"--state-dir={coordinator / 'state'}")
+        terms = {"task": "digits", "devices": 2, "rounds": ROUNDS, "quorum": 1.0, "wait_s": 200, "deadline_s": 200}
+        command = fleet.coordinator(coordinator / "state", **terms)
         command.line = wrap(command.line)
         with command:
             assert command.done(patience_s=100).code == 0, command.err
@@ -142,9 +130,7 @@ def _device_keeps(device: str, place: Path, said: Marks) -> Iterator[str]:
 
 def test_coordinator_keeps_what_it_told_devices(played, disks):
     """Each `committed`, each epoch, each round that it went on from; so it is not where syncs are left out."""
-    assert (
-        len(by_round([one for one in _marks(played.coordinator) if one["what"] == "committed"], "committed")) == ROUNDS
-    )
+    assert len(by_round(_marks(played.coordinator), "committed")) == ROUNDS
     assert list(problems(played.coordinator, _coordinator_keeps, disks, every=3)) == []
     careless = played.coordinator.without(lambda sync: ".sqlite3" in sync.path)
     assert next(problems(careless, _coordinator_keeps, disks / "careless"), None)

@@ -57,20 +57,8 @@ def traced(command: Sequence[str], log: Path) -> list[str]:
         pytest.skip(why)
     calls = ",".join(f"?{call}" for call in CALLS.split())
     # -DDD: the process stays our child, and a kill of its group spares strace. -y: descriptors with their paths.
-    options = [
-        "-DDD",
-        "-f",
-        "--seccomp-bpf",
-        "-q",
-        "-y",
-        "-xx",
-        "-s",
-        str(_MOST_BYTES),
-        "-e",
-        "signal=none",
-        "-e",
-        f"trace={calls}",
-    ]
+    options = ["-DDD", "-f", "--seccomp-bpf", "-q", "-y", "-xx", "-s", str(_MOST_BYTES), "-e", "signal=none"]
+    options += ["-e", f"trace={calls}"]
     return ["strace", *options, "-o", str(log), *command]
 
 

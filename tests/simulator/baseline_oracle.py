@@ -39,7 +39,6 @@ class NaiveClient:
 
     @property
     def examples(self) -> int:
-        """How many it trains on."""
         return len(self.train[0])
 
     @property
@@ -48,13 +47,11 @@ class NaiveClient:
         return max(1, round(self.examples / self._batch_size))
 
     def look_ahead(self, count: int) -> list[Batch]:
-        """The next batches, without taking them."""
         x, y = self.train
         numbers = batch_indices(self.examples, self._batch_size, self.taken, count, self._stream)
         return [(x[one], y[one]) for one in map(torch.from_numpy, numbers)]
 
     def take(self) -> Batch:
-        """The next batch."""
         (batch,) = self.look_ahead(1)
         self.taken += 1
         return batch
@@ -78,7 +75,6 @@ class PerFedAvg:
         self._alpha, self._beta = study.adaptation_rate, study.learning_rate
 
     def train(self, model: nn.Module, client: NaiveClient) -> nn.Module:
-        """K steps of two batches each."""
         for _ in range(client.steps):
             adapted = deepcopy(model)
             descend(adapted, gradients(adapted, client.take()), self._alpha)
@@ -133,7 +129,6 @@ class Independent:
         return model
 
     def used(self, model: nn.Module, client: NaiveClient) -> nn.Module:
-        """The client's own."""
         return client.own or model
 
 
@@ -156,7 +151,6 @@ class Naive:
         return [self._user_accuracy(self.clients[one]) for one in self._selected()]
 
     def train(self) -> None:
-        """Play a round."""
         clients = [self.clients[one] for one in self._selected()]
         sent = [self._algorithm.train(deepcopy(self.model).train(), client) for client in clients]
         average(self.model, sent, [client.examples for client in clients])
@@ -182,7 +176,6 @@ def gradients(model: nn.Module, batch: Batch) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def descend(model: nn.Module, grads: Sequence[Tensor], rate: float) -> None:
-    """One step of SGD."""
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         parameter.sub_(rate * grad)
 

@@ -28,7 +28,6 @@ def load_data(spec: str, _root: Path) -> DeviceData:
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error."""
     return F.mse_loss(outputs[:, 0], targets)
 
 

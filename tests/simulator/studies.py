@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +29,11 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.patches import merge, parse_policy, split
 from fedpatch.simulator.clients.population import Population, load_population
-from fedpatch.simulator.experiment.simulation import Simulation
+from fedpatch.simulator.experiment.simulation import Simulation, simulate
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
-from fedpatch.simulator.spec.study import Study, client_id
+from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
 from tests.support import oracle
 
 FEATURES, CLASSES = 12, 3
@@ -146,6 +147,22 @@ def simulation_of(
     return Simulation(study, task, population_of(study, task), lambda task, ground: InProcess(learner(task, ground)))
 
 
+def one_process(task: Task, ground: LearnerContext) -> InProcess:
+    """Train as the simulator does with one worker."""
+    return InProcess(make_learner(task, ground))
+
+
+def play_on(study: Study, folder: Path, points: int, **options: Any) -> Outcome:
+    """Simulate until so many points are known, those from before included."""
+    known: list[Point] = []
+    return simulate(study, on_point=known.append, stopped=lambda: len(known) >= points, saved=folder, **options)
+
+
+def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
+    """Everything of an outcome that does not depend on the machine's speed."""
+    return outcome.study, [replace(one, seconds=0.0) for one in outcome.points], outcome.complete
+
+
 class Deployed:
     """The same study as a coordinator and its devices compute it, with function calls for a network."""
 
@@ -222,7 +239,7 @@ def algorithm_1(study: Study, rounds: list[list[str]]) -> list[oracle.Round]:
     data = {client_id(index): client_data(index, study.seed) for index in range(study.clients)}
     return oracle.run_mtfl(
         build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        {name: oracle.arrays_of(one) for name, one in data.items()},
         rounds,
         study.strategy,
         study.private,
@@ -235,7 +252,6 @@ def algorithm_1(study: Study, rounds: list[list[str]]) -> list[oracle.Round]:
 
 
 def patch_of(simulation: Simulation, client: int) -> Mapping[str, Array]:
-    """What a client keeps."""
     return simulation.patches.of(client)
 
 

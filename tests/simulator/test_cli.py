@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedpatch.shared.errors import DataError, FedpatchError
+from fedpatch.simulator.experiment.progress import ProgressLines
 from fedpatch.simulator.spec.study import Outcome, Point, Study
 from tests.shared.prepared_task import rows
 from tests.support.programs import Ended
@@ -28,6 +28,8 @@ AS_WRITTEN = (
     "--target-ua 0.97 --rounds 500 --seed 0 --json"
 )
 SMALL = tuple(shlex.split("simulate --task digits --clients 4 --strategy fedavg --rounds 3 --target-ua 0.8"))
+
+FILES = {"curve.csv", "curve.png", "curve.svg", "outcome.json"}
 
 
 class Engine:
@@ -70,8 +72,7 @@ def engine(monkeypatch) -> Engine:
     return stand_in
 
 
-def test_the_options_are_the_terms_of_the_study(fedpatch, engine):
-    """What is not said comes from the task."""
+def test_options_are_the_terms_of_the_study(fedpatch, engine):
     assert fedpatch(*shlex.split(AS_WRITTEN)).code == 0
     assert engine.calls[0]["study"] == Study(
         task="mnist",
@@ -89,7 +90,6 @@ def test_the_options_are_the_terms_of_the_study(fedpatch, engine):
 
 
 def test_every_term_of_a_study_has_an_option(fedpatch, engine):
-    """And it is heard."""
     options = (
         "--strategy per-fedavg --learning-rate 0.2 --adaptation-rate 0.1 --batch-size 10 --steps 7 --data mine:{index} "
         "--workers 3 --device cuda"
@@ -102,7 +102,7 @@ def test_every_term_of_a_study_has_an_option(fedpatch, engine):
     assert (call["workers"], call["device"], call["saved"]) == (3, "cuda", None)
 
 
-def test_the_last_thing_on_stdout_is_the_outcome_as_json(fedpatch, engine):
+def test_json_prints_the_outcome_on_one_line(fedpatch, engine):
     """With the first completed round at the target, the last user accuracy, the curve, the time and the terms."""
     ended = fedpatch(*SMALL, "--json")
     printed = json.loads(ended.out)
@@ -116,7 +116,7 @@ def test_the_last_thing_on_stdout_is_the_outcome_as_json(fedpatch, engine):
     assert printed["complete"] is True
 
 
-def test_a_person_gets_a_short_table(fedpatch, engine):
+def test_without_json_a_short_table_is_printed(fedpatch, engine):
     """Rounds to the target, what the clients have of it, and the time."""
     out = fedpatch(*SMALL).out
     assert re.search(r"^study +digits, fedavg, private affine, 4 clients, seed 0$", out, re.MULTILINE)
@@ -127,7 +127,7 @@ def test_a_person_gets_a_short_table(fedpatch, engine):
     assert re.search(r"^time +0\.8 s, 0\.25 s a round$", out, re.MULTILINE)
 
 
-def test_a_target_that_was_not_reached_is_a_result(fedpatch, engine):
+def test_target_not_reached_exits_with_0(fedpatch, engine):
     """Not an error: it exits with 0."""
     engine.best = 0.7
     ended = fedpatch(*SMALL)
@@ -137,7 +137,7 @@ def test_a_target_that_was_not_reached_is_a_result(fedpatch, engine):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_study_prints_what_it_has_and_how_to_go_on(fedpatch, engine, tmp_path, number):
+def test_interrupted_study_prints_its_curve_and_how_to_resume(fedpatch, engine, tmp_path, number):
     """It ends after the round that is being played, with exit code 130."""
     engine.before_round = lambda round_number: os.kill(os.getpid(), number) if round_number == 1 else None
     ended = fedpatch(*SMALL, "--json", "--out", tmp_path / "study")
@@ -147,9 +147,7 @@ def test_an_interrupted_study_prints_what_it_has_and_how_to_go_on(fedpatch, engi
     assert fedpatch(*SMALL).err.endswith("nothing is kept to go on from; --out DIR keeps it\n")
 
 
-def test_a_second_ctrl_c_ends_it_at_once(fedpatch, engine, tmp_path):
-    """Without a result, but not without a word."""
-
+def test_second_ctrl_c_ends_the_study_at_once(fedpatch, engine, tmp_path):
     def twice(_: int) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -160,7 +158,7 @@ def test_a_second_ctrl_c_ends_it_at_once(fedpatch, engine, tmp_path):
     assert "the same command again" in ended.err
 
 
-def test_an_interrupted_study_goes_on_with_the_same_command(fedpatch, engine, tmp_path):
+def test_interrupted_study_resumes_with_the_same_command(fedpatch, engine, tmp_path):
     """Its state is below --out, and stderr says where it goes on."""
     engine.before_round = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
     assert fedpatch(*SMALL, "--out", tmp_path).code == 130
@@ -170,19 +168,19 @@ def test_an_interrupted_study_goes_on_with_the_same_command(fedpatch, engine, tm
     assert [call["saved"] for call in engine.calls] == [tmp_path / ".unfinished"] * 2
 
 
-def test_out_holds_the_outcome_the_curve_and_its_pictures(fedpatch, engine, tmp_path):
+def test_out_holds_outcome_curve_and_pictures(fedpatch, engine, tmp_path):
     """The JSON file is what was printed; the curve has a line per completed round, from 0 on."""
     out = tmp_path / "made" / "study"
     ended = fedpatch(*SMALL, "--json", "--out", out)
-    assert sorted(path.name for path in out.iterdir()) == ["curve.csv", "curve.png", "curve.svg", "outcome.json"]
+    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
     assert (out / "outcome.json").read_text() == ended.out
     rows = list(csv.DictReader((out / "curve.csv").read_text().splitlines()))
     assert [(row["round"], row["train_loss"]) for row in rows] == [("0", ""), ("1", "0.5"), ("2", "0.5")]
     assert float(rows[2]["user_accuracy"]) == pytest.approx(0.85)
 
 
-def test_a_study_that_is_done_is_not_computed_again(fedpatch, engine, tmp_path):
-    """The same command prints the same result."""
+def test_finished_study_is_not_computed_again(fedpatch, engine, tmp_path):
     first = fedpatch(*SMALL, "--json", "--out", tmp_path)
     again = fedpatch(*SMALL, "--json", "--out", tmp_path)
     assert (again.code, again.out) == (0, first.out)
@@ -190,8 +188,7 @@ def test_a_study_that_is_done_is_not_computed_again(fedpatch, engine, tmp_path):
     assert len(engine.calls) == 1
 
 
-def test_the_folder_of_another_study_is_left_alone(fedpatch, engine, tmp_path):
-    """The message tells what differs."""
+def test_folder_of_another_study_is_refused(fedpatch, engine, tmp_path):
     fedpatch(*SMALL, "--out", tmp_path)
     ended = fedpatch(*SMALL, "--seed", 7, "--out", tmp_path)
     assert (ended.code, ended.out, len(engine.calls)) == (2, "", 1)
@@ -201,8 +198,7 @@ def test_the_folder_of_another_study_is_left_alone(fedpatch, engine, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"), [("outcome.json", "[1]"), ("outcome.json", "{"), ("outcome.json", "{}"), ("curve.png", "x")]
 )
-def test_a_folder_with_somebody_elses_files_is_left_alone(fedpatch, engine, tmp_path, name, content):
-    """Nothing is computed that could not be written."""
+def test_folder_with_foreign_files_is_refused(fedpatch, engine, tmp_path, name, content):
     (tmp_path / name).write_text(content)
     ended = fedpatch(*SMALL, "--out", tmp_path)
     assert (ended.code, len(engine.calls)) == (2, 0)
@@ -210,14 +206,14 @@ def test_a_folder_with_somebody_elses_files_is_left_alone(fedpatch, engine, tmp_
     assert (tmp_path / name).read_text() == content
 
 
-def test_a_loss_beyond_all_numbers_is_null(fedpatch, engine, tmp_path):
+def test_loss_that_is_nan_is_null(fedpatch, engine, tmp_path):
     """JSON has no word for it, and training that diverges is a result too."""
     engine.train_loss = float("nan")
     printed = json.loads(fedpatch(*SMALL, "--json", "--out", tmp_path).out)
     assert [point["train_loss"] for point in printed["points"]] == [None] * 3
 
 
-def test_the_patch_is_of_batch_norm_unless_the_strategy_has_none(fedpatch, engine):
+def test_default_patch_is_affine_and_none_for_baselines(fedpatch, engine):
     """As for `fedpatch run`; baselines keep none."""
     fedpatch("simulate", "--strategy", "fedadam")
     fedpatch("simulate", "--strategy", "independent")
@@ -234,51 +230,41 @@ def test_the_patch_is_of_batch_norm_unless_the_strategy_has_none(fedpatch, engin
         (("--seed", "7", "paper"), "--seed stands before 'paper'"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_computed(fedpatch, engine, argv, words):
+def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine, argv, words):
     """With exit code 2 and nothing on stdout."""
     ended = fedpatch("simulate", *argv)
     assert (ended.code, ended.out, engine.calls) == (2, "", [])
     assert words in ended.err
 
 
-@pytest.mark.parametrize(("error", "code"), [(DataError("no data"), 1), (FedpatchError("no"), 1)])
-def test_an_error_of_the_simulation_is_a_sentence(fedpatch, engine, error, code):
-    """With its own exit code."""
-
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (DataError("no data"), "no data"),
+        (FedpatchError("no"), "no"),
+        (
+            RuntimeError("expected Float but got Double"),
+            "task 'digits' failed in the simulation: RuntimeError: expected Float but got Double; --debug shows where",
+        ),
+    ],
+)
+def test_error_in_the_simulation_is_one_sentence_and_with_debug_a_traceback(fedpatch, engine, error, said):
     def fail(_: int) -> None:
         raise error
 
     engine.before_round = fail
-    assert fedpatch(*SMALL) == Ended(code, "", f"fedpatch: {error}\n")
-
-
-def test_an_error_in_the_task_s_own_code_is_a_sentence_too(fedpatch, engine):
-    """A researcher's first mistake is one of types or shapes; where it was made is for --debug to say."""
-
-    def fail(_: int) -> None:
-        raise RuntimeError("expected Float but got Double")
-
-    engine.before_round = fail
-    said = "task 'digits' failed in the simulation: RuntimeError: expected Float but got Double; --debug shows where"
     assert fedpatch(*SMALL) == Ended(1, "", f"fedpatch: {said}\n")
     in_full = fedpatch(*SMALL, "--debug").err
     assert "Traceback" in in_full and said in in_full
 
 
-def test_the_commands_of_simulate_load_nothing_heavy():
-    """Help comes at once."""
+def test_commands_of_simulate_load_no_heavy_library():
     program = (
         "import sys, fedpatch.simulator.cli;"
         "print(*sorted({'matplotlib', 'numpy', 'paho', 'sklearn', 'torch'} & sys.modules.keys()))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
-
-
-def test_every_file_of_a_study_can_be_read_by_others(fedpatch, engine, tmp_path):
-    """A web server, say."""
-    fedpatch(*SMALL, "--out", tmp_path)
-    assert {path.stat().st_mode & 0o777 for path in Path(tmp_path).iterdir()} == {0o644}
 
 
 FILE_TASK = """
@@ -314,3 +300,52 @@ def test_data_root_names_the_folder_of_the_data(fedpatch, tmp_path, monkeypatch)
     missing = fedpatch(*options, "--strategy", "fedavg", "--workers", 1)
     assert missing.code == 1
     assert f"in the folder {tmp_path / 'elsewhere'}, which --data-root or FEDPATCH_DATA can name" in missing.err
+
+
+@pytest.mark.slow
+def test_study_of_digits_is_the_same_with_two_workers(fedpatch, tmp_path):
+    """Two rounds with four clients; processes change nothing but the time."""
+    argv = ("simulate", "--clients", "4", "--rounds", "2", "--json")
+    first = json.loads(fedpatch(*argv, "--workers", "1", "--out", tmp_path / "study").out)
+    again = json.loads(fedpatch(*argv, "--workers", "2").out)
+    assert first["curve"] == again["curve"]
+    assert len(first["curve"]) == 3 and first["curve"][2] > first["curve"][0]
+    assert {path.name for path in (tmp_path / "study").iterdir()} == FILES
+
+
+def test_interrupted_study_of_digits_ends_with_the_same_curve(fedpatch, tmp_path, monkeypatch):
+    """The curve is that of a study nobody interrupted, and no state is left."""
+    argv = ("simulate", "--clients", "4", "--rounds", "4", "--workers", "1", "--json")
+    whole = json.loads(fedpatch(*argv).out)
+    with monkeypatch.context() as patch:
+
+        def interrupt(_: ProgressLines, point: Point) -> None:
+            if point.round == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        patch.setattr(ProgressLines, "show", interrupt)
+        begun = fedpatch(*argv, "--out", tmp_path)
+    assert (begun.code, json.loads(begun.out)["curve"]) == (130, whole["curve"][:3])
+    gone_on = fedpatch(*argv, "--out", tmp_path)
+    assert (gone_on.code, gone_on.err) == (0, "goes on after round 2\n")
+    assert json.loads(gone_on.out)["curve"] == whole["curve"]
+    assert not list(tmp_path.glob(".unfinished/*"))
+
+
+def test_patches_save_half_of_the_rounds(fedpatch):
+    """With nothing private, twice as many rounds are not enough to make the models of a demo's devices as good."""
+
+    def rounds_to_target(private: str, rounds: int) -> int | None:
+        argv = (
+            "simulate",
+            *shlex.split("--clients 10 --workers 1 --target-ua 0.97 --private"),
+            private,
+            "--rounds",
+            rounds,
+        )
+        found: int | None = json.loads(fedpatch(*argv, "--json").out)["rounds_to_target"]
+        return found
+
+    with_patches = rounds_to_target("affine", 30)
+    assert with_patches is not None
+    assert rounds_to_target("none", 2 * with_patches) is None

@@ -55,7 +55,6 @@ def judge(report: Mapping[str, Any], ignored: Mapping[str, str]) -> Verdict:
 
 
 def error_text(verdict: Verdict) -> list[str]:
-    """The lines to print."""
     lines = [f"vulnerable: {one}" for one in verdict.vulnerable] + list(verdict.ignored)
     pins = verdict.audited + len(verdict.unknown)
     if not verdict.audited:
@@ -66,7 +65,6 @@ def error_text(verdict: Verdict) -> list[str]:
 
 
 def main() -> int:
-    """Runs pip-audit on constraints.txt."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(CONSTRAINTS), "--no-deps", "--disable-pip"]
     command += ["--format", "json", "--progress-spinner", "off"]
     try:

@@ -60,12 +60,7 @@ class Mosquitto:
     """
 
     def __init__(
-        self,
-        options: str = "",
-        *,
-        passwords: Mapping[str, str] | None = None,
-        acl: str = "",
-        autosave: bool = False,
+        self, options: str = "", *, passwords: Mapping[str, str] | None = None, acl: str = "", autosave: bool = False
     ) -> None:
         binary = shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
         if binary is None:
@@ -91,7 +86,6 @@ class Mosquitto:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"mqtt://{HOST}:{self.port}"
 
     def start(self) -> None:
@@ -125,7 +119,6 @@ class Mosquitto:
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -135,7 +128,6 @@ class Mosquitto:
         self._process.send_signal(number)
 
     def restart(self) -> None:
-        """Kill it and start it again."""
         self.kill()
         self.start()
 
@@ -200,7 +192,6 @@ class Client:
 
     @property
     def topics(self) -> list[str]:
-        """Of all messages seen so far."""
         return [event.topic for event in self.seen if isinstance(event, Received)]
 
 

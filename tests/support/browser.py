@@ -60,7 +60,6 @@ class Browser:
         self.close()
 
     def close(self) -> None:
-        """End it."""
         for descriptor in (self._to, self._from):
             os.close(descriptor)
         try:

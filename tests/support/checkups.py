@@ -25,7 +25,6 @@ SIDES = ("coordinator", "device")
 
 
 def quiet_checkup() -> Checkup:
-    """One that shows nothing."""
     return Checkup(show=lambda finding: None, say=lambda text: None)
 
 
@@ -75,7 +74,6 @@ def logged_in(side: str, url: str) -> BrokerSettings:
 
 
 def verdicts(found: dict[str, Finding]) -> dict[str, str]:
-    """Only those, by name."""
     return {name: one.verdict for name, one in found.items()}
 
 

@@ -29,7 +29,6 @@ class SmallDisk:
             os.truncate(self._filler, self._filler.stat().st_size - but_bytes)
 
     def empty(self) -> None:
-        """Give the space back."""
         self._filler.unlink()
 
     def make_readonly(self) -> None:
@@ -37,7 +36,6 @@ class SmallDisk:
         _mount("-o", "remount,ro", self.path)
 
     def make_writable(self) -> None:
-        """As it was."""
         _mount("-o", "remount,rw", self.path)
 
 

@@ -66,11 +66,9 @@ class Exchange:
 
     @property
     def now(self) -> float:
-        """Seconds of the virtual clock."""
         return self.agenda.now
 
     def start(self) -> Exchange:
-        """The coordinator, and all devices."""
         self.perform(self.engine.handle(RunStarted(), self.now))
         for device in self.devices.values():
             device.start()
@@ -127,7 +125,6 @@ class Exchange:
     # ---- the broker
 
     def publish_state(self, name: str, payload: bytes) -> None:
-        """A retained presence."""
         self._states[name] = payload
         self.agenda.after(LATENCY_S, partial(self._on_state, name, payload))
 
@@ -166,7 +163,6 @@ class Exchange:
             self._on_state(name, payload)
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
         self.perform(self.engine.handle(Interrupted(), self.now))
 
     def _on_state(self, name: str, payload: bytes) -> None:
@@ -176,12 +172,10 @@ class Exchange:
             self.perform(self.engine.handle(DevicePresence(name, body), self.now))
 
     def on_up(self, name: str, payload: bytes) -> None:
-        """A message of a device."""
         if self._up:
             self.perform(self.engine.handle(DeviceMessage(name, decode(payload)), self.now))
 
     def on_chunk(self, name: str, payload: bytes) -> None:
-        """A chunk of its update."""
         if self._up:
             self.perform(self.engine.handle(ChunkReceived(name, decode_chunk(payload)), self.now))
 

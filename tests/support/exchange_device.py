@@ -131,7 +131,6 @@ class Device:
         self._world.publish_state(self.name, state)
 
     def on_coordinator(self) -> None:
-        """A coordinator has started."""
         if self.online:
             self.tell_state()
             self.job.handle(LinkRestored(), self._world.now)
@@ -139,7 +138,6 @@ class Device:
     # ---- what it hears
 
     def on_down(self, payload: bytes) -> None:
-        """A message of the coordinator."""
         if not self.online:
             return
         envelope, now = decode(payload), self._world.now
@@ -156,16 +154,13 @@ class Device:
         self.perform(effects)
 
     def on_chunk(self, payload: bytes) -> None:
-        """A chunk of the global model."""
         if self.online:
             self.perform(self.job.handle(ChunkReceived(decode_chunk(payload)), self._world.now))
 
     def tick(self) -> None:
-        """Lets time pass."""
         self.perform(self.job.tick(self._world.now))
 
     def next_deadline(self) -> float | None:
-        """When to tick."""
         return self.job.next_deadline() if self.online else None
 
     # ---- what it does
@@ -176,7 +171,6 @@ class Device:
         assert self._under_way.total() <= self._world.spec.upload_window
 
     def run_effect(self, effect: Effect) -> list[Event]:
-        """Perform one effect (EffectHandler)."""
         match effect:
             case SendMessage():
                 self._reply(effect.envelope)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DEVICE, Authority
+from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DEVICE, WATCHER, Authority
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from tests.support.brokers import HOST, Mosquitto
 
@@ -26,30 +27,42 @@ class Certified:
         """To be changed; closed again by whoever opened it."""
         return Authority.create(self.directory, self.fleet, now=self.now or time.time(), days=self.ca_days)
 
-    def make(self, *devices: str, days: int = 20) -> Certified:
-        """The CA, the broker's certificate, the coordinator's, and those of devices."""
+    def make(self, *devices: str, watchers: Sequence[str] = (), days: int = 20) -> Certified:
+        """The CA, and certificates of the broker, the coordinator, devices and watchers."""
         with self.open() as authority:
             now = self.now or time.time()
             authority.issue(BROKER, "broker", now=now, days=days, names=[HOST, "localhost"])
             authority.issue(COORDINATOR, "coordinator", now=now, days=days)
-        for device in devices:
-            self.device(device, days=days)
+        for name in devices:
+            self.device(name, days=days)
+        for name in watchers:
+            self.device(name, part=WATCHER, days=days)
         return self
 
-    def device(self, name: str, *, days: int = 20, now: float = 0.0) -> TlsFiles:
+    def device(self, name: str, *, part: str = DEVICE, days: int = 20, now: float = 0.0) -> TlsFiles:
         """A new certificate for a device, with its key in one file, as the agent has it."""
         with self.open() as authority:
-            issued = authority.issue(DEVICE, name, now=now or self.now or time.time(), days=days)
+            issued = authority.issue(part, name, now=now or self.now or time.time(), days=days)
         path = self.directory / f"{name}.pem"
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
         path.write_bytes(issued.pair.certificate + issued.pair.key)
         return self.files(name)
 
-    def files(self, name: str) -> TlsFiles:
-        """What a device shows, and whom it trusts."""
-        path = self.directory / f"{name}.pem"
-        return TlsFiles(self.directory / "ca.crt", path, path)
+    @property
+    def ca_file(self) -> Path:
+        return self.directory / "ca.crt"
+
+    def pair(self, name: str) -> tuple[Path, Path]:
+        """Certificate and key of a member."""
+        folder = self.directory / name
+        if name == COORDINATOR:
+            return folder / "client.crt", folder / "client.key"
+        return folder.with_suffix(".pem"), folder.with_suffix(".pem")
+
+    def files(self, name: str = "") -> TlsFiles:
+        """What a member shows, and whom it trusts; without a name it shows nothing."""
+        return TlsFiles(self.ca_file, *(self.pair(name) if name else (None, None)))
 
     def revoke(self, device: str) -> None:
         """In the record and in the list; the broker has not read it."""
@@ -59,14 +72,14 @@ class Certified:
     @property
     def options(self) -> str:
         """Lines of mosquitto's configuration: it asks for certificates, and heeds the list."""
-        lines = {
-            "cafile": "ca.crt",
-            "certfile": "broker/broker.crt",
-            "keyfile": "broker/broker.key",
-            "crlfile": "ca.crl",
-        }
-        files = [f"{key} {self.directory / name}" for key, name in lines.items()]
-        return "\n".join([*files, "require_certificate true", "use_identity_as_username true"])
+        lines = [f"cafile {self.ca_file}", f"crlfile {self.directory}/ca.crl", self.server]
+        return "\n".join([*lines, "require_certificate true", "use_identity_as_username true"])
+
+    @property
+    def server(self) -> str:
+        """Lines of mosquitto's configuration: the broker's own certificate."""
+        place = self.directory / "broker"
+        return f"certfile {place}/broker.crt\nkeyfile {place}/broker.key"
 
     def broker(self) -> Mosquitto:
         """A mosquitto for this fleet, not yet started."""
@@ -74,5 +87,4 @@ class Certified:
 
 
 def url_of(broker: Mosquitto) -> str:
-    """Where it listens, with TLS."""
     return broker.url.replace("mqtt:", "mqtts:")

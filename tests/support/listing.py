@@ -45,3 +45,14 @@ def open_files(directory: Path) -> list[str]:
         with suppress(FileNotFoundError):
             found.append(os.readlink(descriptor))
     return sorted(path for path in found if path.startswith(f"{directory.resolve()}/"))
+
+
+def children(*parents: int) -> list[int]:
+    """Processes that one of `parents` has started and that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) in parents and state != "Z":
+                found.append(int(path.parent.name))
+    return found

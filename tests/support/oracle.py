@@ -21,7 +21,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -136,13 +136,21 @@ def client_round(
 
 
 def only(values: dict[str, T], names: Collection[str]) -> dict[str, T]:
-    """The private part."""
     return {name: value for name, value in values.items() if name in names}
 
 
 def without(values: dict[str, T], names: Collection[str]) -> dict[str, T]:
-    """The federated part."""
     return {name: value for name, value in values.items() if name not in names}
+
+
+def flat(moments: Moments) -> Values:
+    """The moments under the names `parameter:kind`, as checkpoints have them."""
+    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
+
+
+def arrays_of(data: Any) -> ClientData:
+    """The four arrays of a device's data."""
+    return data.train_x, data.train_y, data.test_x, data.test_y
 
 
 def zero_moments(value: np.ndarray) -> dict[str, np.ndarray]:
@@ -209,7 +217,6 @@ def server_adam(omega: Values, average: Values, server: Moments, server_lr: floa
 
 
 def capped(counts: list[int], cap: float | None) -> list[int]:
-    """The n_k of a round."""
     most = max(counts) if cap is None else int(cap * sorted(counts)[(len(counts) - 1) // 2])
     return [min(n_k, most) for n_k in counts]
 

@@ -1,7 +1,8 @@
 """A mosquitto with the configuration for production as it ships, and the certificates of a fleet to go with it.
 
-with members("home", tmp_path, devices=["pi-1"]) as fleet, SecuredMosquitto(fleet) as broker:
-    client(broker.url, "any", **fleet.login("pi-1"))
+fleet = Certified(tmp_path / "ca", "home").make("pi-1")
+with SecuredMosquitto(fleet, rules("home", ["pi-1"])) as broker:
+    client(broker.url, "any", tls=fleet.files("pi-1"))
 """
 
 from __future__ import annotations
@@ -10,47 +11,14 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from fedpatch.coordinator.pki.certificate_authority import BROKER, COORDINATOR, DEVICE, WATCHER, Authority
 from fedpatch.shared.wire.topics import mosquitto_acl
 from tests.support.brokers import HOST, PATIENCE_S, Mosquitto, free_port, listening
+from tests.support.identities import Certified
 from tests.support.paths import ROOT
 
 CONFIGURATIONS = ROOT / "broker_config"
 _INSTALLED, _KEPT = "/etc/mosquitto/fedpatch/", "/var/lib/mosquitto/"
-
-
-class Certificates:
-    """The CA of a fleet in a directory, and a key and a certificate for each of its members."""
-
-    def __init__(
-        self, directory: Path, fleet: str = "home", *, devices: Sequence[str] = (), watchers: Sequence[str] = ()
-    ) -> None:
-        self.directory, self.fleet = directory, fleet
-        parts = [(DEVICE, name) for name in devices] + [(WATCHER, name) for name in watchers]
-        with Authority.create(directory, fleet, now=time.time()) as authority:
-            authority.issue(BROKER, "broker", now=time.time(), names=[HOST, "localhost"])
-            for part, name in [(COORDINATOR, "coordinator"), *parts]:
-                pair = authority.issue(part, name, now=time.time()).pair
-                for suffix, data in (("crt", pair.certificate), ("key", pair.key)):
-                    path = directory / f"{name}.{suffix}"
-                    path.touch(mode=0o600)
-                    path.write_bytes(data)
-
-    @property
-    def ca_file(self) -> Path:
-        """Whom members trust."""
-        return self.directory / "ca.crt"
-
-    def pair(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key of a member."""
-        return self.directory / f"{name}.crt", self.directory / f"{name}.key"
-
-    def revoke(self, device: str) -> None:
-        """Take a device's certificates back."""
-        with Authority.open(self.directory, now=time.time()) as authority:
-            authority.revoke(DEVICE, device, now=time.time())
 
 
 class SecuredMosquitto(Mosquitto):
@@ -58,7 +26,7 @@ class SecuredMosquitto(Mosquitto):
 
     def __init__(
         self,
-        certificates: Certificates,
+        certificates: Certified,
         acl: str,
         *,
         configuration: str = "mosquitto.conf",
@@ -90,17 +58,14 @@ class SecuredMosquitto(Mosquitto):
 
     @property
     def url(self) -> str:
-        """Where devices connect."""
         return f"mqtts://{HOST}:{self.port}"
 
     @property
     def coordinator_url(self) -> str:
-        """Where the coordinator connects."""
         return f"mqtts://{HOST}:{self.coordinator_port}"
 
     @property
     def log(self) -> str:
-        """All that it wrote."""
         return (self.directory / "log").read_text("utf-8", errors="replace")
 
     def start(self) -> None:
@@ -115,13 +80,8 @@ class SecuredMosquitto(Mosquitto):
     def install_certificates(self) -> None:
         """Copy what the broker needs of the CA, as an operator does; it is read at a start and a reload."""
         of_ca = self.certificates.directory
-        for path in (
-            of_ca / "ca.crt",
-            of_ca / "ca.crl",
-            of_ca / "broker" / "broker.crt",
-            of_ca / "broker" / "broker.key",
-        ):
-            shutil.copy(path, self.installed / path.name)
+        for name in ("ca.crt", "ca.crl", "broker/broker.crt", "broker/broker.key"):
+            shutil.copy(of_ca / name, self.installed)
 
     def write_acl(self, acl: str) -> None:
         """Put new rules in place; they are read at a start and a reload."""

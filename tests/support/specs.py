@@ -71,12 +71,10 @@ def run_spec(**changes: Any) -> RunSpec:
 
 
 def model(blob: bytes = b"m" * 250) -> Manifest:
-    """Announces a global model."""
     return describe(blob, chunk_bytes=CHUNK_BYTES, encoding="fp32", raw_bytes=len(blob), schema=PUBLIC_SCHEMA)
 
 
 def update(blob: bytes = b"u" * 350) -> Manifest:
-    """Announces a device's update."""
     return model(blob)
 
 
@@ -86,7 +84,6 @@ def report(accuracy: float | None = 0.5, base: str = "") -> UpdateReport:
 
 
 def there(boot: str = "b1", job: JobStatus | None = None, tasks: tuple[TaskCapability, ...] = TASKS) -> DeviceState:
-    """Presence of a device."""
     return DeviceState(True, boot, "0.1.0", tasks, ENCODINGS, job)
 
 

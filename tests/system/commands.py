@@ -58,6 +58,20 @@ class Done:
         return json.loads(self.out.splitlines()[-1])
 
 
+def wait_for(
+    running: Callable[[], bool], fits: Callable[[], object], problem: Callable[[], str], patience_s: float
+) -> None:
+    """Return once `fits()` is true; TimeoutError with the problem if it never is, or the process ends before."""
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        runs = running()  # looked at first: what fits may come about right before the end
+        if fits():
+            return
+        if not runs or time.monotonic() > give_up_at:
+            raise TimeoutError(f"the process {'still runs' if runs else 'has ended'}; {problem()}")
+        time.sleep(_POLL_S)
+
+
 class Command:
     """One process. `environment` is added to ours, of which no setting of fedpatch's is passed on.
 
@@ -75,35 +89,22 @@ class Command:
 
     @property
     def out(self) -> str:
-        """Standard output so far."""
         return self._out.read_text("utf-8")
 
     @property
     def err(self) -> str:
-        """Standard error so far."""
         return self._err.read_text("utf-8")
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process exists."""
         return self._process.poll() is None
 
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Return once `fits()` is true; TimeoutError with its errors if it never is, or the process ends before."""
-        give_up_at = time.monotonic() + patience_s
-        while True:
-            running = self.running  # looked at first: what fits may come about right before the end
-            if fits():
-                return
-            if not running or time.monotonic() > give_up_at:
-                state = "still runs" if running else f"ended with {self._process.returncode}"
-                raise TimeoutError(f"it {state}, and never: {what}; standard error:\n{self.err}")
-            time.sleep(_POLL_S)
+        wait_for(lambda: self.running, fits, lambda: f"never: {what}; standard error:\n{self.err}", patience_s)
 
     def wait_err(self, text: str) -> None:
         """Return once `text` stands on standard error."""
@@ -128,7 +129,6 @@ class Command:
         return self.done()
 
     def kill(self) -> None:
-        """End it like a power cut."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -138,7 +138,6 @@ class Command:
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Command:

@@ -20,22 +20,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.mqtt.url import parse_broker_url
 from tests.support.paths import ROOT
-
-"""Where agents run, so that a task's module:attribute is found from the repository's root."""
+from tests.system.commands import Command, wait_for
 
 PATIENCE_S = 150.0
 """To import torch takes a busy machine seconds; this is for one that is very busy."""
 
 _STOP_TIMEOUT_S = 60.0
-_POLL_S = 0.02
 
 Wrap = Callable[[Sequence[str]], list[str]]
 
@@ -75,16 +73,7 @@ class AgentProcess:
         self.wait(lambda: self.status.get("connected") and self.status.get("tasks"), "is ready", patience_s)
 
     def wait(self, fits: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Return once `fits()` is true; TimeoutError with the log if it never is, or the process ends before."""
-        give_up_at = time.monotonic() + patience_s
-        while True:
-            running = self.running  # looked at first: what fits may come about right before the end
-            if fits():
-                return
-            if not running or time.monotonic() > give_up_at:
-                state = "still runs" if running else "ended"
-                raise TimeoutError(f"{self.device} {state}, and never: {what}; its log:\n{self.log}")
-            time.sleep(_POLL_S)
+        wait_for(lambda: self.running, fits, lambda: f"{self.device} never: {what}; its log:\n{self.log}", patience_s)
 
     def terminate(self) -> int:
         """End it as a service manager would, and wait; the exit code, or minus the signal's number."""
@@ -101,7 +90,6 @@ class AgentProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -112,7 +100,6 @@ class AgentProcess:
 
     @property
     def patches(self) -> Path:
-        """Directory of the private patches."""
         return self.state_dir / "patches"
 
     @property
@@ -181,13 +168,24 @@ class Fleet:
         agent.start()
         return agent
 
+    def coordinator(self, state_dir: Path, /, **terms: Any) -> Command:
+        """`fedpatch run --json` for this fleet; `terms` are options with underscores, and `program`."""
+        program = terms.pop("program", "fedpatch")
+        given = {"broker": self.broker, "fleet": self.name, "state-dir": state_dir, **terms}
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        return Command(program, "run", "--json", *self.plain, *options)
+
+    def settings(self, state_dir: Path, task: str, **terms: Any) -> RunSettings:
+        """Settings of a coordinator in this process, which gives a slow machine time; `terms` go before these."""
+        given: dict[str, Any] = {"devices": len(self.agents), "recruit_deadline_s": 100.0, "grace_s": 100.0, **terms}
+        return RunSettings(metrics=None, broker=self.broker, fleet=self.name, state_dir=state_dir, task=task, **given)
+
     def wait_ready(self, patience_s: float = PATIENCE_S) -> None:
         """Return once every agent that runs is connected and has its data."""
         for agent in self.agents.values():
             agent.wait_ready(patience_s)
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """Device and log of every agent."""
         for device, agent in self.agents.items():
             yield device, agent.log
 

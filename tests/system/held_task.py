@@ -40,7 +40,6 @@ class Hold:
         return told is not None and int(told) >= self._step
 
     def release(self) -> None:
-        """Hold no more."""
         self.path.unlink(missing_ok=True)
         self.told.unlink(missing_ok=True)
 
@@ -53,13 +52,11 @@ class _Holding:
         self._steps = -1  # a process begins with a step on trial, which is none of its training
 
     def load_data(self, spec: str, root: Path) -> DeviceData:
-        """The oracle's data."""
         data, _, path = spec.partition(";")
         self.hold = Hold(Path(path))
         return oracle_task.load_data(data, root)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         self._steps += 1
         held = False
         while self.hold is not None and self._is_due(self.hold):
@@ -84,7 +81,17 @@ def _write(path: Path, step: int) -> None:
     new.replace(path)
 
 
+def load_late(spec: str, root: Path) -> DeviceData:
+    """The oracle's data, once there is a file PATH: an agent with it is starting until then."""
+    data, _, path = spec.partition(";")
+    while not Path(path).exists():
+        time.sleep(_POLL_S)
+    return oracle_task.load_data(data, root)
+
+
 _holding = _Holding()
 
 TASK = dataclasses.replace(oracle_task.TASK, name="held", load_data=_holding.load_data, loss=_holding.loss)
 REFERENCE = "tests.system.held_task:TASK"
+SLOW_START = dataclasses.replace(oracle_task.TASK, load_data=load_late)
+SLOW_START_REFERENCE = "tests.system.held_task:SLOW_START"

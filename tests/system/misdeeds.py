@@ -18,7 +18,7 @@ SCHEMA = schema_of(build_model())
 NOISE = np.random.default_rng(0).bytes(100_000)
 
 
-def _changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Misdeed:
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Misdeed:
     return lambda update: update.with_tensor(name, change(update.tensors[name].copy())).upload()
 
 
@@ -30,9 +30,19 @@ def _first(value: float) -> Callable[[np.ndarray], np.ndarray]:
     return put
 
 
-def _announced(update: Update, **changes: object) -> Upload:
-    upload = update.upload()
-    return replace(upload, manifest=replace(upload.manifest, **changes))  # type: ignore[arg-type]
+def announced(**changes: object) -> Misdeed:
+    """An update whose manifest says something else of it."""
+
+    def misdeed(update: Update) -> Upload:
+        upload = update.upload()
+        return replace(upload, manifest=replace(upload.manifest, **changes))  # type: ignore[arg-type]
+
+    return misdeed
+
+
+def reported(**changes: object) -> Misdeed:
+    """An update whose report says something else of it."""
+    return lambda update: replace(update, report=replace(update.report, **changes)).upload()  # type: ignore[arg-type]
 
 
 def _bomb(update: Update, announced_bytes: int) -> Upload:
@@ -49,21 +59,15 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
         RefuseReason.PRIVATE_VALUE,
         lambda update: update.with_tensor("bn2.bias:exp_avg", np.ones(HIDDEN, np.float32)).upload(),
     ),
-    "a value that is not a number": (RefuseReason.NOT_FINITE, _changed("fc1.weight", _first(np.nan))),
-    "an infinite moment": (RefuseReason.NOT_FINITE, _changed("fc1.weight:exp_avg", _first(-np.inf))),
-    "a second moment below zero": (RefuseReason.OUT_OF_RANGE, _changed("fc2.bias:exp_avg_sq", _first(-1.0))),
-    "no examples": (
-        RefuseReason.OUT_OF_RANGE,
-        lambda update: replace(update, report=replace(update.report, num_examples=0)).upload(),
-    ),
-    "another global model as its base": (
-        RefuseReason.WRONG_BASE,
-        lambda update: replace(update, report=replace(update.report, base="0" * 64)).upload(),
-    ),
-    "another schema": (RefuseReason.SCHEMA_MISMATCH, lambda update: _announced(update, schema=SCHEMA.digest)),
+    "a value that is not a number": (RefuseReason.NOT_FINITE, changed("fc1.weight", _first(np.nan))),
+    "an infinite moment": (RefuseReason.NOT_FINITE, changed("fc1.weight:exp_avg", _first(-np.inf))),
+    "a second moment below zero": (RefuseReason.OUT_OF_RANGE, changed("fc2.bias:exp_avg_sq", _first(-1.0))),
+    "no examples": (RefuseReason.OUT_OF_RANGE, reported(num_examples=0)),
+    "another global model as its base": (RefuseReason.WRONG_BASE, reported(base="0" * 64)),
+    "another schema": (RefuseReason.SCHEMA_MISMATCH, announced(schema=SCHEMA.digest)),
     "another encoding": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.upload("fp16")),
-    "another shape": (RefuseReason.SCHEMA_MISMATCH, _changed("fc3.bias", lambda bias: bias[:-1])),
-    "another dtype": (RefuseReason.SCHEMA_MISMATCH, _changed("fc3.bias", lambda bias: bias.astype(np.float64))),
+    "another shape": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias[:-1])),
+    "another dtype": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias.astype(np.float64))),
     "a tensor nobody agreed on": (
         RefuseReason.SCHEMA_MISMATCH,
         lambda update: update.with_tensor("fc9.weight", np.zeros(3, np.float32)).upload(),
@@ -74,17 +78,8 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
         RefuseReason.DAMAGED,
         lambda update: update.instead(update.upload().blob[:-100], update.upload().manifest.raw_bytes),
     ),
-    "other bytes than announced": (RefuseReason.DAMAGED, lambda update: _announced(update, digest="0" * 64)),
-    "more than it announces": (
-        RefuseReason.DAMAGED,
-        lambda update: _bomb(update, update.upload().manifest.raw_bytes),
-    ),
-    "more than the agreed tensors take": (
-        RefuseReason.TOO_LARGE,
-        lambda update: _bomb(update, MAX_MODEL_MIB * 2**20),
-    ),
-    "more than the model could be": (
-        RefuseReason.TOO_LARGE,
-        lambda update: _announced(update, raw_bytes=MAX_MODEL_MIB * 2**20 + 1),
-    ),
+    "other bytes than announced": (RefuseReason.DAMAGED, announced(digest="0" * 64)),
+    "more than it announces": (RefuseReason.DAMAGED, lambda update: _bomb(update, update.upload().manifest.raw_bytes)),
+    "more than the agreed tensors take": (RefuseReason.TOO_LARGE, lambda update: _bomb(update, MAX_MODEL_MIB * 2**20)),
+    "more than the model could be": (RefuseReason.TOO_LARGE, announced(raw_bytes=MAX_MODEL_MIB * 2**20 + 1)),
 }

@@ -19,7 +19,6 @@ torch.set_num_threads(1)
 
 
 def build_model() -> nn.Module:
-    """As the oracle has it."""
     return tanh_model(FEATURES, HIDDEN, CLASSES)
 
 

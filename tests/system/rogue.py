@@ -61,7 +61,6 @@ class Update:
         return replace(self, tensors={**self.tensors, name: values}, schema=schema)
 
     def without_tensor(self, name: str) -> Update:
-        """With one tensor less."""
         names = set(self.schema.names) - {name}
         return replace(self, tensors={one: self.tensors[one] for one in names}, schema=self.schema.subset(names))
 
@@ -115,12 +114,10 @@ class Rogue:
         self._client.link.publish(topic, encode(Envelope(state)), retain=True)
 
     def leave(self) -> None:
-        """Say that it is gone."""
         topic = topics.device_state(self._fleet, self._device)
         self._client.link.publish(topic, encode(Envelope(DeviceState(online=False, boot="1"))), retain=True)
 
     def say(self, payload: bytes) -> None:
-        """Any bytes, where messages belong."""
         self._client.link.publish(topics.up(self._fleet, self._device), payload)
 
     def send_as_chunk(self, payload: bytes) -> None:

@@ -22,7 +22,7 @@ from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Body, DeviceState
 from tests.support import oracle
 from tests.support.brokers import Mosquitto, client
-from tests.system.commands import Command
+from tests.system.commands import Command, Done
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, TASK, Hold
 from tests.system.oracle_task import build_model, device_data
@@ -34,7 +34,7 @@ STEPS = {"ann": 5, "bob": 3}
 """Minibatches of a round: round(n / 7)."""
 
 # A test ends its waits itself, so nobody gives up on a machine that is slow.
-PATIENT = {"rejoin-s": 100, "grace-s": 100, "recruit-deadline-s": 100, "deadline-s": 300, "wait-s": 100, "quorum": 1}
+PATIENT = {"rejoin_s": 100, "grace_s": 100, "recruit_deadline_s": 100, "deadline_s": 300, "wait_s": 100, "quorum": 1}
 
 
 @dataclass
@@ -48,11 +48,9 @@ class Stage:
 
     @property
     def state_dir(self) -> Path:
-        """The coordinator's."""
         return self.directory / "coordinator"
 
     def start_agents(self) -> tuple[AgentProcess, AgentProcess]:
-        """Ann and Bob."""
         for device in DEVICES:
             self.start_agent(device)
         return self.fleet.agents["ann"], self.fleet.agents["bob"]
@@ -64,11 +62,31 @@ class Stage:
 
     def begin(self, rounds: int = ROUNDS, program: str = "fedpatch", **changes: Any) -> Command:
         """`fedpatch run`, with a patience of minutes but for `changes`."""
-        given = {"task": REFERENCE, "strategy": STRATEGY, "private": PRIVATE, "devices": len(DEVICES), **PATIENT}
-        given |= {"encoding": "fp32+zstd", "norm-bound": "off"}  # what the oracle plays
-        given |= {"broker": self.broker.url, "fleet": self.fleet.name, "state-dir": self.state_dir, "rounds": rounds}
-        given |= {key.replace("_", "-"): value for key, value in changes.items()}
-        return Command(program, "run", "--json", *(f"--{key}={value}" for key, value in given.items()))
+        given: dict[str, Any] = {
+            "task": REFERENCE,
+            "strategy": STRATEGY,
+            "private": PRIVATE,
+            "devices": len(DEVICES),
+            **PATIENT,
+        }
+        given |= {"encoding": "fp32+zstd", "norm_bound": "off", "rounds": rounds}  # what the oracle plays
+        state_dir = changes.pop("state_dir", self.state_dir)
+        return self.fleet.coordinator(state_dir, program=program, **(given | changes))
+
+    def kill_coordinator(self, *, round: int, step: int) -> None:
+        """Begin a run, and kill its coordinator while Ann is held in her training."""
+        self.start_agents()
+        self.hold("ann", round=round, step=step)
+        with self.begin() as coordinator:
+            self.wait_held("ann", coordinator)
+            coordinator.kill()
+
+    def resumed(self) -> Done:
+        """Resume the run with no device held, to its end."""
+        for hold in self.holds.values():
+            hold.release()
+        with self.resume() as coordinator:
+            return coordinator.done()
 
     def resume(self, program: str = "fedpatch") -> Command:
         """`fedpatch resume last`."""
@@ -119,7 +137,7 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
     data = {name: device_data(spec) for name, spec in DEVICES.items()}
     last = oracle.run_mtfl(
         build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        {name: oracle.arrays_of(one) for name, one in data.items()},
         cohorts,
         STRATEGY,
         PRIVATE,
@@ -129,10 +147,16 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
     with np.load(document["model"]) as model:
         _assert_close(dict(model), last.omega)
     for device in DEVICES:
-        moments = {f"{p}:{m}": value for p, kinds in last.patch_moments[device].items() for m, value in kinds.items()}
         found = stage.patch(device)
-        _assert_close(found.values, {**last.patches[device], **moments})
+        _assert_close(found.values, {**last.patches[device], **oracle.flat(last.patch_moments[device])})
         assert found.batches_done == STEPS[device] * sum(device in cohort for cohort in cohorts)
+
+
+def assert_complete(stage: Stage, done: Done, rounds: int = ROUNDS) -> None:
+    """The run ended with exit code 0 and both devices in each round, and left what the oracle has."""
+    assert done.code == 0
+    assert outcomes(done.document) == all_went_well(rounds)
+    assert_like_oracle(stage, done.document, [tuple(DEVICES)] * rounds)
 
 
 def _assert_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:

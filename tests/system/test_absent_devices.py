@@ -16,9 +16,8 @@ from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import ENCODINGS, Accept, DeviceState, Envelope, TaskCapability, WorkRequest
 from tests.support.brokers import Client, Mosquitto, client
-from tests.system import slow_start_task
-from tests.system.commands import Command
 from tests.system.fleet import Fleet
+from tests.system.held_task import SLOW_START_REFERENCE
 from tests.system.oracle_task import REFERENCE, TASK, build_model
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
@@ -63,11 +62,9 @@ def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_dea
         for number, device in enumerate(("ann", "bob", "cyd")):
             fleet.start(device, REFERENCE, f"n=20,test=10,seed={number}")
         fleet.wait_ready()
-        with mute(broker, fleet.name, "mute") as accepted:
-            given = {"broker": broker.url, "fleet": fleet.name, "state-dir": tmp_path / "c", "task": REFERENCE}
-            given |= {"devices": 4, "rounds": 7}
-            with Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items())) as run:
-                done = run.done(600.0)
+        coordinator = fleet.coordinator(tmp_path / "c", task=REFERENCE, devices=4, rounds=7)
+        with mute(broker, fleet.name, "mute") as accepted, coordinator as run:
+            done = run.done(600.0)
     rounds = done.document["rounds"]
     assert done.code == 0
     assert [one["outcome"] for one in rounds] == ["failed", *["aggregated"] * 6]
@@ -86,7 +83,7 @@ def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
     go = tmp_path / "go"
     with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
         for device in ("ann", "bob"):
-            fleet.start(device, slow_start_task.REFERENCE, f"n=20,test=10,seed=1;{go}")
+            fleet.start(device, SLOW_START_REFERENCE, f"n=20,test=10,seed=1;{go}")
         told = {device: topics.device_state(fleet.name, device) for device in fleet.agents}
         with client(broker.url, "looks", *told.values()) as looking:
             for topic in told.values():
@@ -98,14 +95,7 @@ def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
                 state = decode(payload).body
                 assert isinstance(state, DeviceState)
                 assert (state.online, state.tasks) == (True, ())
-        given = {
-            "broker": broker.url,
-            "fleet": fleet.name,
-            "state-dir": tmp_path / "c",
-            "task": slow_start_task.REFERENCE,
-        }
-        given |= {"devices": 2, "rounds": 1, "wait-s": 1}
-        with Command("fedpatch", "run", "--json", *(f"--{key}={value}" for key, value in given.items())) as run:
+        with fleet.coordinator(tmp_path / "c", task=SLOW_START_REFERENCE, devices=2, rounds=1, wait_s=1) as run:
             run.wait(lambda: re.search("0 of 2 are there; [12] starting", run.err), "says that agents are starting")
             with pytest.raises(TimeoutError, match="still runs"):
                 run.wait(lambda: False, "longer than wait_s", patience_s=3.0)

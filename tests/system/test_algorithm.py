@@ -12,17 +12,19 @@ import pytest
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import Committed
 from tests.support import oracle
-from tests.support.brokers import Mosquitto, client
+from tests.support.brokers import Client, Mosquitto, client
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model, device_data
 from tests.system.views import Silent
-from tests.system.witness import Witness
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
 
@@ -37,6 +39,31 @@ DEVICES = {
 LATECOMER = "dan"
 STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
 POLICIES = ("none", "stats", "affine", "all", "names:bn1.running_*,fc3.*")
+
+
+class Witness:
+    """Reads along what the coordinator tells the devices of `fleet`, by way of a client that it is given."""
+
+    def __init__(self, client: Client, fleet: str) -> None:
+        self._client = client
+        self._fleet = fleet
+        client.link.subscribe(topics.down(fleet, "any").replace("any", "+"))
+        client.settle()
+
+    def rounds(self, run: str) -> list[list[str]]:
+        """The devices whose updates were committed in rounds 1, 2, ... of `run`."""
+        self._client.settle()
+        committed: dict[int, set[str]] = {}
+        for event in self._client.seen:
+            if not isinstance(event, Received):
+                continue
+            topic = topics.parse_topic(self._fleet, event.topic)
+            if topic is None or topic.kind != "down":
+                continue
+            envelope = decode(event.payload)
+            if isinstance(envelope.body, Committed) and envelope.run == run:
+                committed.setdefault(envelope.round, set()).add(topic.device)
+        return [sorted(committed.get(number, ())) for number in range(1, max(committed, default=0) + 1)]
 
 
 @dataclass
@@ -69,7 +96,6 @@ class Doorkeeper(Silent):
         admission.write_text("decline not yet\n")
 
     def say(self, line: str) -> None:
-        """Hears of every device that declines."""
         if line.startswith(f"{LATECOMER} declined"):
             self._admission.write_text("accept\n")
 
@@ -79,24 +105,10 @@ def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[R
     for agent in stage.fleet.agents.values():
         for patch in agent.patches.iterdir():
             patch.unlink()
-    settings = RunSettings(
-        norm_bound="off",
-        encoding="fp32+zstd",
-        metrics=None,
-        broker=stage.fleet.broker,
-        fleet=stage.fleet.name,
-        state_dir=state_dir,
-        task=REFERENCE,
-        strategy=strategy,
-        private=private,
-        seed=SEED,
-        rounds=ROUNDS,
-        devices=len(DEVICES),
-        participation=0.75,
-        quorum=0.6,  # without the latecomer, two of three are enough; all who accept are waited for
-        grace_s=100.0,
-        recruit_deadline_s=100.0,
-    )
+    terms = {"strategy": strategy, "private": private, "seed": SEED, "rounds": ROUNDS, "participation": 0.75}
+    terms |= {"norm_bound": "off", "encoding": "fp32+zstd"}
+    # Without the latecomer, two of three are enough; all who accept are waited for.
+    settings = stage.fleet.settings(state_dir, REFERENCE, quorum=0.6, **terms)
     summary = start_run(settings, Doorkeeper(stage.admission))
     state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))
     return summary, state
@@ -112,7 +124,7 @@ def _oracle(rounds: list[list[str]], strategy: str, private: str) -> list[oracle
     data = {name: device_data(spec) for name, spec in DEVICES.items()}
     return oracle.run_mtfl(
         build_model,
-        {name: (one.train_x, one.train_y, one.test_x, one.test_y) for name, one in data.items()},
+        {name: oracle.arrays_of(one) for name, one in data.items()},
         rounds,
         strategy,
         private,
@@ -121,10 +133,6 @@ def _oracle(rounds: list[list[str]], strategy: str, private: str) -> list[oracle
         TASK.batch_size,
         seed=SEED,
     )
-
-
-def _flat(moments: oracle.Moments) -> dict[str, Array]:
-    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
 
 
 def _assert_same_and_moved(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
@@ -162,8 +170,8 @@ def test_rounds_over_the_network_are_those_of_algorithm_1(stage, tmp_path, strat
         assert record.user_accuracy_min == pytest.approx(min(accuracies))
         assert record.num_examples == sum(len(device_data(DEVICES[device]).train_x) for device in cohort)
     last = history[-1]
-    _assert_same_and_moved(state.tensors, {**last.omega, **_flat(last.moments)})
-    _assert_same_and_moved(state.server, _flat(last.server_moments))
+    _assert_same_and_moved(state.tensors, {**last.omega, **oracle.flat(last.moments)})
+    _assert_same_and_moved(state.server, oracle.flat(last.server_moments))
     for device in DEVICES:
-        expected_patch = {**last.patches[device], **_flat(last.patch_moments[device])}
+        expected_patch = {**last.patches[device], **oracle.flat(last.patch_moments[device])}
         _assert_same_and_moved(_patch(stage, device, private), expected_patch)

@@ -86,7 +86,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         yield Played(done.document, directory / "coordinator", state_dirs, told, broker.url)
 
 
-def test_a_run_by_hand_trains_the_model(played: Played):
+def test_run_by_hand_trains_the_model(played: Played):
     """All devices report in all rounds, the model is another one than at first, and better."""
     summary = played.summary
     assert summary["stopped_because"] == "max_rounds"
@@ -97,7 +97,7 @@ def test_a_run_by_hand_trains_the_model(played: Played):
         assert not np.allclose(model["fc1.weight"], initial["fc1.weight"])
 
 
-def test_runs_and_show_tell_of_the_run(played: Played):
+def test_runs_and_show_describe_the_run(played: Played):
     """`runs` lists it as finished with its terms, `show` gives what it printed, for people all its rounds."""
     (one,) = played.ask("runs")
     assert (one["id"], one["status"], one["epoch"]) == (played.summary["run"], "finished", 1)
@@ -109,7 +109,7 @@ def test_runs_and_show_tell_of_the_run(played: Played):
     assert played.summary["model"] in text
 
 
-def test_devices_tells_what_came_of_asking_them(played: Played):
+def test_devices_counts_invitations_and_reports(played: Played):
     """Each device, as the coordinator knew it: there, with its task, asked and reporting in each round."""
     devices = played.ask("devices")
     assert [one["id"] for one in devices] == list(DEVICES)
@@ -120,7 +120,7 @@ def test_devices_tells_what_came_of_asking_them(played: Played):
     assert played.ask("devices", "--fleet", "kitchen") == []
 
 
-def test_an_agent_tells_what_it_is_doing(played: Played):
+def test_agent_status_of_a_running_and_of_a_stopped_agent(played: Played):
     """`status` of an agent that runs, and of the same one when it has ended."""
     for device, told in played.agents_told.items():
         assert (told["running"], told["connected"], told["state"]) == (True, True, "idle")
@@ -133,7 +133,7 @@ def test_an_agent_tells_what_it_is_doing(played: Played):
         assert later["patches"] == told["patches"]
 
 
-def test_an_agent_tells_of_its_patches_but_not_their_values(played: Played):
+def test_agent_patches_lists_files_without_values(played: Played):
     """`patches` names the one patch of the run's last round; its file is for its owner alone."""
     for state_dir in played.agent_dirs.values():
         (patch,) = _agent_says("patches", state_dir)
@@ -144,7 +144,7 @@ def test_an_agent_tells_of_its_patches_but_not_their_values(played: Played):
         assert "bn1" not in json.dumps(patch)
 
 
-def test_every_file_that_is_left_is_documented(played: Played):
+def test_every_file_in_a_state_directory_is_documented(played: Played):
     """docs/reference/files.md has a row for it; capitals in its paths stand for anything."""
     page = (ROOT / "docs" / "reference" / "files.md").read_text("utf-8")
     paths = [re.sub(r"[A-Z]{3,}", "*", path) for path in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
-from tests.system.stage import ROUNDS, Stage, all_went_well, assert_like_oracle, outcomes
+from tests.system.stage import Stage, assert_complete
 
 LIBRARIES = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
 
@@ -39,7 +39,9 @@ def clock(offset: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("ann", "bob", "coordinator"), [("-10y", "+15y", "+0"), ("+0", "+0", "-20y")], ids=["devices", "coordinator"]
 )
-def test_no_clock_has_to_be_right(mosquitto: Mosquitto, tmp_path: Path, ann: str, bob: str, coordinator: str):
+def test_run_with_clocks_years_off_is_complete(
+    mosquitto: Mosquitto, tmp_path: Path, ann: str, bob: str, coordinator: str
+):
     """Ten years behind or fifteen ahead, everybody takes part in every round, and is in time."""
     with Fleet(mosquitto.url, tmp_path) as fleet:
         stage = Stage(mosquitto, fleet, tmp_path)
@@ -51,7 +53,5 @@ def test_no_clock_has_to_be_right(mosquitto: Mosquitto, tmp_path: Path, ann: str
         fleet.wait_ready()
         with clock(coordinator), stage.begin() as command:
             done = command.done()
-        assert done.code == 0
-        assert outcomes(done.document) == all_went_well()
+        assert_complete(stage, done)
         assert all(0 <= sum(one["phase_seconds"].values()) < 300 for one in done.document["rounds"])
-        assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
 from tests.support.brokers import Mosquitto
 from tests.support.disks import SmallDisk, small_disk
@@ -20,6 +19,7 @@ from tests.system.stage import (
     ROUNDS,
     Stage,
     all_went_well,
+    assert_complete,
     assert_like_oracle,
     outcomes,
     wait_state,
@@ -33,13 +33,11 @@ class DiskStage(Stage):
 
     @property
     def state_dir(self) -> Path:
-        """On that disk."""
         return self.directory / "disk" / "coordinator"
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """For the coordinator."""
     with small_disk(tmp_path / "disk", "2m") as one:
         yield one
 
@@ -52,7 +50,7 @@ def stage(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) 
         yield kind(mosquitto, fleet, tmp_path)
 
 
-def test_a_disk_that_is_full_in_mid_round_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Stage):
+def test_full_disk_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Stage):
     """Nobody hears `committed`, devices keep their updates, and `resume` goes on as if nothing had happened."""
     ann, bob = stage.start_agents()
     for device in DEVICES:
@@ -77,21 +75,13 @@ def test_a_disk_that_is_full_in_mid_round_ends_the_run_until_there_is_space(disk
     assert (full.code, "free some space on this disk" in full.err) == (1, True)
 
     disk.empty()
-    with stage.resume() as coordinator:
-        done = coordinator.done()
-    assert done.code == 0
-    assert outcomes(done.document) == all_went_well()
+    done = stage.resumed()
+    assert_complete(stage, done)
     assert ann.log.count("round 2: training") == bob.log.count("round 2: training") == 1
-    assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
-def test_a_disk_that_becomes_read_only_ends_the_run_until_it_is_writable(disk: SmallDisk, stage: Stage):
-    """What is there can still be looked at."""
-    stage.start_agents()
-    stage.hold("ann", round=2, step=3)
-    with stage.begin() as coordinator:
-        stage.wait_held("ann", coordinator)
-        coordinator.kill()
+def test_read_only_disk_ends_the_run_until_it_is_writable(disk: SmallDisk, stage: Stage):
+    stage.kill_coordinator(round=2, step=3)
     disk.make_readonly()
     refused = run("fedpatch", "resume", "last", "--state-dir", stage.state_dir)
     assert refused.code == 1
@@ -100,15 +90,12 @@ def test_a_disk_that_becomes_read_only_ends_the_run_until_it_is_writable(disk: S
     shown = run("fedpatch", "show", "last", "--state-dir", stage.state_dir, "--json")
     assert (shown.code, outcomes(shown.document)) == (0, all_went_well(1))
     disk.make_writable()
-    stage.holds["ann"].release()
-    with stage.resume() as coordinator:
-        done = coordinator.done()
+    done = stage.resumed()
     assert done.code == 0
     assert outcomes(done.document) == all_went_well()
 
 
-def test_a_disk_that_is_read_only_from_the_start_is_told(disk: SmallDisk, stage: Stage):
-    """With the directory, and what to do."""
+def test_disk_read_only_from_the_start_is_refused(disk: SmallDisk, stage: Stage):
     disk.make_readonly()
     with stage.begin() as coordinator:
         done = coordinator.done()
@@ -117,43 +104,19 @@ def test_a_disk_that_is_read_only_from_the_start_is_told(disk: SmallDisk, stage:
 
 
 @pytest.mark.parametrize("damage", ["noise", "empty", "absent"])
-def test_a_registry_that_is_damaged_is_replaced_by_its_copy(stage: Stage, damage: str):
+def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
     """The copy is of the end of the last round: the run goes on, and says what happened."""
-    stage.start_agents()
-    stage.hold("ann", round=3, step=2)
-    with stage.begin() as coordinator:
-        stage.wait_held("ann", coordinator)
-        coordinator.kill()
+    stage.kill_coordinator(round=3, step=2)
     path = stage.state_dir / REGISTRY_FILE
     size = path.stat().st_size
     path.unlink() if damage == "absent" else path.write_bytes(os.urandom(size) if damage == "noise" else b"")
-    stage.holds["ann"].release()
-    with stage.resume() as coordinator:
-        done = coordinator.done()
+    done = stage.resumed()
     assert done.code == 0
     told = {"noise": "is damaged", "empty": "is empty", "absent": "is not there"}[damage]
     assert f"{path}: {told}" in done.err
     assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
     assert outcomes(done.document) == all_went_well()
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
-
-
-def test_a_checkpoint_that_is_damaged_costs_its_round(stage: Stage):
-    """The run goes on from the one before, and that round is played again."""
-    stage.start_agents()
-    stage.hold("ann", round=3, step=2)
-    with stage.begin() as coordinator:
-        stage.wait_held("ann", coordinator)
-        coordinator.kill()
-    shown = run("fedpatch", "show", "last", "--state-dir", stage.state_dir, "--json")
-    newest = run_directory(stage.state_dir, shown.document["run"]) / "checkpoint-000002.fp"
-    newest.write_bytes(newest.read_bytes()[:-10])
-    stage.holds["ann"].release()
-    with stage.resume() as coordinator:
-        done = coordinator.done()
-    assert done.code == 0
-    assert f"{newest}: is damaged" in done.err
-    assert outcomes(done.document) == all_went_well()
 
 
 def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):

@@ -38,7 +38,6 @@ def _queries() -> list[tuple[str, str]]:
 
 
 def test_every_panel_finds_data_of_a_real_run(tmp_path):
-    """Once some rounds are over, and somebody has declined."""
     target = f"{HOST}:{free_port()}"
     scene = Scene(tmp_path / "machine")
     scene.whole()

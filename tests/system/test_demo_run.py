@@ -43,7 +43,6 @@ class Played:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it printed for scripts."""
         return dict(self.done.document)
 
 
@@ -86,7 +85,7 @@ def _assert_nothing_is_left(mark: str) -> None:
     assert left == []
 
 
-def test_the_demo_learns(played: Played):
+def test_demo_reaches_its_target(played: Played):
     """With its defaults, all devices' own models are good within few rounds, and that is why it stops."""
     summary = played.summary
     assert summary["stopped_because"] == "target_ua"
@@ -98,7 +97,7 @@ def test_the_demo_learns(played: Played):
     assert curve[0] < 0.5
 
 
-def test_scripts_find_what_they_were_promised(played: Played):
+def test_demo_json_has_the_documented_keys(played: Played):
     """Standard output is one JSON object on one line, with just these keys, and at least these for each round."""
     assert len(played.done.out.splitlines()) == 1
     summary = played.summary
@@ -115,7 +114,7 @@ def test_scripts_find_what_they_were_promised(played: Played):
         assert one["bytes_up"] > 0
 
 
-def test_the_model_is_the_public_part_of_it(played: Played):
+def test_exported_model_holds_the_public_tensors_alone(played: Played):
     """The exported model can be read by numpy alone, is finite, and holds nothing of what each device keeps as its patch."""
     assert len(list(played.out.glob("devices/*/patches/*.patch"))) == DEVICES
     schema = schema_of(TASK.build_model())
@@ -126,13 +125,13 @@ def test_the_model_is_the_public_part_of_it(played: Played):
         assert all(np.isfinite(model[name]).all() for name in model)
 
 
-def test_show_tells_the_same_afterwards(played: Played):
+def test_show_prints_the_demo_run_afterwards(played: Played):
     """The run can be looked at when the demo is over."""
     shown = run("fedpatch", "show", played.summary["run"], "--state-dir", played.out / "coordinator", "--json")
     assert (shown.code, shown.document) == (0, played.summary)
 
 
-def test_without_a_terminal_there_is_a_plain_line_per_round(played: Played):
+def test_stderr_without_a_terminal_has_a_plain_line_per_round(played: Played):
     """Standard error that is no terminal gets lines for a log, without anything that only a terminal understands."""
     lines = played.done.err.splitlines()
     rounds = [line for line in lines if re.match(r"round \d+/30 aggregated: \d+/10 reported, UA [01]\.\d+ ", line)]
@@ -143,11 +142,10 @@ def test_without_a_terminal_there_is_a_plain_line_per_round(played: Played):
 
 
 def test_no_process_outlives_the_demo(played: Played):
-    """Broker, agents and their training processes end with it."""
     _assert_nothing_is_left(played.mark)
 
 
-def test_the_same_seed_gives_the_same_again(tmp_path: Path):
+def test_same_seed_gives_the_same_curves_and_model(tmp_path: Path):
     """User accuracies and model, to 1e-6, also where a demo has been before; and they are not those of the beginning."""
     curves, models = [], []
     for _ in range(2):
@@ -169,7 +167,7 @@ def test_the_same_seed_gives_the_same_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("moment", ["waiting for devices", "round 1/"], ids=["while it starts", "in a round"])
-def test_ctrl_c_ends_all_of_it(tmp_path: Path, moment: str):
+def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path, moment: str):
     """Exit code 130, in a moment without a run as in the middle of one, and no process is left behind."""
     mark = uuid.uuid4().hex
     with _demo(tmp_path / "demo", "--devices", 2, "--target-ua", "none", "--rounds", 1000, mark=mark) as command:

@@ -60,7 +60,6 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
 
 
 def test_a_device_that_does_not_exist_is_told_with_the_nearest(tmp_path: Path):
-    """And nothing is made where there is no registry."""
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 
     with Registry(tmp_path / "a" / REGISTRY_FILE) as registry:

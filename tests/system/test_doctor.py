@@ -100,7 +100,6 @@ def test_bad_usage_is_not_a_finding(program):
 
 
 def test_settings_come_from_the_same_places_as_those_of_run(tmp_path):
-    """A file, the environment and options, in this order."""
     (tmp_path / "agent.toml").write_text('data = "shard:0/2"\nfleet = "cellar"\ntask = "none:TASK"\n')
     port = free_port()
     environment = {"FEDPATCH_AGENT_BROKER": f"mqtt://{HOST}:{port}", "FEDPATCH_AGENT_FLEET": "attic"}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.runtime.run_execution import start_run
-from fedpatch.coordinator.settings import RunSettings
 from tests.device_agent.growing_task import REFERENCE
 from tests.support.brokers import Mosquitto
 from tests.system.fleet import Fleet
@@ -33,28 +32,14 @@ class Growing:
 
     def round(self, quorum: float = 1.0) -> tuple[int, int]:
         """A run of one round, of which this share must report: how many did, and the examples of all of them."""
-        settings = RunSettings(
-            metrics=None,
-            broker=self.broker.url,
-            fleet=self.fleet.name,
-            state_dir=self.folder / "state",
-            task=REFERENCE,
-            strategy="fedavg",
-            learning_rate=0.1,
-            devices=2,
-            rounds=1,
-            quorum=quorum,
-            wait_s=60,
-            recruit_deadline_s=100.0,
-            grace_s=100.0,
-        )
+        terms = {"strategy": "fedavg", "learning_rate": 0.1, "rounds": 1, "quorum": quorum, "wait_s": 60}
+        settings = self.fleet.settings(self.folder / "state", REFERENCE, **terms)
         (record,) = start_run(settings, Silent()).rounds
         return record.reported, record.num_examples
 
 
 @pytest.fixture
 def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
-    """Both agents, ready."""
     growing = Growing(mosquitto, tmp_path)
     with growing.fleet as fleet:
         for device in ("ann", "bob"):

@@ -60,7 +60,6 @@ class House:
 
 
 def files_of_coordinator(house: House) -> dict[str, object]:
-    """What the coordinator shows."""
     place = house.directory / "ca"
     return {
         "ca_dir": place,

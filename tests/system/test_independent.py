@@ -21,9 +21,16 @@ def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data)
         fleet.wait_ready()
-        where = ["--broker", broker.url, "--fleet", "odd", "--state-dir", tmp_path / "state"]
-        terms = ["--task", REFERENCE, "--devices", 3, "--rounds", ROUNDS, "--independent-every", EVERY, "--wait-s", 150]
-        done = run("fedpatch", "run", *where, *terms, "--epochs", 3, "--json")
+        terms = {
+            "task": REFERENCE,
+            "devices": 3,
+            "rounds": ROUNDS,
+            "independent_every": EVERY,
+            "wait_s": 150,
+            "epochs": 3,
+        }
+        with fleet.coordinator(tmp_path / "state", **terms) as coordinator:
+            done = coordinator.done()
         shown = run("fedpatch", "show", "last", "--state-dir", tmp_path / "state")
     assert done.code == 0, done.err
     rounds = done.document["rounds"]

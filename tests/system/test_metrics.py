@@ -42,7 +42,6 @@ class Watched:
         return found
 
     def wait_rounds(self, least: int = ENOUGH_ROUNDS) -> None:
-        """Until Prometheus knows of so many."""
         query = 'fedpatch_rounds_total{outcome="aggregated"}'
         self.prometheus.wait_until(lambda: (self.prometheus.value(query) or 0) >= least, f"has seen {least} rounds")
 
@@ -92,12 +91,11 @@ def test_prometheus_has_every_documented_metric(watched):
     watched.prometheus.wait_until(has_all, "has every documented metric and no others")
 
 
-def test_promtool_likes_the_endpoint_of_a_run(watched):
-    """As it is served."""
+def test_endpoint_of_a_run_passes_promtool(watched):
     assert lint(fetch(watched.url)) == ""
 
 
-def test_an_agent_says_of_itself_what_it_does(watched):
+def test_agent_exports_its_state_by_endpoint_and_file(watched):
     """At its endpoint and in its file, in which promtool finds no fault; and the coordinator says the same of it."""
     watched.wait_rounds()
     assert lint(fetch(watched.ann_url)) == ""
@@ -118,7 +116,7 @@ def test_an_agent_says_of_itself_what_it_does(watched):
         )
 
 
-def test_what_happened_can_be_asked_for(watched):
+def test_metrics_count_updates_devices_and_bytes(watched):
     """Updates, devices, accuracies and bytes of a run in which two devices take part in every round."""
     watched.wait_rounds()
     ask = watched.prometheus.value
@@ -152,7 +150,7 @@ def test_what_happened_can_be_asked_for(watched):
         )
 
 
-def test_the_phases_of_rounds_add_up_to_their_time(watched):
+def test_phases_of_rounds_add_up_to_their_time(watched):
     """The parts, measured each for itself, are the whole to within 5 %."""
     watched.wait_rounds()
     parts = "sum(fedpatch_round_phase_seconds_sum{side='coordinator'})"
@@ -165,7 +163,7 @@ def test_the_phases_of_rounds_add_up_to_their_time(watched):
     watched.prometheus.wait_until(add_up, "adds up")
 
 
-def test_rounds_without_a_pause_add_up_to_the_time_that_passed(watched):
+def test_rounds_without_a_pause_add_up_to_the_time_passed(watched):
     """The unix clock agrees to within 5 % with the sum of the rounds' seconds, as soon as there are enough of them."""
     watched.wait_rounds()
     first, give_up_at, share = watched.samples(), time.monotonic() + PATIENCE_S, 0.0

@@ -13,7 +13,6 @@ import pytest
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.coordinator.runtime.run_execution import start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, Array
@@ -47,18 +46,15 @@ class Told(Silent):
         self.lines: list[str] = []
 
     def say(self, line: str) -> None:
-        """One more."""
         self.lines.append(line)
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "\n".join(self.lines)
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """After two rounds of learning."""
     with Mosquitto("max_queued_messages 0") as broker, Fleet(broker.url, tmp_path / "fleet") as fleet:
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data)
@@ -71,18 +67,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[RunSummary, Told]:
     """A run whose moments travel, by a coordinator of its own, and what it says."""
-    terms: dict[str, Any] = {"rounds": 2, "devices": len(DEVICES), "quorum": 1.0, "recruit_deadline_s": 100.0}
-    settings = RunSettings(
-        metrics=None,
-        broker=scene.broker.url,
-        fleet=scene.fleet.name,
-        state_dir=state_dir,
-        task=REFERENCE,
-        strategy="fedavg-adam",
-        private=private,
-        encoding="fp32",
-        **(terms | changes),
-    )
+    terms = {"rounds": 2, "quorum": 1.0, "strategy": "fedavg-adam", "private": private, "encoding": "fp32", **changes}
+    settings = scene.fleet.settings(state_dir, REFERENCE, **terms)
     told = Told()
     return start_run(settings, told), told
 

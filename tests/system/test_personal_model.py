@@ -89,7 +89,6 @@ def test_predict_sorts_the_devices_own_images(played, tmp_path):
 
 
 def test_a_device_that_keeps_no_models_has_none(played):
-    """It took part in the rounds all the same."""
     assert _ask("models", "--state-dir", played.state_dirs["bob"]) == []
     assert not (played.state_dirs["bob"] / "models").exists()
     assert [one["reported"] for one in played.summary["rounds"]] == [2, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
-from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, from_json
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.topics import parse_topic
 from tests.support.brokers import Mosquitto, client
-from tests.support.secured import Certificates, SecuredMosquitto, rules
+from tests.support.identities import Certified
+from tests.support.secured import SecuredMosquitto, rules
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model
 from tests.system.recording import Haystack, Recorder, telling_windows
@@ -69,7 +68,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The same at a broker as it ships, with TLS, certificates and rules; the recorder alone may read everything."""
     directory = tmp_path_factory.mktemp("secured")
-    certificates = Certificates(directory / "ca", "demo", devices=[*DEVICES, EVE], watchers=[RECORDER])
+    certificates = Certified(directory / "ca", "demo").make(*DEVICES, EVE, watchers=[RECORDER])
     acl = rules("demo", [*DEVICES, EVE]) + f"\nuser {RECORDER}\ntopic readwrite #\n\npattern readwrite barrier/%u\n"
     with (
         SecuredMosquitto(certificates, acl, options="max_queued_messages 0\nmax_queued_bytes 0") as broker,
@@ -88,27 +87,15 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield Stage(broker, fleet, connects, (broker.coordinator_port, reads))
 
 
-def _own(certificates: Certificates, device: str) -> list[str]:
+def _own(certificates: Certified, device: str) -> list[str]:
     cert_file, key_file = certificates.pair(device)
     return ["--cert-file", str(cert_file), "--key-file", str(key_file)]
 
 
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
     """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
-    settings = RunSettings(
-        metrics=None,
-        **stage.coordinator,
-        fleet=stage.fleet.name,
-        state_dir=tmp_path,
-        task=REFERENCE,
-        strategy=STRATEGY,
-        private=private,
-        encoding=encoding,
-        rounds=ROUNDS,
-        devices=len(DEVICES),
-        quorum=1.0,
-        recruit_deadline_s=100.0,
-    )
+    terms = {"strategy": STRATEGY, "private": private, "encoding": encoding, "rounds": ROUNDS, "quorum": 1.0}
+    settings = replace(stage.fleet.settings(tmp_path, REFERENCE, **terms), **stage.coordinator)
     port, options = stage.recorder
     with Recorder(port, tmp_path, options) as recorder:
         summary = start_run(settings, Silent())
@@ -200,7 +187,7 @@ def test_over_tls_the_broker_itself_sees_nothing_private_and_a_device_nothing_of
     certificates = secured.broker.certificates
     others = [f"fedpatch/1/demo/dev/{device}/{end}" for device in DEVICES for end in ("#", "state", "up", "dn")]
     everything = ["#", "fedpatch/#", "fedpatch/1/demo/dev/+/+", "fedpatch/1/demo/dev/+/blob/+/+", *others]
-    eve = TlsFiles(certificates.ca_file, *certificates.pair(EVE))
+    eve = certificates.files(EVE)
     with client(secured.broker.url, EVE, *everything, tls=eve) as listener:
         listener.settle()
         _check_what_was_private(secured, tmp_path, "affine", "fp32")

@@ -16,7 +16,6 @@ import pytest
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.tasks.torch_model import schema_of
@@ -95,25 +94,11 @@ class Stage:
             return played
 
     def _run(self, devices: int, rounds: int, quorum: float, misbehave: Callable[[], list[Verdict]]) -> Played:
-        settings = RunSettings(
-            metrics=None,
-            broker=self.fleet.broker,
-            fleet=self.fleet.name,
-            state_dir=Path(tempfile.mkdtemp(dir=self.directory)),
-            task=REFERENCE,
-            strategy=STRATEGY,
-            private=PRIVATE,
-            seed=SEED,
-            encoding="fp32+zstd",  # of which a rogue makes what it likes
-            rounds=rounds,
-            devices=devices,
-            quorum=quorum,
-            recruit_deadline_s=100.0,
-            grace_s=100.0,
-            max_model_mib=MAX_MODEL_MIB,
-            quarantine_after=0,
-            norm_bound="off",  # the oracle has none
-        )
+        terms = {"strategy": STRATEGY, "private": PRIVATE, "seed": SEED, "rounds": rounds, "devices": devices}
+        terms |= {"quorum": quorum, "max_model_mib": MAX_MODEL_MIB, "quarantine_after": 0}
+        # The oracle has no bound; of an encoding without steps a rogue makes what it likes.
+        terms |= {"norm_bound": "off", "encoding": "fp32+zstd"}
+        settings = self.fleet.settings(Path(tempfile.mkdtemp(dir=self.directory)), REFERENCE, **terms)
         with ThreadPoolExecutor(1) as pool:
             verdicts = pool.submit(misbehave)
             summary = start_run(settings, Silent())
@@ -124,7 +109,6 @@ class Stage:
 
 
 def rogue_names(count: int) -> list[str]:
-    """Names of so many rogues."""
     return [f"rogue-{number:02}" for number in range(count)]
 
 
@@ -145,7 +129,7 @@ def played(stage: Stage) -> Played:
 
 
 @pytest.mark.parametrize("name", MISDEEDS)
-def test_a_misdeed_is_refused_told_and_counted(played, name):
+def test_misdeed_is_refused_answered_and_counted(played, name):
     """The device hears why, the round's books name it, and the round goes on with the honest device alone."""
     number = list(MISDEEDS).index(name)
     reason, _ = MISDEEDS[name]
@@ -160,13 +144,12 @@ def test_a_misdeed_is_refused_told_and_counted(played, name):
     assert record.num_examples == len(device_data(DATA).train_x)
 
 
-def test_an_offender_is_not_asked_again(played):
-    """The next round is the honest device's alone."""
+def test_offender_is_not_invited_again(played):
     second = played.summary.rounds[1]
     assert (second.outcome, second.cohort, second.reported, second.offenders) == ("aggregated", 1, 1, {})
 
 
-def test_a_private_value_is_named_to_the_device(played):
+def test_refusal_of_a_private_value_names_it(played):
     """Who gives away what is private hears which values, so that its owner can find out why."""
     answers = [verdict.answer for verdict in played.verdicts[:2]]
     assert all(isinstance(answer, Refused) for answer in answers)
@@ -174,7 +157,7 @@ def test_a_private_value_is_named_to_the_device(played):
     assert "'bn2.bias:exp_avg'" in answers[1].detail
 
 
-def test_the_registry_counts_refusals_for_the_device(played):
+def test_registry_counts_refusals_by_device(played):
     """Each side of the books: what the rogue did is the rogue's alone."""
     for device, (reason, _) in zip(rogue_names(len(MISDEEDS)), MISDEEDS.values(), strict=True):
         rogue = played.devices[device]
@@ -183,23 +166,22 @@ def test_the_registry_counts_refusals_for_the_device(played):
     assert (honest.accepted, honest.refused, honest.reported, honest.last_reason) == (2, 0, 2, "")
 
 
-def test_the_model_is_that_of_the_honest_device_alone(played):
+def test_model_is_that_of_the_honest_device_alone(played):
     """Nothing of a refused update is in the global model or its moments."""
-    data = device_data(DATA)
-    honest = (data.train_x, data.train_y, data.test_x, data.test_y)
+    honest = oracle.arrays_of(device_data(DATA))
     rounds = [["honest"]] * 2
     rate = TASK.learning_rates[STRATEGY]
     history = oracle.run_mtfl(
         build_model, {"honest": honest}, rounds, STRATEGY, PRIVATE, rate, batch_size=TASK.batch_size, seed=SEED
     )
     last = history[-1]
-    moments = {f"{name}:{kind}": value for name, kinds in last.moments.items() for kind, value in kinds.items()}
+    moments = oracle.flat(last.moments)
     assert played.state.tensors.keys() == {*last.omega, *moments}
     for name, value in {**last.omega, **moments}.items():
         np.testing.assert_allclose(played.state.tensors[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
-def test_the_same_device_is_welcome_when_it_keeps_to_the_rules(stage):
+def test_honest_update_of_a_former_offender_is_committed(stage):
     """The rogue's way to upload is not itself a reason to refuse it."""
     played = stage.play([Update.upload])
     assert [type(verdict.answer) for verdict in played.verdicts] == [Committed]
@@ -207,7 +189,7 @@ def test_the_same_device_is_welcome_when_it_keeps_to_the_rules(stage):
     assert played.devices["rogue"].reported == 1
 
 
-def test_what_is_not_ours_is_ignored_and_counted(stage):
+def test_foreign_bytes_are_ignored_and_counted(stage):
     """Foreign bytes on a device's topics disturb no round, and the registry tells whose they were."""
 
     def misbehave(update: Update) -> Upload:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.listing import children
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
 from tests.system.stage import DEVICES, Stage, wait_state
@@ -62,7 +62,6 @@ class Manager:
         return self.heard.count("WATCHDOG=1")
 
     def close(self) -> None:
-        """Stop listening."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             ours.sendto(b"", str(self.path))
         self._thread.join()
@@ -83,17 +82,6 @@ def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
     manager.close()
 
 
-def children(pid: int) -> list[int]:
-    """Processes that a process has started and that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
 def what_lies_in(directory: Path) -> dict[str, tuple[int, int, int]]:
     """Inode, time of change and size of all files and directories: whatever was written, even the same again, shows."""
     stats = {str(path): path.stat() for path in (directory, *directory.rglob("*"))}
@@ -104,7 +92,7 @@ def _gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_systemd_hears_of_it_from_the_start_to_a_stop_in_mid_training(stage: Stage, manager: Manager):
+def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, manager: Manager):
     """READY, each state, signs of life also while it trains, STOPPING; the training process ends with it, and all is whole."""
     stage.holds["ann"] = Hold(stage.directory / "ann.hold")
     ann = stage.fleet.start("ann", REFERENCE, f"{DEVICES['ann']};{stage.holds['ann'].path}")
@@ -126,7 +114,7 @@ def test_systemd_hears_of_it_from_the_start_to_a_stop_in_mid_training(stage: Sta
     assert not list(ann.state_dir.rglob("*.tmp"))
 
 
-def test_a_service_without_a_broker_is_ready_and_says_what_it_lacks(manager: Manager, tmp_path: Path):
+def test_agent_without_a_broker_is_ready_and_says_so_in_its_status(manager: Manager, tmp_path: Path):
     """A network that comes late is no failed start; and the loop comes round without it."""
     with Fleet("mqtt://127.0.0.1:9", tmp_path) as fleet:
         fleet.start("ann", "digits", "shard:0/10")
@@ -142,7 +130,7 @@ def _start_resting(stage: Stage) -> AgentProcess:
     )
 
 
-def test_the_memory_of_training_is_given_back_and_the_next_round_is_played(stage: Stage):
+def test_idle_agent_ends_its_training_process_and_plays_the_next_round(stage: Stage):
     """After the start and after the run there is no training process; the device stays, with what it can train."""
     ann = _start_resting(stage)
     ann.wait(lambda: "giving the memory of training back" in ann.log, "rests")
@@ -155,7 +143,7 @@ def test_the_memory_of_training_is_given_back_and_the_next_round_is_played(stage
     ann.wait(lambda: not children(ann.pid), "has no training process again")
 
 
-def test_an_agent_with_nothing_to_do_writes_nothing(stage: Stage, manager: Manager):
+def test_idle_agent_writes_no_file(stage: Stage, manager: Manager):
     """An SD card wears out by writing: not for signs of life, not for releasing memory; for a connection, its status alone."""
     ann = _start_resting(stage)
     ann.wait_ready()

@@ -13,7 +13,6 @@ import pytest
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
-from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
 from fedpatch.shared.tasks.task import Task, find_task
@@ -72,24 +71,9 @@ def deployed(fleet: Fleet, study: Study, state_dir: Path) -> tuple[RunSummary, S
     for agent in fleet.agents.values():
         for patch in agent.patches.iterdir():
             patch.unlink()
-    settings = RunSettings(
-        norm_bound="off",
-        metrics=None,
-        broker=fleet.broker,
-        fleet=fleet.name,
-        state_dir=state_dir,
-        task=TASK,
-        strategy=study.strategy,
-        private=study.private,
-        seed=study.seed,
-        encoding=study.encoding,
-        rounds=study.rounds,
-        devices=CLIENTS,
-        participation=study.participation,
-        over_select=1.0,
-        quorum=1.0,
-        recruit_deadline_s=100.0,
-    )
+    names = ("strategy", "private", "seed", "encoding", "rounds", "participation")
+    terms = {name: getattr(study, name) for name in names}
+    settings = fleet.settings(state_dir, TASK, norm_bound="off", over_select=1.0, quorum=1.0, **terms)
     summary = start_run(settings, Silent())
     state, _, _ = load_checkpoint(run_directory(state_dir, summary.run))
     return summary, state

@@ -49,7 +49,6 @@ def test_one_bad_device_of_four_does_not_end_the_run(tmp_path):
 
 
 def test_a_run_that_never_saw_a_device_ends_with_1_and_says_so(tmp_path):
-    """Its time limit comes before the first device."""
     with Mosquitto() as broker:
         terms = ["--task", REFERENCE, "--devices", 2, "--time-limit-s", 0.5]
         done = run("fedpatch", "run", *where(broker, tmp_path / "state"), *terms)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +10,7 @@ import pytest
 
 from tests.device_agent.sensors import scenes
 from tests.support.brokers import Mosquitto
-from tests.support.paths import ROOT
-from tests.system.commands import Command
+from tests.system.commands import Command, run
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, Hold
 
@@ -39,16 +36,13 @@ class Laptop:
         fleet.wait_ready()
 
     def plug(self, online: bool) -> None:
-        """In or out."""
         self._scene.supply("BAT0", {"status": "Charging" if online else "Discharging"})
         self._scene.supply("AC", scenes.MAINS | {"online": "1" if online else "0"})
 
     def run(self, **terms: object) -> Command:
         """A run of one round with this device alone."""
-        given = {"task": REFERENCE, "devices": 1, "broker": self.fleet.broker, "fleet": self.fleet.name, "rounds": 1}
-        given |= {"state-dir": self.directory / "coordinator", "wait-s": 200, "deadline-s": 200}
-        options = [f"--{name}={value}" for name, value in (given | terms).items()]
-        return Command("fedpatch", "run", "--json", *options)
+        given = {"task": REFERENCE, "devices": 1, "rounds": 1, "wait_s": 200, "deadline_s": 200}
+        return self.fleet.coordinator(self.directory / "coordinator", **(given | terms))
 
     def wait_training(self) -> None:
         """Return in the middle of it; until `hold` is released it stays there."""
@@ -56,8 +50,7 @@ class Laptop:
 
     def told(self) -> str:
         """What `fedpatch-agent status` says."""
-        command = [sys.executable, "-m", "fedpatch.device_agent", "status", "--state-dir", str(self.agent.state_dir)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return run("fedpatch-agent", "status", "--state-dir", self.agent.state_dir).out
 
 
 @pytest.fixture
@@ -90,7 +83,7 @@ def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
 @pytest.mark.parametrize("laptop", ["abandon"], indirect=True)
 def test_an_abandoned_training_names_the_condition(laptop, record_property):
     """The coordinator counts it; and it waits for the device to be willing again instead of asking in vain."""
-    with laptop.run(**{"max-failed-rounds": 2, "rounds": 2}) as coordinator:
+    with laptop.run(max_failed_rounds=2, rounds=2) as coordinator:
         laptop.wait_training()
         laptop.plug(False)
         unplugged_at = time.monotonic()

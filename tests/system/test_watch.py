@@ -43,7 +43,6 @@ class Held:
         return ["--broker", self.stage.broker.url, "--fleet", self.stage.fleet.name]
 
     def told(self) -> dict:
-        """How it stands, for programs."""
         done = run("fedpatch", "watch", *self.where, "--once", "--json")
         assert done.code == 0, done.err
         return dict(done.document)
@@ -100,18 +99,15 @@ class Terminal:
         self._size = ["-x", str(columns), "-y", str(lines)]
 
     def run(self, *command: str) -> None:
-        """Start it."""
         words = " ".join((sys.executable, "-m", *command))
         shell = f"cd {ROOT} && trap : INT; PYTHONPATH={ROOT} LC_ALL=C.UTF-8 {words}; echo it ended with $?; cat"
         self("new-session", "-d", *self._size, shell)
 
     def __call__(self, *command: str) -> str:
-        """What tmux says to a command."""
         return subprocess.run([*self._tmux, *command], capture_output=True, text=True, check=True).stdout
 
     @property
     def lines(self) -> list[str]:
-        """What it shows."""
         return self("capture-pane", "-p").splitlines()
 
     def wait(self, text: str) -> list[str]:
@@ -129,7 +125,7 @@ class Terminal:
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
-def test_a_terminal_shows_the_round_the_phase_and_the_devices(held, socket_folder, columns, lines):
+def test_terminal_shows_round_phase_and_devices(held, socket_folder, columns, lines):
     """Whole lines, one picture; Ctrl-C ends it with 130 and leaves the terminal as it was."""
     with Terminal(socket_folder, columns, lines) as terminal:
         terminal.run("fedpatch", "watch", *held.where)
@@ -142,7 +138,7 @@ def test_a_terminal_shows_the_round_the_phase_and_the_devices(held, socket_folde
         assert not any("Traceback" in line or "Aborted" in line for line in terminal.lines)
 
 
-def test_a_program_gets_one_json_document(held):
+def test_watch_once_json_is_one_document(held):
     """With the run, the round, the devices, the rounds before, and bytes."""
     told = held.told()
     assert (told["fleet"], told["coordinator"], told["round"]) == (held.stage.fleet.name, "online", 2)
@@ -154,7 +150,7 @@ def test_a_program_gets_one_json_document(held):
     assert told["user_accuracy"] is not None
 
 
-def test_on_the_same_machine_nothing_has_to_be_said(held, tmp_path):
+def test_watch_on_the_coordinators_machine_needs_no_option(held, tmp_path):
     """Broker and fleet are those of the newest run; where there is none, that is said."""
     done = run("fedpatch", "watch", "--once", "--state-dir", held.stage.state_dir)
     assert done.code == 0, done.err
@@ -165,7 +161,7 @@ def test_on_the_same_machine_nothing_has_to_be_said(held, tmp_path):
     assert "say where it is, with --broker URL and --fleet NAME" in without.err
 
 
-def test_a_fleet_without_a_coordinator_is_no_riddle(held):
+def test_watch_of_a_fleet_without_coordinator_exits_with_1(held):
     """Where the broker knows that nobody is at work, it is said at once."""
     with client(held.stage.broker.url, "other", clean_start=True) as other:
         gone = encode(Envelope(CoordinatorState(online=False, boot="b1")))
@@ -176,7 +172,7 @@ def test_a_fleet_without_a_coordinator_is_no_riddle(held):
     assert "no coordinator is at work for it" in done.err
 
 
-def test_a_watcher_needs_no_right_but_to_read_that():
+def test_watcher_with_read_rights_alone_sees_the_run():
     """With the generated rules, a user for watching sees the run; what it writes, nobody gets."""
     acl = mosquitto_acl("home", devices=["pi-1"], watchers=["ann"])
     users = {"coordinator": "c", "ann": "a"}
@@ -202,7 +198,7 @@ def test_a_watcher_needs_no_right_but_to_read_that():
     assert (done.code, len(done.out.splitlines())) == (130, 1)
 
 
-def test_lines_are_told_to_the_end_and_beyond(held):
+def test_watch_follows_death_return_and_end_of_the_coordinator(held):
     """A line per round, the coordinator's death and return, and the end of the run; nothing is left to test after it."""
     with (
         Command("fedpatch", "watch", *held.where) as watching,

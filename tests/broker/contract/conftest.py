@@ -14,7 +14,6 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """A running broker."""
     with TARGETS[request.param](request.param) as target:
         yield target
 

@@ -59,11 +59,9 @@ class Parties:
             time.sleep(0.01)
 
     def say(self, device: str, body: Body) -> None:
-        """The coordinator to a device."""
         self.links[COORDINATOR].publish(topics.down(self.fleet, device), encode(Envelope(body)))
 
     def answer(self, device: str, body: Body) -> None:
-        """A device to the coordinator."""
         self.links[device].publish(topics.up(self.fleet, device), encode(Envelope(body)))
 
     def play(self, hear: Callable[[str, Received, float], None], tick: Callable[[float], float | None]) -> None:
@@ -164,7 +162,6 @@ class Getting:
         return min(due, default=None)
 
     def blob(self, name: str) -> bytes:
-        """What a device has now."""
         return b"".join(data for _, data in sorted(self.parts[name].items()))
 
 

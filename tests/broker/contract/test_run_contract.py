@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedpatch.coordinator.runtime.run_execution import start_run
-from fedpatch.coordinator.settings import RunSettings
 from tests.broker.contract.targets import Target
 from tests.broker.ejabberd import PASSWORD, USERNAME
 from tests.broker.relay import Relay
@@ -67,8 +65,6 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
 def test_two_rounds_with_three_devices(target: Target, agents: Agents, tmp_path: Path):
     """Devices that were there before the coordinator are found, get the model, and are committed in both rounds."""
     agents.move_to(target)
-    terms: dict[str, Any] = {name.replace("-", "_"): value for name, value in PATIENT.items()} | target.login
-    terms |= {"broker": target.url, "fleet": agents.fleet.name, "state_dir": tmp_path, "metrics": None}
-    settings = RunSettings(task=TASK, rounds=2, devices=len(DEVICES), **terms)
+    settings = replace(agents.fleet.settings(tmp_path, TASK, rounds=2, **PATIENT, **target.login), broker=target.url)
     summary = start_run(settings, Silent())
     assert [(one.outcome, one.reported) for one in summary.rounds] == [("aggregated", 3)] * 2

@@ -91,13 +91,11 @@ class Broker:
                     self._enqueue(session, Message(topic, payload, retained=True))
 
     def unsubscribe(self, link: SimulatedLink, filters: tuple[str, ...]) -> None:
-        """No more of these."""
         session = self._session(link)
         for one in filters if session else ():
             session.filters.pop(one, None)  # type: ignore[union-attr]
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """To everybody who subscribed."""
         if self.swallows(topic, payload):
             return
         if retain:
@@ -109,7 +107,6 @@ class Broker:
                 self._enqueue(session, Message(topic, payload))
 
     def goodbye(self, link: SimulatedLink) -> None:
-        """A client leaves without its will."""
         session = self._session(link)
         if session is not None and session.wire is not None:
             session.will = None

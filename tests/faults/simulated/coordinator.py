@@ -46,11 +46,9 @@ class Queue:
         self._spins, self._spun_at = 0, -1.0
 
     def put(self, event: Any) -> None:
-        """One more."""
         self._events.append(event)
 
     def qsize(self) -> int:
-        """How many wait."""
         return len(self._events)
 
     def get(self, timeout: float | None = None) -> Any:

@@ -46,7 +46,6 @@ class SimulatedDevice:
         self._world = world
 
     def start(self) -> None:
-        """Switched on."""
         if self.process is not None:
             return
         self.boots += 1

@@ -37,7 +37,6 @@ class Disk:
         self._free_at = 0.0
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """As an executor's."""
         world, future = self._world, _Written(self._world)
         self._futures.append(future)
         self._free_at = max(self._free_at, world.now) + WRITE_S

@@ -52,28 +52,23 @@ class SimulatedLink:
     # ---- for its owner
 
     def start(self) -> None:
-        """Begin to connect."""
         self._connect()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Queue a message."""
         queued = not self._stopped and self._outbox.put(QueuedMessage(topic, payload, qos, retain))
         self._feed()
         return queued
 
     def subscribe(self, *filters: str) -> None:
-        """Want messages."""
         self._subscriptions.add(filters)
         self._feed()
 
     def unsubscribe(self, *filters: str) -> None:
-        """Want no more of them."""
         self._subscriptions.remove(filters)
         self._feed()
 
     @property
     def idle(self) -> bool:
-        """Everything is acknowledged."""
         return len(self._outbox) == 0
 
     def wait_connected(self, timeout_s: float) -> Connected:
@@ -97,7 +92,6 @@ class SimulatedLink:
         self.die()
 
     def die(self) -> None:
-        """Its process is gone."""
         self._stopped = True
         wire, self._wire, self._connected = self._wire, None, None
         if wire is not None:
@@ -137,7 +131,6 @@ class SimulatedLink:
         self._tell(Disconnected("the simulated connection is gone"))
 
     def on_connack(self, wire: Wire, present: bool) -> None:
-        """The broker took us."""
         if self._wire is wire:
             self._pause_s = RETRY_S[0]
             self._connected = Connected("5", None, True, present)
@@ -170,7 +163,6 @@ class SimulatedLink:
             wire.up(partial(self._arrived, wire, self._last_key, message))
 
     def _arrived(self, wire: Wire, key: int, message: QueuedMessage) -> None:
-        """At the broker."""
         self._world.broker.publish(message.topic, message.payload, retain=message.retain)
         wire.down(partial(self._acknowledged, wire, key))
 

@@ -33,7 +33,6 @@ class Schedule:
     faults: list[tuple[float, Fault]] = field(default_factory=list)
 
     def at(self, moment_s: float, fault: Fault) -> Schedule:
-        """One more."""
         self.faults.append((moment_s, fault))
         return self
 

@@ -24,7 +24,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("first", SEEDS[::_CHUNK])
-def test_what_was_promised_holds_whatever_fails(first):
+def test_drawn_schedule_keeps_all_promises(first):
     """Every committed update counts, once; every round and the run end in time; models and patches are right to the bit."""
     for seed in range(first, min(first + _CHUNK, SEEDS.stop)):
         play(draw(seed))

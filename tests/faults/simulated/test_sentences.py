@@ -42,7 +42,6 @@ def told(world: World, words: str) -> int:
 
 
 def outcomes(world: World) -> list[tuple[str, int]]:
-    """Of all rounds."""
     return [(record.outcome, record.reported) for record in rounds(world)]
 
 
@@ -118,8 +117,6 @@ def test_the_word_committed_is_lost():
 
 
 def test_the_coordinator_is_killed_twice_in_one_round():
-    """Each time what was committed is still there."""
-
     def watch(world: World) -> None:
         def again() -> None:
             world.when("round 1: the update of", partial(world.coordinator.die_here, 2.0))
@@ -269,8 +266,6 @@ def test_a_slow_device_among_four_is_waited_for():
 
 
 def test_the_coordinator_is_killed_and_knows_the_absent_device_and_the_deadline():
-    """Both follow from the records of the rounds."""
-
     def watch(world: World) -> None:
         mute(world, "pi-1")
         world.when("round 4: the update of", partial(world.coordinator.die_here, 5.0))

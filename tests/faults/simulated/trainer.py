@@ -69,7 +69,6 @@ class SimulatedTrainer:
             self._later(self._world.rng.uniform(*SET_UP_S), self._set_up)
 
     def train(self, command: TrainCommand) -> None:
-        """One more round to do."""
         self.start()
         self._lessons.append(_Lesson(command))
         if len(self._lessons) == 1 and self._store is not None:

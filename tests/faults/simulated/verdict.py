@@ -47,7 +47,6 @@ def judge(world: World) -> None:
 
 
 def calm_settings(world: World) -> RunSettings:
-    """One round with everybody."""
     given = world.settings
     return replace(
         given, rounds=1, quorum=1.0, participation=1.0, state_dir=world.coordinator.directory, deadline_s=600.0

@@ -130,7 +130,6 @@ class Host:
                 wire.fall_silent()
 
     def heal(self) -> None:
-        """The way is open again."""
         self.reach = "ok"
         for wire in list(self.wires):
             wire.heal()

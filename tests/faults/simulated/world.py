@@ -69,7 +69,6 @@ class World:
         self.agenda.at(_BEGAN_S + moment_s, action)
 
     def say(self, line: str) -> None:
-        """For whoever reads what happened."""
         self.log.append(f"{self.now - _BEGAN_S:9.3f}  {line}")
         for trigger in [one for one in self._triggers if one[0] in line]:
             self._triggers.remove(trigger)
@@ -117,7 +116,6 @@ class World:
     # ---- what is in it
 
     def wire(self) -> Wire:
-        """A new connection to the broker."""
         return Wire(self.agenda, self.rng, self.broker.weather)
 
     def host(self, name: str) -> Host:
@@ -125,7 +123,6 @@ class World:
         return self.devices[name].host if name in self.devices else self.coordinator.host
 
     def play(self) -> None:
-        """Until the run is over."""
         while self.coordinator.wanted:
             self.wait(lambda: False, self.coordinator.start_at - self.now)
             self.coordinator.run()

@@ -47,7 +47,6 @@ def test_a_turn_gets_its_batches_whoever_was_expected(expected, asked, ahead, pe
 
 @given(st.integers(0, len(SIZES) - 1), st.integers(0, 50), st.integers(1, 9))
 def test_any_number_of_batches_can_be_drawn(client, first_batch, count):
-    """Also less than a round's."""
     found = MinibatchStream(PLAN, SIZES, 1).batches(client, first_batch, count)
     assert np.array_equal(found.numpy(), of_stream((client, first_batch), count))
 

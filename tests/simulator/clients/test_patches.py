@@ -14,13 +14,8 @@ CLIENTS = 5
 
 
 def patches_under(private: str, moments: tuple[str, ...] = ()) -> Patches:
-    """Those of new clients."""
     whole = schema_of(build_model()).with_moments(moments)
-    return Patches(
-        whole.subset(parse_policy(private).private_names(whole)),
-        initial_tensors(UNEVEN, 3),
-        CLIENTS,
-    )
+    return Patches(whole.subset(parse_policy(private).private_names(whole)), initial_tensors(UNEVEN, 3), CLIENTS)
 
 
 @pytest.mark.parametrize("private", POLICIES)

@@ -19,22 +19,11 @@ from hypothesis import strategies as st
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.experiment.simulation import simulate
-from fedpatch.simulator.spec.study import Outcome, Point, Study
-from tests.simulator.studies import assert_close, simulation_of, study_of
+from fedpatch.simulator.spec.study import Point, Study
+from tests.simulator.studies import assert_close, play_on, simulation_of, study_of, without_seconds
 from tests.support.paths import ROOT
 
 ROUNDS = 4
-
-
-def without_seconds(outcome: Outcome) -> tuple[Study, list[Point], bool]:
-    """What does not depend on the machine's speed."""
-    return outcome.study, [replace(one, seconds=0.0) for one in outcome.points], outcome.complete
-
-
-def play_on(study: Study, folder: Path, points: int, **options) -> Outcome:
-    """Simulate until so many points are known, those from before included."""
-    known: list[Point] = []
-    return simulate(study, on_point=known.append, stopped=lambda: len(known) >= points, saved=folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +33,13 @@ def play_on(study: Study, folder: Path, points: int, **options) -> Outcome:
         study_of("fedadam", "stats", rounds=ROUNDS),
         study_of("fedavg-adam", "all", rounds=ROUNDS),
         study_of("independent", rounds=ROUNDS),
+        study_of("fedavg-adam", "affine", participation=0.3, norm_bound="auto:0.8", rounds=ROUNDS),
+        *(study_of("fedavg-adam", "affine", rounds=ROUNDS, encoding=e) for e in ("delta-int8", "delta-bf16", "fp16")),
     ],
-    ids=lambda study: study.strategy,
+    ids=["fedavg", "fedadam", "fedavg-adam", "independent", "bounded", "delta-int8", "delta-bf16", "fp16"],
 )
-def test_an_interruption_after_every_round_changes_nothing(tmp_path, study):
-    """The curve, the model, the server's moments and every patch are those of a simulation that was left alone."""
+def test_study_interrupted_after_every_round_ends_as_one_left_alone(tmp_path, study):
+    """The curve, the model, the server's moments, patches and residuals are those of a simulation that was left alone."""
     for points in range(ROUNDS + 1):
         outcome = play_on(study, tmp_path / "stopped", points)
         assert (len(outcome.points), outcome.complete) == (points, False)
@@ -60,10 +51,11 @@ def test_an_interruption_after_every_round_changes_nothing(tmp_path, study):
     assert_close(found.server.tensors, expected.server.tensors, 0)
     assert_close(found.server.server, expected.server.server, 0)
     assert_close(found.patches, expected.patches, 0)
+    assert_close(found.residuals, expected.residuals, 0)
     assert found.batches == expected.batches
 
 
-def test_what_was_known_before_is_told_again(tmp_path):
+def test_resumed_simulation_reports_all_points_from_the_first(tmp_path):
     """Whoever watches hears the whole curve, from its first point."""
     study, told = study_of(rounds=ROUNDS), list[Point]()
     play_on(study, tmp_path, 3)
@@ -71,7 +63,7 @@ def test_what_was_known_before_is_told_again(tmp_path):
     assert told == list(outcome.points)
 
 
-def test_a_finished_simulation_gives_its_outcome_again(tmp_path):
+def test_finished_simulation_returns_its_outcome_again(tmp_path):
     """Until its folder is deleted, so that nothing is lost between the end and the writing of a result."""
     study = study_of(rounds=ROUNDS)
     first = simulate(study, saved=tmp_path)
@@ -80,7 +72,7 @@ def test_a_finished_simulation_gives_its_outcome_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_processes_go_on_where_they_were(tmp_path):
+def test_study_resumed_by_two_workers_ends_as_with_one(tmp_path):
     """Interrupted and taken up again by two workers, then by one: the outcome of one process alone."""
     study = study_of("fedavg-adam", "affine", rounds=ROUNDS, clients=21)
     play_on(study, tmp_path, 2, workers=2)
@@ -100,7 +92,7 @@ fedpatch.simulator.experiment.simulation.simulate(study_of("fedavg-adam", "affin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment_s", [0.0, *(pytest.param(s, marks=pytest.mark.faults) for s in (0.137, 0.511))])
-def test_a_power_cut_at_any_moment_loses_a_few_rounds_at_most(tmp_path, moment_s):
+def test_killed_simulation_resumes_from_its_last_state(tmp_path, moment_s):
     """Killed while it computes or saves, it goes on from the last state and leaves no unfinished file behind."""
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT)
     try:
@@ -124,7 +116,7 @@ def test_a_power_cut_at_any_moment_loses_a_few_rounds_at_most(tmp_path, moment_s
     assert os.listdir(tmp_path) == [states.STATE_FILE]
 
 
-def test_another_study_needs_another_folder(tmp_path):
+def test_folder_of_another_study_is_refused(tmp_path):
     """The error says in which term the two differ, and the state stays what it is."""
     play_on(study_of(rounds=ROUNDS), tmp_path, 2)
     before = (tmp_path / states.STATE_FILE).read_bytes()
@@ -150,7 +142,7 @@ def written(tmp_path_factory):
 
 
 @given(data=st.data())
-def test_a_damaged_state_is_told_apart_from_a_whole_one(written, data):
+def test_damaged_state_is_refused_or_read_as_written(written, data):
     """Whatever byte is wrong or wherever it ends: it is read as it was written, or refused by its name with the mend."""
     study, path, whole = written
     damaged = bytearray(whole)
@@ -177,14 +169,13 @@ def test_a_damaged_state_is_told_apart_from_a_whole_one(written, data):
 
 
 @pytest.mark.parametrize("content", [b"", b"no state at all", b"PK\x05\x06" + bytes(18)])
-def test_a_file_that_is_no_state_is_named(tmp_path, content):
-    """With what to do about it."""
+def test_file_that_is_no_state_is_refused(tmp_path, content):
     (tmp_path / states.STATE_FILE).write_bytes(content)
     with pytest.raises(UsageError, match=f"{states.STATE_FILE} cannot be read .*; delete it"):
         states.load(tmp_path, study_of())
 
 
-def test_a_state_of_another_version_is_named(tmp_path, monkeypatch):
+def test_state_of_another_version_is_refused(tmp_path, monkeypatch):
     """A term that this version does not know is told with the file that has it."""
     study = study_of(rounds=ROUNDS)
     to_dict = Study.to_dict
@@ -195,22 +186,20 @@ def test_a_state_of_another_version_is_named(tmp_path, monkeypatch):
         states.load(tmp_path, study)
 
 
-def test_a_state_of_another_model_is_refused(tmp_path):
+def test_state_of_another_model_is_refused(tmp_path):
     """A task whose model has changed since cannot go on with the values of the old one."""
     study = study_of("fedadam", "affine", rounds=ROUNDS)
     simulation = simulation_of(study)
     simulation.step(), simulation.step()
     state = simulation.state()
     model = {name: np.zeros((2, 3)) for name in state.server.tensors}
-    states.save(tmp_path, study, replace(state, server=replace(state.server, tensors=model)))
-    with pytest.raises(UsageError, match=r"another version of the task.*delete"):
-        simulate(study, saved=tmp_path)
-    states.save(tmp_path, study, replace(state, patches={}))
-    with pytest.raises(UsageError, match=r"another version of the task.*delete"):
-        simulate(study, saved=tmp_path)
+    for other in (replace(state, server=replace(state.server, tensors=model)), replace(state, patches={})):
+        states.save(tmp_path, study, other)
+        with pytest.raises(UsageError, match=r"another version of the task.*delete"):
+            simulate(study, saved=tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_folder_that_is_a_file_is_refused(tmp_path):
     """A file in the folder's place is told as such, not as a traceback."""
     place = tmp_path / "occupied"
     place.write_text("a file")

@@ -16,12 +16,10 @@ from fedpatch.simulator.experiment.compare import ALONE, Arm, recommend, rows
 
 
 def arm(name, *values):
-    """An arm with one seed."""
     return Arm(name, {(0, client): value for client, value in enumerate(values)}, 5, 100)
 
 
 def test_rows_compare_client_by_client():
-    """Rows compare client by client."""
     table = rows([arm("affine", 0.5, 0.9, 0.8), arm(ALONE, 0.6, 0.6, 0.8)], MetricTerms())
     assert table[0].mean == pytest.approx(2.2 / 3)
     assert [row.gaining for row in table] == [pytest.approx(1 / 3), None]
@@ -37,7 +35,6 @@ def test_a_policy_that_is_best_beyond_the_noise_is_recommended():
 
 
 def test_learning_alone_is_recommended_where_no_policy_is_better():
-    """Learning alone is recommended where no policy is better."""
     choice, sentence = recommend([arm("affine", 0.5, 0.6), arm(ALONE, 0.8, 0.9)], MetricTerms())
     assert choice == ALONE
     assert "federation does not pay" in sentence
@@ -71,13 +68,11 @@ def test_of_policies_that_are_equal_the_most_private_is_recommended():
 
 
 def test_of_an_error_the_lowest_is_recommended():
-    """Of an error the lowest is recommended."""
     arms = [arm("none", 3.0, 3.1), arm("stats", 1.0, 1.1), arm(ALONE, 2.0, 2.1)]
     assert recommend(arms, MetricTerms("mse", "min"))[0] == "stats"
 
 
 def test_compare_on_digits_prints_every_arm_and_a_recommendation():
-    """Compare on digits prints every arm and a recommendation."""
     terms = ["compare", "--clients", "2", "--rounds", "2", "--workers", "1", "--json"]
     done = CliRunner().invoke(app, terms)
     assert done.exit_code == 0, done.output

@@ -33,19 +33,16 @@ def _study(**changes: Any) -> Study:
 
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
-    """Twelve rounds without a target."""
     return simulate(_study())
 
 
 def test_the_error_becomes_smaller_and_the_worst_is_the_greatest(outcome):
-    """Of the clients of each point."""
     assert outcome.points[-1].user_accuracy < outcome.points[0].user_accuracy / 2
     for point in outcome.points:
         assert point.user_accuracy < point.p10 <= point.lowest
 
 
 def test_it_ends_when_the_error_is_small_enough(outcome):
-    """In the first round with the target or less."""
     curve = [point.user_accuracy for point in outcome.points]
     target = min(curve[:6])
     ended = simulate(_study(target_ua=target))
@@ -73,14 +70,12 @@ def test_a_target_is_a_value_of_the_metric():
 
 
 def test_a_metric_beyond_its_own_range_is_refused(monkeypatch):
-    """With the client and what it may be."""
     monkeypatch.setattr(regression_task, "TASK", replace(TASK, metric_range=(0.0, 0.5)))
     with pytest.raises(DataError, match=r"client \d; `metric` must return a number from 0 to 0\.5"):
         simulate(_study())
 
 
 def test_people_read_the_metrics_name(outcome):
-    """In the progress, in the table, in the picture."""
     assert CurveProgress(outcome.study).add(Point(0, 0.5, 0.6, 0.7, 6, None, 1.0)) == "MAE 0.500"
     rows = [str(cell) for column in _table(outcome).columns for cell in column.cells]
     assert "MAE" in rows and "90th percentile" in rows and "highest" in rows

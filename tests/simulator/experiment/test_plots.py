@@ -42,7 +42,6 @@ def test_the_mean_the_tenth_percentile_and_the_lowest_are_drawn_by_completed_rou
 
 
 def test_the_target_says_whether_it_was_reached():
-    """Without a target there is no such line."""
     assert "target, reached after 3" in _labels(Outcome(STUDY, POINTS, True))
     assert "target, not reached" in _labels(Outcome(STUDY, POINTS[:3], True))
     without = replace(STUDY, target_ua=None)
@@ -50,7 +49,6 @@ def test_the_target_says_whether_it_was_reached():
 
 
 def test_a_study_stopped_before_its_first_point_has_a_picture_too(tmp_path):
-    """An empty one."""
     png, _ = save(plots.draw_outcome(Outcome(STUDY, (), False)), tmp_path / "empty")
     assert png.read_bytes().startswith(b"\x89PNG")
 
@@ -62,7 +60,6 @@ def test_the_same_outcome_gives_the_same_picture(tmp_path):
 
 
 def test_the_svg_is_whole(tmp_path):
-    """And no line of it ends in a blank."""
     _, path = save(plots.draw_outcome(Outcome(STUDY, POINTS, True)), tmp_path / "curve")
     svg = path.read_bytes()
     assert ET.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
@@ -70,9 +67,9 @@ def test_the_svg_is_whole(tmp_path):
 
 
 def test_matplotlib_is_loaded_only_to_draw():
-    """Nor is a display looked for."""
     program = (
         "import sys; from fedpatch.simulator.experiment import plots;"
+        "from fedpatch.simulator.paper import command, comparison, figures;"
         "plots.require_matplotlib(); print('matplotlib' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -80,7 +77,6 @@ def test_matplotlib_is_loaded_only_to_draw():
 
 
 def test_where_matplotlib_is_not_installed_the_mend_is_told(monkeypatch):
-    """With the name of the extra."""
     monkeypatch.setattr(plots, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'fedpatch\[simulator\]'"):
         plots.require_matplotlib()

@@ -19,7 +19,6 @@ class Terminal(io.StringIO):
     encoding = "utf-8"
 
     def isatty(self) -> bool:
-        """It is."""
         return True
 
 
@@ -37,7 +36,6 @@ def _lines(study: Study, every_s: float, points: int) -> list[str]:
 
 
 def test_outside_a_terminal_a_line_comes_every_ten_seconds_at_most():
-    """However fast the rounds are."""
     said = _lines(STUDY, 4.0, 10)
     assert [line.split(":")[0] for line in said] == ["round 2/100", "round 5/100", "round 8/100"]
 
@@ -55,13 +53,11 @@ def test_a_line_tells_accuracy_target_pace_and_what_is_left():
 
 
 def test_without_a_target_what_is_left_is_an_estimate():
-    """All rounds will be played."""
     study = Study.from_dict(STUDY.to_dict() | {"target_ua": None})
     assert _lines(study, 60.0, 2)[1] == "round 1/100: UA 0.900, 500 ms a round, 50 s left"
 
 
 def test_the_pace_is_that_of_the_last_rounds():
-    """A slow beginning is forgotten."""
     stderr, now = io.StringIO(), [0.0]
     lines = ProgressLines(stderr, STUDY, clock=lambda: now[0])
     lines.show(_point(1, seconds=1000.0))
@@ -88,14 +84,11 @@ def test_in_a_terminal_a_bar_is_drawn(monkeypatch):
 
 @pytest.mark.parametrize(("term", "plain"), [("dumb", False), ("xterm", True)])
 def test_where_nothing_can_be_drawn_or_logs_are_wanted_there_are_lines(monkeypatch, term, plain):
-    """TERM=dumb turns the drawing off, and so does --debug."""
     monkeypatch.setenv("TERM", term)
     assert isinstance(make_progress(Terminal(), STUDY, plain=plain), ProgressLines)
 
 
 def test_a_reader_that_has_gone_stops_nothing():
-    """A closed pipe is no reason to stop computing."""
-
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

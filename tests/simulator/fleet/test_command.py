@@ -24,7 +24,6 @@ def fleet_command(*arguments: str) -> str:
 
 
 def test_a_study_prints_its_rounds():
-    """A row for each, and what they come to."""
     lines = fleet_command().splitlines()
     assert lines[0].split()[:4] == ["round", "outcome", "time", "asked"]
     assert [line.split()[0] for line in lines[1:3]] == ["1", "2"]
@@ -40,7 +39,6 @@ def test_a_study_is_json_for_programs():
 
 
 def test_a_comparison_prints_a_row_for_each_policy():
-    """With the terms that differ in front."""
     header, *rows = fleet_command("--compare", "over_select=1,1.5", "--compare", "quorum=0.5,0.9").splitlines()
     assert header.split()[:4] == ["over_select", "quorum", "rounds", "failed"]
     assert [tuple(row.split()[:2]) for row in rows] == [("1.0", "0.5"), ("1.0", "0.9"), ("1.5", "0.5"), ("1.5", "0.9")]
@@ -54,6 +52,5 @@ def test_a_comparison_is_json_for_programs():
 
 
 def test_a_term_that_does_not_exist_is_refused():
-    """With the nearest one that does."""
     with pytest.raises(UsageError, match="did you mean 'deadline_s'"):
         fleet_command("--compare", "deadlin_s=1")

@@ -17,7 +17,6 @@ SMALL = FleetTerms(devices=30, rounds=3, participation=0.5)
 
 
 def test_the_defaults_can_be_played():
-    """A study needs no option."""
     assert FleetTerms().check() == []
 
 
@@ -41,7 +40,6 @@ def test_a_policy_has_the_limits_of_a_run():
     ],
 )
 def test_terms_that_contradict_each_other_are_refused(changes, blamed):
-    """The first term to blame is named."""
     assert [name for name, *_ in FleetTerms(devices=30, **changes).check()] == [blamed]
 
 
@@ -81,13 +79,11 @@ def test_an_axis_is_a_term_and_its_values():
     ],
 )
 def test_an_axis_that_cannot_be_is_refused(text, complaint):
-    """In a sentence that says what is wrong."""
     with pytest.raises(UsageError, match=complaint):
         parse_axis(text)
 
 
 def test_every_combination_is_checked_before_any_is_played():
-    """One that cannot be ends the study at once."""
     with pytest.raises(ConfigError, match="recruit-deadline-s"):
         combine(replace(SMALL, deadline_s=600.0), [SweepAxis("recruit_deadline_s", (1.0, 900.0))])
     with pytest.raises(UsageError, match="is there twice"):
@@ -113,7 +109,6 @@ def test_a_comparison_has_a_row_for_each_combination():
 
 
 def test_a_quantile_is_one_of_the_values():
-    """The least that so many do not exceed."""
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
     assert [quantile(values, fraction) for fraction in (0.0, 0.5, 0.95, 1.0)] == [1.0, 3.0, 5.0, 5.0]
     assert quantile([], 0.5) is None

@@ -111,7 +111,6 @@ def test_the_report_does_not_depend_on_the_process():
 
 
 def test_another_seed_is_another_fleet():
-    """Devices, links and accidents are drawn anew."""
     assert as_json(played(**BUSY, seed=1)) != as_json(played(**BUSY, seed=2))
 
 
@@ -187,7 +186,6 @@ def test_a_training_does_not_survive_it():
 
 
 def test_lost_messages_cost_time_and_no_device():
-    """Whatever is lost is said again."""
     report = played(message_loss=0.2, quorum=1.0, recruit_deadline_s=100.0)
     assert [one.reported for one in report.rounds] == [20, 20]
     assert report.virtual_s > played(quorum=1.0, recruit_deadline_s=100.0).virtual_s

@@ -63,10 +63,7 @@ def test_moments_lie_where_their_values_lie(private):
 def test_trained_values_lie_in_one_piece_after_the_statistics(build, private):
     """An optimizer steps a slice of the vector, and that slice holds all that is trained and nothing else."""
     layout, _ = layout_of(build, private)
-    for places, trained_from in (
-        (layout.public, layout.trained_from),
-        (layout.private, layout.private_trained_from),
-    ):
+    for places, trained_from in ((layout.public, layout.trained_from), (layout.private, layout.private_trained_from)):
         starts = [place.start for place in places.values()]
         assert starts == sorted(starts)
         assert all((place.start >= trained_from) is (name in layout.trained) for name, place in places.items())

@@ -27,7 +27,6 @@ from fedpatch.simulator.kernels.losses import loss_of
 from fedpatch.simulator.kernels.model_layers import layers_of
 from fedpatch.simulator.kernels.sparse_features import used_features
 from fedpatch.simulator.learners.baselines import MU, PerFedAvgSteps, PFedMeSteps, kept_between_rounds
-from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.optimizer_steps import ClientSteps, SgdSteps
 from fedpatch.simulator.learners.protocols import Cohort
@@ -35,6 +34,7 @@ from fedpatch.simulator.learners.worker_pool import Workers
 from fedpatch.simulator.spec.study import BASELINES, Study
 from tests.simulator.baseline_oracle import Naive
 from tests.simulator.small_task import BRANCHED, CLASSES, DENSE, FEATURES, REFERENCE, SPARSE, TASK, build_model
+from tests.simulator.studies import one_process
 
 ROUNDS = 3
 NOWHERE = Path("/nonexistent")
@@ -53,9 +53,7 @@ def _simulation(
     study: Study, make_cohort: Callable[[Task, LearnerContext], Cohort] | None = None, task: Task = TASK
 ) -> Simulation:
     population = load_population(task, study.data, study.clients, study.seed, NOWHERE)
-    return Simulation(
-        study, task, population, make_cohort or (lambda task, ground: InProcess(make_learner(task, ground)))
-    )
+    return Simulation(study, task, population, make_cohort or one_process)
 
 
 @pytest.mark.parametrize("data", [SPARSE, DENSE], ids=["sparse", "dense"])
@@ -208,13 +206,11 @@ def test_pfedme_whose_w_follows_at_once_is_sgd_with_weight_decay(seed, count, et
 
 @pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
 def test_a_baseline_names_the_models_that_it_can_train(strategy):
-    """Any other is refused before anything is trained."""
     with pytest.raises(UsageError, match=rf"{strategy} needs a model that is a plain torch.nn.Sequential of .*Conv2d"):
         _simulation(_study(strategy), task=BRANCHED)
 
 
 def test_independent_learning_takes_any_model():
-    """It is made of nothing but SGD."""
     simulation = _simulation(_study("independent"), task=BRANCHED)
     first, second = simulation.step(), simulation.step()
     assert (first.round, second.round) == (0, 1)
@@ -223,13 +219,11 @@ def test_independent_learning_takes_any_model():
 
 @pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
 def test_a_baseline_has_no_patches(strategy):
-    """It would be another algorithm with them."""
     with pytest.raises(UsageError, match=f"{strategy} keeps no patch private"):
         _simulation(replace(_study(strategy), private="affine"))
 
 
 @pytest.mark.parametrize(("strategy", "term"), [("per-fedavg", "adaptation rate"), ("pfedme", "proximity")])
 def test_a_baseline_asks_for_its_own_number(strategy, term):
-    """A study that lacks it is refused."""
     with pytest.raises(UsageError, match=f"{strategy} needs its {term}"):
         _simulation(replace(_study(strategy), adaptation_rate=None, proximity=None))

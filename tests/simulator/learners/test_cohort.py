@@ -14,11 +14,9 @@ from fedpatch.simulator.learners.fused_learner import FusedLearner
 from fedpatch.simulator.learners.protocols import CohortMember
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from tests.simulator.studies import (
-    BATCH,
     IMAGES,
     OWN_LOSS,
     POLICIES,
-    SIZES,
     STRATEGIES,
     UNEVEN,
     Deployed,
@@ -35,33 +33,27 @@ from tests.support import oracle
 
 @pytest.mark.parametrize("private", POLICIES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_cohort_trains_as_its_devices_would(strategy, private):
+def test_cohort_trains_as_its_devices_would(strategy, private):
     """Model, moments, patches, accuracies and losses are the deployed system's, for uneven clients, half of them a round."""
     simulation = assert_like_deployed(study_of(strategy, private), rounds=4)
     assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("task", [IMAGES, OWN_LOSS], ids=["convolutions", "a loss that only autograd knows"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_cohort_of_convolutional_models_trains_as_its_devices_would(strategy):
-    """Convolutions, pooling, their batch norm and nested sequences are no different."""
-    simulation = assert_like_deployed(study_of(strategy, "affine"), IMAGES)
+def test_cohort_of_other_layers_or_loss_trains_as_its_devices_would(strategy, task):
+    simulation = assert_like_deployed(study_of(strategy, "affine"), task)
     assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_loss_of_the_tasks_own_is_differentiated(strategy):
-    """A loss that the simulator does not know is left to autograd, with the same result."""
-    assert_like_deployed(study_of(strategy, "all"), OWN_LOSS)
-
-
 @pytest.mark.parametrize("changes", [{"epochs": 3}, {"steps": 4}, {"batch_size": 100}, {"participation": 1.0}])
-def test_the_length_of_a_round_is_the_plans(changes):
+def test_length_of_a_round_follows_the_plan(changes):
     """Epochs, steps, batches larger than the data and full participation are as on devices."""
     assert_like_deployed(study_of("fedavg-adam", "stats", **changes), rounds=3)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_any_model_is_trained_one_by_one(strategy):
+def test_model_without_a_fast_way_is_trained_one_by_one(strategy):
     """What has no fast way is trained by the device's own code, with its result."""
 
     class Model(torch.nn.Sequential):
@@ -90,8 +82,10 @@ def _with_features(task, ground):
     return make_learner(task, ground)
 
 
-def _assert_like_oracle(strategy: str, private: str) -> None:
-    study = study_of(strategy, private)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rounds_are_those_of_algorithm_1(strategy):
+    """The curve, the model and the patches are those of the paper's algorithm, written down as it stands there."""
+    study = study_of(strategy, "affine")
     deployed, simulation = Deployed(study), simulation_of(study)
     rounds = []
     points = [simulation.step()]
@@ -104,23 +98,13 @@ def _assert_like_oracle(strategy: str, private: str) -> None:
         assert point.user_accuracy == pytest.approx(np.mean(list(expected.user_accuracy.values())))
         assert point.lowest == pytest.approx(min(expected.user_accuracy.values()))
     last = history[-1]
-    assert_close(simulation.server.tensors, last.omega | _flat(last.moments), 1e-6)
+    assert_close(simulation.server.tensors, last.omega | oracle.flat(last.moments), 1e-6)
     for client in range(study.clients):
-        expected_patch = last.patches[f"client-{client}"] | _flat(last.patch_moments[f"client-{client}"])
+        expected_patch = last.patches[f"client-{client}"] | oracle.flat(last.patch_moments[f"client-{client}"])
         assert_close(patch_of(simulation, client), expected_patch, 1e-6)
 
 
-def _flat(moments: oracle.Moments) -> dict[str, np.ndarray]:
-    return {f"{name}:{kind}": value for name, kinds in moments.items() for kind, value in kinds.items()}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rounds_are_those_of_algorithm_1(strategy):
-    """The curve, the model and the patches are those of the paper's algorithm, written down as it stands there."""
-    _assert_like_oracle(strategy, "affine")
-
-
-def test_a_cohort_is_cut_into_the_same_chunks_whoever_trains_it():
+def test_chunks_of_a_cohort_hold_each_member_once_in_order():
     """The chunks are a few, in order, of almost one length, and hold each member once."""
     for count in (1, 2, 15, 16, 17, 200, 333):
         members = [CohortMember(client, 0, 1 / count) for client in range(count)]
@@ -130,8 +114,13 @@ def test_a_cohort_is_cut_into_the_same_chunks_whoever_trains_it():
         assert len({len(chunk) for chunk in chunks[:-1]}) <= 1
 
 
-@pytest.mark.parametrize("task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"])
-def test_a_client_that_diverges_is_named(task):
+both_learners = pytest.mark.parametrize(
+    "task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"]
+)
+
+
+@both_learners
+def test_client_that_diverges_is_named(task):
     """A loss beyond all bounds ends the simulation with the number of the client and the mend."""
     simulation = simulation_of(study_of(learning_rate=1e300, participation=1.0), task)
     simulation.step()
@@ -139,8 +128,8 @@ def test_a_client_that_diverges_is_named(task):
         simulation.step()
 
 
-@pytest.mark.parametrize("task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"])
-def test_a_client_with_one_example_is_told_that_batch_norm_needs_two(task):
+@both_learners
+def test_client_with_one_example_and_batch_norm_is_refused(task):
     """Batch norm cannot learn from one example, here as on a device."""
     simulation = simulation_of(study_of(data="{seed}/{index};lonely-2", participation=1.0), task)
     simulation.step()
@@ -148,8 +137,8 @@ def test_a_client_with_one_example_is_told_that_batch_norm_needs_two(task):
         simulation.step()
 
 
-@pytest.mark.parametrize("task", [UNEVEN, replace(UNEVEN, build_model=lambda: _Odd())], ids=["fused", "one by one"])
-def test_a_metric_that_is_no_fraction_is_refused(task):
+@both_learners
+def test_metric_that_is_no_fraction_is_refused(task):
     """User accuracy beyond 1 would make nonsense of the curve; it is a DataError, here as on a device."""
     simulation = simulation_of(study_of(), replace(task, metric=lambda outputs, targets: 97.0))
     with pytest.raises(DataError, match="fraction from 0 to 1"):
@@ -164,12 +153,5 @@ class _Odd(torch.nn.Module):
         self.inner = build_model()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As the inner one."""
         out: torch.Tensor = self.inner(x)
         return out
-
-
-def test_sizes_are_uneven():
-    """The clients of these tests take different numbers of steps, and one has less than a batch."""
-    assert len({max(1, round(size / BATCH)) for size in SIZES}) > 3
-    assert min(SIZES) < BATCH

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,28 +26,11 @@ from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.learners.cohort_training import encoded
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
-from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
-from tests.simulator.studies import (
-    UNEVEN,
-    assert_close,
-    client_data,
-    simulation_of,
-    study_of,
-)
+from fedpatch.simulator.spec.study import Outcome, Study, client_id
+from tests.simulator.studies import UNEVEN, client_data, simulation_of, study_of
 
 CODED = [encoding for encoding in ENCODINGS if encoding != "fp32"]
 ROUNDS = 3
-
-
-def play_on(study: Study, folder: Path, points: int) -> None:
-    """Simulate until so many points are known, those from before included."""
-    known: list[Point] = []
-    simulate(study, on_point=known.append, stopped=lambda: len(known) >= points, saved=folder)
-
-
-def without_seconds(outcome: Outcome):
-    """Points that do not depend on the machine's speed."""
-    return [replace(one, seconds=0.0) for one in outcome.points]
 
 
 class ByHand:
@@ -100,7 +82,6 @@ class ByHand:
         return packed, result.num_examples
 
     def unpacked(self, packed: Packed, base: Tensors | None) -> dict[str, Array]:
-        """What the other side reads."""
         return unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=self.schema, base=base)[
             1
         ]
@@ -137,29 +118,6 @@ def test_exact_is_the_default_and_costs_nothing():
     schema = simulation.strategy.travelling(simulation.public)
     assert schema.nbytes < (one.bytes_up_per_update or 0) < schema.nbytes + 3000
     assert schema.nbytes < (one.bytes_down_per_download or 0) < schema.nbytes + 3000
-
-
-@pytest.mark.slow
-def test_the_number_of_workers_changes_no_bit_of_an_encoded_study(tmp_path):
-    """Rounding, residuals and bytes are drawn by client and round, not by who computes them."""
-    study = study_of("fedavg-adam", "affine", clients=18, participation=0.9, rounds=ROUNDS, encoding="delta-int4")
-    outcomes = [simulate(study, workers=workers, saved=tmp_path / str(workers)) for workers in (1, 2)]
-    assert without_seconds(outcomes[0]) == without_seconds(outcomes[1])
-    one, two = (states.load(tmp_path / str(workers), study) for workers in (1, 2))
-    assert one is not None and two is not None
-    assert_close(two.server.tensors, one.server.tensors, 0)
-    assert_close(two.residuals, one.residuals, 0)
-    assert one.residuals
-
-
-@pytest.mark.parametrize("encoding", ["delta-int8", "delta-bf16", "fp16"])
-def test_an_encoded_study_goes_on_where_it_was(tmp_path, encoding):
-    """Residuals and what each client holds are kept: the curve and its bytes are those of a study left alone."""
-    study = study_of("fedavg-adam", "affine", rounds=4, encoding=encoding)
-    alone = simulate(study)
-    for points in range(1, 5):
-        play_on(study, tmp_path, points)
-    assert without_seconds(simulate(study, saved=tmp_path)) == without_seconds(alone)
 
 
 def test_residuals_of_another_model_are_refused(tmp_path):
@@ -228,13 +186,11 @@ def test_bytes_to_the_target_are_all_of_the_way():
 
 
 def test_independent_clients_send_nothing():
-    """Nothing is encoded, and nothing counted, where nothing travels."""
     outcome = simulate(study_of("independent", rounds=2, encoding="delta-int8"))
     assert [(point.bytes_up, point.bytes_down) for point in outcome.points] == [(None, 0), (0, 0), (0, 0)]
 
 
 def test_a_misspelt_encoding_is_a_usage_error():
-    """With the nearest that there is."""
     with pytest.raises(UsageError, match="did you mean 'delta-int8'"):
         make_study(task=UNEVEN, task_ref="x", clients=2, strategy="fedavg", encoding="delta-in8")
 

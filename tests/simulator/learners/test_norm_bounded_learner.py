@@ -9,10 +9,18 @@ import pytest
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.experiment.options import make_study
-from fedpatch.simulator.experiment.simulation import Simulation, simulate
-from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.experiment.simulation import Simulation
 from fedpatch.simulator.spec.study import Study
-from tests.simulator.studies import STRATEGIES, UNEVEN, Deployed, assert_close, population_of, simulation_of, study_of
+from tests.simulator.studies import (
+    STRATEGIES,
+    UNEVEN,
+    Deployed,
+    assert_close,
+    one_process,
+    population_of,
+    simulation_of,
+    study_of,
+)
 
 TIGHT = "auto:0.8"
 
@@ -47,14 +55,9 @@ def test_simulation_whose_updates_are_changed_to_themselves_is_the_same_to_the_l
     assert_close(apart.server.tensors, plain.server.tensors)
 
 
-def one_process(task, ground):
-    """As the simulator has it for one worker."""
-    return InProcess(make_learner(task, ground))
-
-
 @pytest.mark.parametrize("encoding", ["fp32", "fp16"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_bounded_rounds_are_those_of_the_coordinator(strategy, encoding):
+def test_bounded_rounds_equal_those_of_the_coordinator(strategy, encoding):
     """The same updates are pulled back to the same bounds, of which the rounds before are a part."""
     study = study_of(strategy, "affine", participation=0.3, norm_bound=TIGHT, max_num_examples="auto:1.2")
     simulation, deployed = simulation_of(replace(study, encoding=encoding)), Deployed(study)
@@ -69,26 +72,7 @@ def test_bounded_rounds_are_those_of_the_coordinator(strategy, encoding):
     simulation.close()
 
 
-@pytest.mark.slow
-def test_workers_give_the_same_bits():
-    """Whoever writes the updates, they are folded by one."""
-    study = study_of("fedavg-adam", "affine", norm_bound=TIGHT, rounds=3)
-    one, two = (simulate(study, workers=count) for count in (1, 2))
-    assert [replace(point, seconds=0) for point in one.points] == [replace(point, seconds=0) for point in two.points]
-
-
-def test_a_simulation_that_goes_on_gives_the_same_bits(tmp_path):
-    """The references of the rounds before are saved with the model."""
-    study = study_of("fedavg-adam", "affine", participation=0.3, norm_bound=TIGHT, rounds=4)
-    whole = simulate(study)
-    stops = iter([False, False, True])
-    assert not simulate(study, saved=tmp_path, stopped=lambda: next(stops)).complete
-    again = simulate(study, saved=tmp_path)
-    assert [point.user_accuracy for point in again.points] == [point.user_accuracy for point in whole.points]
-
-
-def test_terms_of_a_study_keep_its_bounds_and_old_results_are_read():
-    """Files of studies without bounds are as they were."""
+def test_study_with_and_without_bounds_survives_its_json():
     plain, bounded = study_of(), study_of(norm_bound=TIGHT, max_num_examples="auto:2")
     assert not {"norm_bound", "max_num_examples"} & plain.to_dict().keys()
     assert Study.from_dict(plain.to_dict()) == plain
@@ -96,7 +80,6 @@ def test_terms_of_a_study_keep_its_bounds_and_old_results_are_read():
 
 
 @pytest.mark.parametrize("terms", [{"norm_bound": "auto"}, {"max_num_examples": "many"}])
-def test_bounds_that_mean_nothing_are_refused(terms):
-    """With the forms that there are."""
+def test_unknown_forms_of_bounds_are_refused(terms):
     with pytest.raises(UsageError, match="write off"):
         make_study(task=find_task("digits"), task_ref="digits", clients=2, strategy="fedavg", **terms)

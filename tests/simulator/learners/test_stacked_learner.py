@@ -17,12 +17,13 @@ from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.simulation import Simulation
-from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.cohort_training import InProcess
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.learners.stacked_learner import StackedCohort, StackedModel
 from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Study
+from tests.simulator.studies import one_process
 
 FEATURES, CLASSES = 6, 3
 EXAMPLES = (23, 9, 40, 4, 23, 16, 31)  # of each client: other numbers of steps, and one with less than a batch
@@ -44,7 +45,6 @@ class Residual(nn.Module):
         self.register_buffer("running", torch.zeros(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         x = self.bn1(torch.tanh(self.into(x)))
         x = x + torch.tanh(self.again(torch.tanh(self.block(x))))
         if self.training:
@@ -134,44 +134,52 @@ class Played(Simulation):
 
     @property
     def numbers(self) -> list[float]:
-        """Accuracies and losses of all rounds."""
         return [value for one in self.points for value in (one.user_accuracy, one.lowest, one.train_loss or 0.0)]
-
-
-def _one_at_a_time(task: Task, ground: LearnerContext) -> Cohort:
-    return InProcess(make_learner(task, ground))
 
 
 def _stacked(group: int | None) -> Callable[[Task, LearnerContext], Cohort]:
     return lambda task, ground: StackedCohort(task, ground, "cpu", group=group)
 
 
+def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
+    """Play stacked; the result must be that of the fused layers."""
+    stacked = Played(study, task, _stacked(group))
+    stacked.require_like(Played(study, task, one_process))
+    return stacked
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:3.*,0.bias"])
-def test_a_plain_sequence_is_trained_as_one_client_at_a_time(strategy, private):
+def test_plain_sequence_is_trained_as_one_client_at_a_time(strategy, private):
     """Models, patches, moments, losses and accuracies are those of the fused layers, for clients of uneven data."""
-    study, task = _study(strategy, private), _task(_sequential)
-    Played(study, task, _stacked(3)).require_like(Played(study, task, _one_at_a_time))
+    same_as_one_at_a_time(_study(strategy, private), _task(_sequential))
+
+
+@pytest.mark.parametrize("build_model", [_convolutional, _batch_normed_by_examples])
+def test_convolutions_and_batch_norms_without_memory_are_trained_the_same(build_model):
+    same_as_one_at_a_time(_study("fedavg-adam", "none"), _task(build_model), len(EXAMPLES))
+
+
+def test_independent_clients_are_trained_with_nothing_sent():
+    assert not same_as_one_at_a_time(_study("independent"), _task(Residual)).server.tensors
+
+
+@pytest.mark.parametrize("terms", [{"steps": 3}, {"epochs": 2}])
+def test_rounds_of_given_steps_or_epochs_are_trained_the_same(terms):
+    same_as_one_at_a_time(_study("fedavg", "stats", **terms), _task(_sequential))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:out.*,running"])
-def test_any_model_is_trained_as_the_device_does_it(strategy, private):
+def test_any_model_is_trained_as_on_a_device(strategy, private):
     """The device's own code gives the same for residual connections, tied layers and buffers that are assigned anew."""
     study, task = _study(strategy, private), _task(Residual)
     one_by_one = Played(study, task, lambda task, ground: InProcess(OneByOneLearner(task, ground)))
     Played(study, task, _stacked(4)).require_like(one_by_one)
 
 
-@pytest.mark.parametrize("build_model", [_convolutional, _batch_normed_by_examples])
-def test_convolutions_and_batch_norms_without_memory_are_trained_too(build_model):
-    """What maps over clients in a way of its own still gives the same."""
-    study, task = _study("fedavg-adam", "none"), _task(build_model)
-    Played(study, task, _stacked(len(EXAMPLES))).require_like(Played(study, task, _one_at_a_time))
-
-
 @pytest.mark.parametrize("group", [None, 1, 2, len(EXAMPLES), 100])
-def test_the_size_of_groups_changes_nothing(group):
+def test_size_of_groups_changes_nothing(group):
     """One client at a time, all at once, or more than there are: the round is the same but for rounding."""
     study, task = _study("fedavg-adam", "all"), _task(_sequential)
     Played(study, task, _stacked(group)).require_like(Played(study, task, _stacked(3)))
@@ -183,21 +191,6 @@ def test_the_same_groups_give_the_same_bits():
     one, other = (Played(study, task, _stacked(3)) for _ in range(2))
     assert all(np.array_equal(value, other.server.tensors[name]) for name, value in one.server.tensors.items())
     assert one.numbers == other.numbers
-
-
-def test_clients_on_their_own_are_trained_with_nothing_sent():
-    """Independent learning keeps every tensor in the patches."""
-    study, task = _study("independent"), _task(Residual)
-    stacked = Played(study, task, _stacked(3))
-    assert not stacked.server.tensors
-    stacked.require_like(Played(study, task, _one_at_a_time))
-
-
-@pytest.mark.parametrize("terms", [{"steps": 3}, {"epochs": 2}])
-def test_rounds_of_other_lengths_are_those_of_the_plan(terms):
-    """A number of steps that all clients share, and several passes over the data."""
-    study, task = _study("fedavg", "stats", **terms), _task(_sequential)
-    Played(study, task, _stacked(3)).require_like(Played(study, task, _one_at_a_time))
 
 
 @pytest.mark.parametrize(("free", "smallest", "largest"), [(1, 1, 1), (100_000, 2, 20), (10**9, 1000, 10**6)])
@@ -231,14 +224,14 @@ def test_the_memory_of_a_client_covers_what_its_training_holds():
 
 
 @pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
-def test_a_local_update_of_another_kind_is_refused(strategy):
+def test_baseline_is_refused_on_a_gpu(strategy):
     """The baselines have steps of their own, which are not made in stacks."""
     with pytest.raises(UsageError, match=f"{strategy} .*--device cpu"):
         Played(_study(strategy), _task(_sequential), _stacked(3))
 
 
 @pytest.mark.parametrize("build_model", [_unstackable, _noisy])
-def test_a_model_that_cannot_be_mapped_is_told(build_model):
+def test_model_that_cannot_be_mapped_is_refused(build_model):
     """Branches that depend on values, and random numbers, are for one client at a time."""
     with pytest.raises(
         UsageError, match=r"task 'toy': its model cannot be computed for many clients at once .*--device cpu"
@@ -246,14 +239,14 @@ def test_a_model_that_cannot_be_mapped_is_told(build_model):
         Played(_study("fedavg"), _task(build_model), _stacked(3))
 
 
-def test_a_device_that_is_not_there_is_told():
+def test_unknown_device_is_refused():
     """The name of the device is in the message, and what to take in its place."""
     with pytest.raises(UsageError, match=r"device 'toaster' cannot be used here .*--device cpu"):
         Played(_study("fedavg"), _task(_sequential), lambda task, ground: StackedCohort(task, ground, "toaster"))
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_client_that_diverges_ends_the_round(steps):
+def test_client_that_diverges_ends_the_round(steps):
     """A loss that is not finite names the client; so does a value, where only the next loss would show it."""
     task = replace(_task(Residual), loss=lambda outputs, targets: 1e10 * cross_entropy(outputs, targets))
     with pytest.raises(UpdateRefused, match=r"training client \d diverged.*smaller learning rate"):

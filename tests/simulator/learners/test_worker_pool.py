@@ -36,18 +36,28 @@ def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], sta
 
 
 @slow
-def test_the_number_of_workers_changes_no_bit(tmp_path):
-    """Curve, global model, moments and patches of one and of three processes are the same to the last bit."""
-    points, state = computed(STUDY, tmp_path / "1", 1)
-    found_points, found = computed(STUDY, tmp_path / "3", 3)
+@pytest.mark.parametrize(
+    "study",
+    [
+        STUDY,
+        study_of("fedavg-adam", "affine", norm_bound="auto:0.8", rounds=3),
+        study_of("fedavg-adam", "affine", clients=18, participation=0.9, rounds=3, encoding="delta-int4"),
+    ],
+    ids=["many clients", "bounded", "encoded"],
+)
+def test_number_of_workers_changes_no_bit(tmp_path, study):
+    """Curve, global model, moments, patches and residuals of one and of three processes are the same to the last bit."""
+    points, state = computed(study, tmp_path / "1", 1)
+    found_points, found = computed(study, tmp_path / "3", 3)
     assert found_points == points
     assert_close(found.server.tensors, state.server.tensors, 0)
     assert_close(found.patches, state.patches, 0)
+    assert_close(found.residuals, state.residuals, 0)
     assert found.batches == state.batches
 
 
 @slow
-def test_a_worker_that_is_killed_ends_the_simulation():
+def test_killed_worker_ends_the_simulation():
     """With the exit code and what to do, without waiting for ever, and with no process left."""
 
     def kill_one(point: Point) -> None:
@@ -60,7 +70,7 @@ def test_a_worker_that_is_killed_ends_the_simulation():
 
 
 @slow
-def test_an_error_in_a_worker_is_that_of_one_process():
+def test_error_in_a_worker_is_that_of_one_process():
     """Type, reason and sentence are the same, and no process is left."""
     study = study_of(data="{seed}/{index};hollow-2", participation=1.0)
     with pytest.raises(FedpatchError) as alone:
@@ -75,14 +85,14 @@ def test_an_error_in_a_worker_is_that_of_one_process():
 @pytest.mark.parametrize(
     "error", [DataError("absent"), UsageError("no such"), UpdateRefused("not_finite", "diverged")], ids=repr
 )
-def test_our_own_errors_come_whole_from_another_process(error):
+def test_own_errors_come_whole_from_another_process(error):
     """As plain words on the way, and as themselves at the end."""
     with pytest.raises(type(error)) as raised:
         _raise(*_error_fields(error))
     assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
 
 
-def test_an_error_that_is_not_ours_names_its_kind():
+def test_foreign_error_in_a_worker_names_its_type():
     """What a task's own code raises is told with its type, without which `'x'` would say nothing."""
     with pytest.raises(FedpatchError, match="a worker process failed: KeyError: 'no such column'"):
         _raise(*_error_fields(KeyError("no such column")))

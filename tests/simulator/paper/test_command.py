@@ -20,6 +20,7 @@ from fedpatch.simulator.paper.results import Results
 from tests.simulator.fake_simulation import Player, result
 from tests.support.programs import Ended, Program
 
+CURVES = {"train": [0.1] * 6, "test": [0.2] * 6}
 TWO_CELLS = ("table2", "--cells", "mnist/fedavg/affine/W200/*")
 
 
@@ -79,7 +80,6 @@ def test_a_summary_computes_nothing(program, player, tmp_path):
 
 
 def test_json_is_one_document(program):
-    """With --json stdout holds the comparison and nothing else."""
     values = json.loads(program("paper", *TWO_CELLS, "--json").out)
     assert [(one["cell"], one["mean_rounds_to_target"]) for one in values["cells"]] == [
         ("table2/mnist/fedavg/affine/W200/C0.5", 21.0),
@@ -88,14 +88,12 @@ def test_json_is_one_document(program):
 
 
 def test_markdown_is_for_a_page(program):
-    """With --markdown stdout holds tables for a page."""
     assert program("paper", *TWO_CELLS, "--markdown").out.startswith(
         "### MNIST\n\n| strategy | private | W=200 C=0.5 |"
     )
 
 
 def test_the_command_that_was_given_is_kept(program, tmp_path):
-    """A result tells how to get it again."""
     program("paper", *TWO_CELLS)
     (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
     kept = Results(tmp_path / "results").read(cell, 0)
@@ -160,8 +158,7 @@ def test_fig_5_is_drawn(program, tmp_path):
 @pytest.mark.parametrize("way", [(), ("--summary",)])
 def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
     """What the measurement gives is drawn, and so is what it has kept."""
-    curves = {"train": [0.1] * 6, "test": [0.2] * 6}
-    measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": 2}
+    measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), CURVES), "steps_per_round": 2}
     asked = []
 
     def run_fig4(results_dir, seed, rounds, on_progress):
@@ -204,22 +201,20 @@ def test_what_cannot_be_is_a_sentence_and_exit_code_2(program, player, given, wo
     assert words in ended.err
 
 
-def test_a_damaged_measurement_is_told(program, tmp_path):
-    """It names the file and the mend."""
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("{", "results/fig4/seed0.json is damaged"),
+        (
+            json.dumps({"policies": dict.fromkeys(("none", "stats"), CURVES), "steps_per_round": 2}),
+            "fig4, seed 0: 'affine' is not measured yet; the same command without --summary goes on",
+        ),
+    ],
+)
+def test_summary_of_a_damaged_or_unfinished_measurement_is_refused(program, tmp_path, kept, words):
     path = tmp_path / "results" / "fig4" / "seed0.json"
     path.parent.mkdir(parents=True)
-    path.write_text("{")
+    path.write_text(kept)
     ended = program("paper", "fig4", "--summary")
     assert ended.code == 2
-    assert "results/fig4/seed0.json is damaged" in ended.err
-
-
-def test_a_measurement_that_is_not_finished_is_told(program, tmp_path):
-    """What is still missing is named, and how to go on."""
-    path = tmp_path / "results" / "fig4" / "seed0.json"
-    path.parent.mkdir(parents=True)
-    curves = {"train": [0.1] * 6, "test": [0.2] * 6}
-    path.write_text(json.dumps({"policies": {"none": curves, "stats": curves}, "steps_per_round": 2}))
-    ended = program("paper", "fig4", "--summary")
-    assert ended.code == 2
-    assert "fig4, seed 0: 'affine' is not measured yet; the same command without --summary goes on" in ended.err
+    assert words in ended.err

@@ -13,19 +13,7 @@ from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.simulator.paper.experiments import WITH_CELLS, Cell, cells_of, in_order, select_cells, study_of
 from fedpatch.simulator.spec.published import PRIVATE, TABLE_2, TABLE_3, Row
 
-# (sum of the numbers of a row, how many X it has), added up from the paper's text.
-ROW_SUMS = {
-    "table2": {
-        "mnist": {"fedavg": (840, 4), "fedadam": (1321, 0), "fedavg-adam": (979, 0)},
-        "cifar10": {"fedavg": (1956, 0), "fedadam": (708, 0), "fedavg-adam": (531, 0)},
-    },
-    "table3": {
-        "mnist": {"fedavg": (1557, 2), "fedadam": (742, 4), "fedavg-adam": (855, 1)},
-        "cifar10": {"fedavg": (1878, 0), "fedadam": (807, 0), "fedavg-adam": (639, 3)},
-    },
-}
-
-# The same text, added up along the other direction: the columns of a data set.
+# Sums of the columns of each data set, added up from the paper's text.
 COLUMN_SUMS = {
     ("table2", "mnist"): [228, 220, 235, 225, 158, 136, 195, 177, 240, 241, 364, 460, 69, 55, 75, 62],
     ("table2", "cifar10"): [301, 271, 290, 275, 81, 56, 91, 60, 380, 404, 368, 367, 71, 45, 81, 54],
@@ -33,47 +21,16 @@ COLUMN_SUMS = {
     ("table3", "cifar10"): [500, 299, 294, 343, 82, 56, 89, 59, 416, 346, 378, 204, 82, 48, 77, 51],
 }
 
-# What the paper's own sentences say of its tables (section 4.2).
-IN_WORDS = {
-    "table2/cifar10/fedavg/none/W400/C1.0": 164,
-    "table2/cifar10/fedavg/all/W400/C1.0": 36,
-    "table2/cifar10/fedavg/stats/W400/C1.0": 266,
-    "table2/cifar10/fedavg/affine/W400/C1.0": 30,
-    "table2/cifar10/fedadam/none/W400/C1.0": 80,
-    "table2/cifar10/fedadam/all/W400/C1.0": 16,
-    "table2/cifar10/fedavg-adam/none/W400/C1.0": 31,
-    "table2/cifar10/fedavg-adam/all/W400/C1.0": 8,
-    "table3/cifar10/fedavg/none/W400/C1.0": 250,
-    "table3/cifar10/fedavg/affine/W400/C1.0": 28,
-}
-
 TABLES: Mapping[str, Mapping[str, Mapping[str, Row]]] = {"table2": TABLE_2, "table3": TABLE_3}
 ALL_CELLS = [cell for which in WITH_CELLS for cell in cells_of(which)]
-
-
-def sum_and_crosses(numbers: Row) -> tuple[int, int]:
-    """Sum of what was reached, and how often nothing was."""
-    return sum(one for one in numbers if one is not None), numbers.count(None)
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_rows_add_up_to_what_the_printed_ones_do(table):
-    """No number of a table was mistyped: each row has the sum and the crosses of the printed one."""
-    rows = TABLES[table]
-    assert {task: {name: sum_and_crosses(row) for name, row in rows[task].items()} for task in rows} == ROW_SUMS[table]
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_columns_add_up_to_what_the_printed_ones_do(table):
     """No two numbers of a row were exchanged: each column has the sum of the printed one."""
     for task, rows in TABLES[table].items():
-        columns = [sum_and_crosses(column)[0] for column in zip(*rows.values(), strict=True)]
+        columns = [sum(one or 0 for one in column) for column in zip(*rows.values(), strict=True)]
         assert columns == COLUMN_SUMS[table, task]
-
-
-def test_the_tables_say_what_the_papers_sentences_say():
-    """Every number that the text of section 4.2 repeats stands in the cell that it speaks of."""
-    assert {cell.name: cell.paper for cell in ALL_CELLS if cell.name in IN_WORDS} == IN_WORDS
 
 
 def test_the_misprinted_block_repeats_another_and_is_not_compared():

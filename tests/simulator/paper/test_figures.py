@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -127,11 +125,3 @@ def test_fig_3_has_two_panels(tmp_path: Path):
     assert "<!-- independent -->" in picture_text(paths[:2])
     panel_b = picture_text(paths[2:])
     assert all(f"<!-- {layer}: shift of the mean -->" in panel_b for layer in ("bn1", "bn2"))
-
-
-def test_matplotlib_is_not_imported_before_something_is_drawn():
-    """A command that draws nothing starts without it."""
-    modules = "fedpatch.simulator.paper.command, fedpatch.simulator.paper.comparison, fedpatch.simulator.paper.figures"
-    program = f"import sys, {modules}; print('matplotlib' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "False"

@@ -122,7 +122,6 @@ def test_the_average_takes_the_place_of_a_patch_only_to_be_looked_at():
 
 
 def test_a_model_that_is_no_plain_sequence_cannot_be_watched():
-    """The error names the task."""
     study = study_of()
     task = replace(UNEVEN, build_model=lambda: torch.nn.Linear(12, 3).double())
     with pytest.raises(UsageError, match=r"'uneven'.*plain sequence"):
@@ -186,7 +185,6 @@ def test_what_is_measured_already_is_not_measured_again(said, tmp_path, monkeypa
 
 
 def test_a_damaged_measurement_is_measured_anew(said, tmp_path):
-    """A file that is no JSON is replaced."""
     path = tmp_path / "fig4" / "seed3.json"
     path.parent.mkdir()
     path.write_text("{")

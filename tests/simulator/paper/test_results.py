@@ -24,7 +24,6 @@ OTHER_SEED = 7
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """An empty place."""
     return Results(tmp_path / "results")
 
 

@@ -18,7 +18,6 @@ CELLS = select_cells("table2", "mnist/*/affine/W200/*")
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """An empty place."""
     return Results(tmp_path)
 
 
@@ -29,15 +28,12 @@ class Diary(CellWatcher):
         self.lines: list[str] = []
 
     def begins(self, cell, seed, place, count):
-        """Which, and how many there are."""
         self.lines.append(f"{place}/{count} {cell.short_name} {seed}")
 
     def point(self, cell, seed, point):
-        """The round."""
         self.lines.append(str(point.round))
 
     def finished(self, cell, seed, result):
-        """What came out."""
         self.lines.append(f"-> {result.rounds_to_target}")
 
 
@@ -48,7 +44,6 @@ class Stop:
         self._left = count
 
     def __call__(self) -> bool:
-        """Asked once more."""
         self._left -= 1
         return self._left < 0
 
@@ -64,7 +59,6 @@ def test_every_missing_cell_is_computed_and_kept(results):
 
 
 def test_nothing_is_computed_twice(results):
-    """What has a result is not computed again."""
     run_paper(CELLS[:2], range(1), results, Attempt(), simulate=Player())
     player = Player()
     assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(2, 4)
@@ -134,7 +128,6 @@ def test_training_that_diverges_does_not_keep_the_others_back(results):
 
 
 def test_a_damaged_result_stops_the_run_before_it_computes(results):
-    """It is told at once, not after hours."""
     run_paper(CELLS[-1:], range(1), results, Attempt(), simulate=Player())
     results.path(CELLS[-1], 0).write_text("{")
     player = Player()

@@ -43,14 +43,12 @@ def test_what_is_not_said_comes_from_the_task():
 
 
 def test_what_is_said_holds():
-    """Against the task's values and the published ones."""
     study = _study(strategy="pfedme", learning_rate=0.2, proximity=5.0, batch_size=7, steps=4, data="mine:{index}")
     assert (study.learning_rate, study.proximity, study.batch_size, study.steps) == (0.2, 5.0, 7, 4)
     assert study.data == "mine:{index}"
 
 
 def test_a_task_named_by_module_keeps_that_name_in_the_study():
-    """Another process has to find it again."""
     assert _study(task_ref="my_tasks.moons:TASK").task == "my_tasks.moons:TASK"
 
 
@@ -85,30 +83,23 @@ def test_beside_the_published_settings_the_nearest_one_counts(clients, participa
 
 @pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
 def test_a_task_may_name_the_learning_rate_of_a_baseline(strategy):
-    """It goes before the published one."""
     task = replace(MNIST, learning_rates={strategy: 0.07})
     assert _study(task, strategy=strategy).learning_rate == 0.07
 
 
 def test_independent_learning_takes_the_rate_of_fedavg():
-    """It is the same local update, without the server."""
     assert _study(DIGITS, strategy="independent").learning_rate == DIGITS.learning_rates["fedavg"]
 
 
 def test_the_server_of_fedadam_steps_by_its_own_rate_where_a_task_names_none():
-    """That of the strategy."""
     assert _study(replace(MNIST, server_learning_rates={}), strategy="fedadam").server_learning_rate == 0.01
 
 
 @pytest.mark.parametrize(
     ("strategy", "needed"),
-    [
-        ("per-fedavg", "--learning-rate and --adaptation-rate"),
-        ("pfedme", "--learning-rate and --proximity"),
-    ],
+    [("per-fedavg", "--learning-rate and --adaptation-rate"), ("pfedme", "--learning-rate and --proximity")],
 )
 def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, needed):
-    """Nobody knows better than the user."""
     with pytest.raises(UsageError, match=f"{strategy} on task 'digits' needs {needed}"):
         _study(DIGITS, strategy=strategy)
 
@@ -140,7 +131,6 @@ def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, nee
     ],
 )
 def test_a_term_that_cannot_be_is_told_with_its_option(terms, begins):
-    """And with what it may be."""
     with pytest.raises(ConfigError) as caught:
         _study(**terms)
     (problem,) = caught.value.problems
@@ -148,7 +138,6 @@ def test_a_term_that_cannot_be_is_told_with_its_option(terms, begins):
 
 
 def test_all_wrong_terms_are_told_together():
-    """Nobody has to find them one after the other."""
     with pytest.raises(ConfigError) as caught:
         _study(clients=0, rounds=0, target_ua=2.0, proximity=1.0)
     assert [one.partition(":")[0] for one in caught.value.problems] == [
@@ -171,14 +160,12 @@ def test_all_wrong_terms_are_told_together():
     ],
 )
 def test_a_name_or_a_template_that_cannot_be_is_told_with_the_mend(terms, words):
-    """As a sentence, before anything is computed."""
     with pytest.raises(UsageError) as caught:
         _study(**terms)
     assert words in str(caught.value)
 
 
 def test_a_task_without_a_data_spec_needs_one():
-    """The data of its demo will do."""
     bare = replace(MNIST, simulation_data="", demo_data="")
     with pytest.raises(UsageError, match="--data"):
         _study(bare)
@@ -186,7 +173,6 @@ def test_a_task_without_a_data_spec_needs_one():
 
 
 def test_noise_cannot_be_added_to_the_data_specs_of_another_kind():
-    """What a spec means is the task's own business."""
     with pytest.raises(UsageError, match="not those of the bundled tasks"):
         _study(replace(MNIST, simulation_data="sensor:{index}"), noisy_fraction=0.2)
 
@@ -202,11 +188,7 @@ def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, pri
     private = "none" if strategy in BASELINES else private
     study = _study(strategy=strategy, private=private, clients=clients, participation=participation)
     assert study.learning_rate > 0
-    owners = {
-        "fedadam": study.server_learning_rate,
-        "per-fedavg": study.adaptation_rate,
-        "pfedme": study.proximity,
-    }
+    owners = {"fedadam": study.server_learning_rate, "per-fedavg": study.adaptation_rate, "pfedme": study.proximity}
     assert {name for name, value in owners.items() if value is not None} == {strategy} & set(owners)
     assert (study.private == "none") or strategy in STRATEGIES_OF_MTFL
     assert Study.from_dict(study.to_dict()) == study
