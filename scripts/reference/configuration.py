@@ -17,6 +17,7 @@ COMMANDS: Mapping[type[Settings], str] = {
     DemoSettings: "fedpatch demo",
     FleetTerms: "fedpatch simulate fleet",
 }
+_SHOWN_UNITS = ("percent", "°C")
 TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
@@ -31,17 +32,17 @@ def page() -> str:
 
 
 def reference(cls: type[Settings]) -> str:
-    """Format the section of a settings class: a table per group. Settings that an earlier class has alike are only named."""
+    """Format the section of a settings class as one table with groups; settings alike in an earlier class are only named."""
     title, command = TITLES.get(cls, cls.__name__), COMMANDS.get(cls, cls.__name__)
     lines = [f"## {title}: `{command}`", "", f"Prefix of variables: `{cls.env_prefix}`.", ""]
     described = dict(_described_before(cls))
     for source, names in _by_source(cls, described).items():
         lines += [f"As in `{source}`: {', '.join(f'`{name}`' for name in names)}.", ""]
     own = [one for one in settings_of(cls) if one.name not in described]
+    rows: list[tuple[str, str, str]] = []
     for group in dict.fromkeys(one.rules.group for one in own):
-        rows = [_row(one) for one in own if one.rules.group == group]
-        lines += [f"### {group}", "", table(("key", "default", "meaning", "values"), rows)]
-    return "\n".join(lines)
+        rows += [(f"**{group}**", "", ""), *(_row(one) for one in own if one.rules.group == group)]
+    return "\n".join([*lines, table(("key", "default", "meaning"), rows)])
 
 
 def _described_before(cls: type[Settings]) -> Iterator[tuple[str, str]]:
@@ -64,19 +65,30 @@ def _by_source(cls: type[Settings], described: Mapping[str, str]) -> dict[str, l
     return found
 
 
-def _row(one: Setting) -> tuple[str, str, str, str]:
+def _row(one: Setting) -> tuple[str, str, str]:
     default = one.default_words
     if not one.required and not one.rules.default_means and one.default is not None:
         default = f"`{default}`"
-    return f"`{one.name}`", default, one.rules.help, _values(one)
+    return f"`{one.name}`", default, _with_values(one.rules.help, _values(one))
+
+
+def _with_values(text: str, values: str) -> str:
+    sentence = text.removesuffix(".") if not text.endswith("...") else text
+    return f"{sentence} ({values})" if values else sentence
 
 
 def _values(one: Setting) -> str:
-    """The range and the unit of a setting, such as `1 to 500 chunks`."""
+    """The range and the unit of a setting, such as `0–100 percent`, without units that the name or the meaning has."""
     rules = one.rules
     if rules.secret:
-        return "secret: file or environment only"
-    least = f"above {rules.gt:.15g}" if rules.gt is not None else "" if rules.ge is None else f"{rules.ge:.15g}"
-    if rules.le is not None:
-        return f"{least} to {rules.le:.15g} {rules.unit}".strip()
-    return ", ".join(filter(None, (one.range, rules.unit)))
+        return "file or environment only"
+    if rules.choices:
+        return ", ".join(choice for choice in rules.choices if choice not in rules.help)
+    if rules.pattern:
+        return rules.pattern.words
+    unit = rules.unit if rules.unit in _SHOWN_UNITS else ""
+    least = f">{rules.gt:.15g}" if rules.gt is not None else "" if rules.ge is None else f"{rules.ge:.15g}"
+    if rules.le is None:
+        return f"at least {least} {unit}".strip() if least else unit
+    dash = " to " if least.startswith("-") else "–"
+    return f"{least}{dash}{rules.le:.16g} {unit}".strip()
