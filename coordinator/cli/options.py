@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-_STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else the directory where the run began."
+_STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else that of the run."
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", envvar="FEDPATCH_STATE_DIR", metavar="PATH", help=_STATE_DIR_HELP)

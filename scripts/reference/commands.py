@@ -98,19 +98,20 @@ def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
     if name in SAME_AS:
         same = SAME_AS[name]
         return f"## `{name}`\n\nThe same as [`{same}`](#{same.replace(' ', '-')}), on the device.\n\n    {_example(command)}\n"
-    parts = [f"## `{name}`", " ".join((command.help or "").split())]
+    links = []
     settings = _settings_of(command)
     if settings is not None:
         heading = f"{TITLES[settings]}: `{COMMANDS_OF_SETTINGS[settings]}`"
         anchor = heading.lower().replace(": ", "-").replace("`", "").replace(" ", "-")
-        parts.append(f"[Settings of `{COMMANDS_OF_SETTINGS[settings]}`](configuration.md#{anchor}).")
+        links.append(f"[settings](configuration.md#{anchor})")
     if name in GUIDES:
-        parts.append(f"See {GUIDES[name]}.")
-    parts.append(f"    {_example(command)}")
+        links.append(GUIDES[name])
+    see = f" See {', '.join(links)}." if links else ""
+    parts = [f"## `{name}`", " ".join((command.help or "").split()) + see, f"    {_example(command)}"]
     options = _options(command)
     common = [f"`{name}`" for name, text in options.items() if text in shared]
     if common:
-        parts.append(f"[Common options](#options-of-several-commands): {', '.join(common)}.")
+        parts.append(f"Also: {', '.join(common)}.")
     own = [f"- {text}" for text in options.values() if text not in shared]
     if own:
         parts.append("\n".join(own))
@@ -143,11 +144,10 @@ def _options(command: Any) -> dict[str, str]:
         name = max(parameter.opts, key=len) if option else (parameter.metavar or parameter.name.upper())
         if name in left_out or name.removeprefix("--") in COMMON or getattr(parameter, "hidden", False):
             continue
-        value = f" {parameter.metavar}" if option and parameter.metavar else ""
         default = (
             f" (`{parameter.default}`)"
             if option and parameter.default not in (None, "") and parameter.default is not False
             else ""
         )
-        found[name] = f"`{name}{value}`{default}: {parameter.help or ''}"
+        found[name] = f"`{name}`{default}: {(parameter.help or '').removesuffix('.')}"
     return found

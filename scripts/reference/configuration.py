@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.shared.config.fields import Setting, Settings, settings_of
+from fedpatch.shared.config.fields import Rules, Setting, Settings, settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
 from scripts.reference.markdown import render, table
 
@@ -83,9 +83,15 @@ def _values(one: Setting) -> str:
     if rules.secret:
         return "file or environment only"
     if rules.choices:
-        return ", ".join(choice for choice in rules.choices if choice not in rules.help)
-    if rules.pattern:
-        return rules.pattern.words
+        values = ", ".join(choice for choice in rules.choices if choice not in rules.help)
+    elif rules.pattern:
+        values = rules.pattern.words
+    else:
+        values = _range(rules)
+    return f"each {values}" if values and one.kind is tuple else values
+
+
+def _range(rules: Rules) -> str:
     unit = rules.unit if rules.unit in _SHOWN_UNITS else ""
     least = f">{rules.gt:.15g}" if rules.gt is not None else "" if rules.ge is None else f"{rules.ge:.15g}"
     if rules.le is None:
