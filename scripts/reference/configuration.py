@@ -9,7 +9,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import Rules, Setting, Settings, settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
-from scripts.reference.markdown import render, table
+from scripts.reference.markdown import render
 
 COMMANDS: Mapping[type[Settings], str] = {
     RunSettings: "fedpatch run",
@@ -32,27 +32,26 @@ def page() -> str:
 
 
 def reference(cls: type[Settings]) -> str:
-    """Format the section of a settings class as one table with groups; settings alike in an earlier class are only named."""
+    """Format the section of a settings class as a list per group; settings alike in an earlier class are only named."""
     title, command = TITLES.get(cls, cls.__name__), COMMANDS.get(cls, cls.__name__)
     lines = [f"## {title}: `{command}`", "", f"Prefix of variables: `{cls.env_prefix}`.", ""]
     described = dict(_described_before(cls))
     for source, names in _by_source(cls, described).items():
         lines += [f"As in `{source}`: {', '.join(f'`{name}`' for name in names)}.", ""]
     own = [one for one in settings_of(cls) if one.name not in described]
-    rows: list[tuple[str, str, str]] = []
     for group in dict.fromkeys(one.rules.group for one in own):
-        rows += [(f"**{group}**", "", ""), *(_row(one) for one in own if one.rules.group == group)]
-    return "\n".join([*lines, table(("key", "default", "meaning"), rows)])
+        lines += [f"**{group}**", "", *(_item(one) for one in own if one.rules.group == group), ""]
+    return "\n".join(lines)
 
 
 def _described_before(cls: type[Settings]) -> Iterator[tuple[str, str]]:
     """Yield the settings of `cls` that a class before it in COMMANDS has with the same text, with that class's command."""
-    own = {one.name: _row(one) for one in settings_of(cls)}
+    own = {one.name: _item(one) for one in settings_of(cls)}
     for earlier, command in COMMANDS.items():
         if earlier is cls or cls not in COMMANDS:
             return
         for one in settings_of(earlier):
-            if own.get(one.name) == _row(one):
+            if own.get(one.name) == _item(one):
                 del own[one.name]
                 yield one.name, command
 
@@ -65,16 +64,14 @@ def _by_source(cls: type[Settings], described: Mapping[str, str]) -> dict[str, l
     return found
 
 
-def _row(one: Setting) -> tuple[str, str, str]:
+def _item(one: Setting) -> str:
+    """A list item such as ``- `nice` (`10`): Niceness of training (0–19)``."""
     default = one.default_words
     if not one.required and not one.rules.default_means and one.default is not None:
         default = f"`{default}`"
-    return f"`{one.name}`", default, _with_values(one.rules.help, _values(one))
-
-
-def _with_values(text: str, values: str) -> str:
+    text, values = one.rules.help, _values(one)
     sentence = text.removesuffix(".") if not text.endswith("...") else text
-    return f"{sentence} ({values})" if values else sentence
+    return f"- `{one.name}` ({default}): {sentence}" + (f" ({values})" if values else "")
 
 
 def _values(one: Setting) -> str:
