@@ -133,9 +133,9 @@ def simulate(
 ) -> None:
     """Simulate a fleet in memory and count the rounds to a target user accuracy.
 
-    The clients train as devices do, on the same minibatches, with the strategies, patches and selection of a run. The same
-    options give the same result. With --out an interrupted study continues when the command is given again. A missed target
-    is a result: rounds_to_target is null, exit code 0. per-fedavg, pfedme and independent keep no patch.
+    The clients train as devices do; strategies, patches and selection are those of a run. The same options give the same
+    result. With --out a repeated command continues an interrupted study. A missed target is a result: rounds_to_target is
+    null, exit code 0. per-fedavg, pfedme and independent keep no patch.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)

@@ -137,8 +137,7 @@ def add_acl(app: typer.Typer) -> None:
     ) -> None:
         """Print the access rules of a fleet for mosquitto (acl_file) or ejabberd.
 
-        A device's user name must be its id. Without a CA and --device every user is the device of its own name, with a
-        warning.
+        A device's user name must be its id. Without a CA and --device every user is the device of its own name.
         """
         from fedpatch.coordinator.cli.broker import ejabberd_rules
         from fedpatch.shared.wire.topics import mosquitto_acl

@@ -39,8 +39,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     ) -> None:
         """List all devices ever seen with the state of the last run: task, counts of outcomes, last reason.
 
-        The subcommands hold a device back and release it. A running coordinator applies them within seconds; they hold for
-        later runs too.
+        The subcommands hold a device back or release it, within seconds and for later runs too.
         """
         if context.invoked_subcommand is not None:
             # Options before the name of a subcommand hold for the subcommand unless it has its own.

@@ -53,11 +53,10 @@ def add_unit(app: typer.Typer) -> None:
             "/var/lib/fedpatch-coordinator"
         ),
     ) -> None:
-        """Print the systemd unit that runs this installation's coordinator as a service.
+        """Print the systemd unit that runs this installation's coordinator as a confined service.
 
-        The confined service has a user of its own and calls `fedpatch run --unless-done`: a boot resumes an interrupted run
-        and leaves a finished one alone. Secrets such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends
-        in .env.
+        It calls `fedpatch run --unless-done`: a boot resumes an interrupted run and leaves a finished one alone. Secrets
+        such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends in .env.
         """
         from fedpatch.shared.app.systemd_unit import COORDINATOR, unit_of_this_installation
 
@@ -90,9 +89,9 @@ _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
     """Train a small fleet on this machine: broker, coordinator and one process for each device.
 
-    --out receives the runs (coordinator/), and the state (devices/device-00/) and log (devices/device-00.log) of each
-    device. A later demo there adds a run and replaces the devices; a directory with foreign files is refused. With --broker
-    the demo uses a running broker, in the fleet demo. The devices ignore FEDPATCH_AGENT_ variables.
+    --out receives the runs (coordinator/), and state and log of each device (devices/device-00/, devices/device-00.log). A
+    later demo there adds a run and replaces the devices; a directory with foreign files is refused. With --broker the fleet
+    is demo. The devices ignore FEDPATCH_AGENT_ variables.
     """
     from fedpatch.coordinator.demo.demo import run_demo
 

@@ -36,10 +36,7 @@ def add_report(app: typer.Typer) -> None:
         state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
-        """Write a run, in any state, as one HTML page that needs no other file; compare several runs.
-
-        The page has curves of user accuracy, time by phase, bytes, declines and failures, all rounds and the settings.
-        """
+        """Write a run, in any state, as one HTML page that needs no other file; compare several runs."""
         try:
             from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
         except ModuleNotFoundError as error:

@@ -70,11 +70,10 @@ def add_watch(app: typer.Typer) -> None:
         once: _Once = False,
         as_json: _AsJson = False,
     ) -> None:
-        """Watch a running run on any machine: round, phase, devices, user accuracy, bytes.
+        """Watch a running run on any machine until Ctrl-C, also while the coordinator is away.
 
-        It continues until Ctrl-C, also while the coordinator is away. In a pipe it prints a line per round. The password
-        comes from --password-file or FEDPATCH_PASSWORD. The exit code is 3 if the broker cannot be reached at the start, 1
-        if --once receives nothing.
+        In a pipe it prints a line per round. The password comes from --password-file or FEDPATCH_PASSWORD. The exit code is
+        3 if the broker cannot be reached at the start, 1 if --once receives nothing.
         """
         from fedpatch.coordinator.operations.watch import watch
 

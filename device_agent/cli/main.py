@@ -77,8 +77,7 @@ def run(
 def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
     """Check a device: installation, task and data, disk, memory, clock, broker, coordinator.
 
-    Each check prints ok, warn, fail or skip, with a remedy. The exit code is 1 if a check failed. Beside a running agent
-    the task is not loaded again.
+    It prints remedies. The exit code is 1 if a check failed. Beside a running agent the task is not loaded again.
     """
     from fedpatch.device_agent.cli.doctor import examine
     from fedpatch.shared.diagnostics.checks import conduct
@@ -95,7 +94,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> 
     """Print the agent's status from its state directory; exit code 1 if no agent runs.
 
     In the JSON, state is starting until the task is loaded, declines lists reasons to decline every request, and
-    held_version is the digest of the held global model.
+    held_version is the digest of the held model.
     """
     standing = read_standing(state_dir.expanduser())
     if as_json:

@@ -47,7 +47,13 @@ def add_models(app: typer.Typer) -> None:
 def _add_predict(app: typer.Typer) -> None:
     @command(app, "predict", example="fedpatch-agent predict today.npy --state-dir /var/lib/fedpatch-agent")
     def predict(
-        files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Inputs: .npy, .csv or images.")],
+        files: Annotated[
+            list[Path],
+            typer.Argument(
+                metavar="FILE...",
+                help="Inputs: .npy (one or more examples), .csv (one per row) or images (with Pillow).",
+            ),
+        ],
         state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         model: ModelPath = None,
@@ -58,8 +64,8 @@ def _add_predict(app: typer.Typer) -> None:
     ) -> None:
         """Run the personal model of this device on raw inputs, without torch and without the agent.
 
-        A file is .npy (one or more examples), .csv (one per row) or an image (with Pillow); the task's prepare is applied.
-        The output is the class of each example, or the raw outputs. A warning names inputs unlike the training data.
+        The task's prepare is applied. The output is the class of each example, or the raw outputs. A warning names inputs
+        unlike the training data.
         """
         personal = _opened(state_dir, task, model)
         outputs, warnings = [], []

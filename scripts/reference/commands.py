@@ -63,9 +63,10 @@ _OFTEN = 2  # commands, from which on an option is described once
 def page() -> str:
     """Return the page."""
     found = [one for name, app in PROGRAMS.items() for one in commands(get_command(app), (name,))]
-    shared = _shared_options({path[1:]: command for path, command in found}.values())
-    sections = (_section(path, command, shared) for path, command in found)
-    return render("cli.md", options="".join(f"- {text}\n" for text in sorted(shared)), commands="\n".join(sections))
+    shared = {name: _shared_options(command for path, command in found if path[0] == name) for name in PROGRAMS}
+    sections = (_section(path, command, shared[path[0]]) for path, command in found)
+    options = "\n".join(f"`{name}`:\n\n" + "".join(f"- {text}\n" for text in sorted(shared[name])) for name in PROGRAMS)
+    return render("cli.md", options=options, commands="\n".join(sections))
 
 
 def _shared_options(found: Iterable[Any]) -> set[str]:

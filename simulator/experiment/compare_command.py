@@ -54,7 +54,7 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
 ) -> None:
     """Simulate the policies none, stats, affine and all and learning alone on the same split; recommend one.
 
-    A policy that does not fit the model is left out, with a line on stderr. The same options give the same result.
+    A policy that does not fit the model is left out.
     """
     from fedpatch.shared.tasks.task import find_task
     from fedpatch.simulator.experiment.compare import ALONE, POLICIES, recommend, rows
