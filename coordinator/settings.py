@@ -45,16 +45,14 @@ class RoundSettings(Settings):
     )
     learning_rate: float | None = _learning_rate(help="Learning rate on the devices.")
     server_learning_rate: float | None = _learning_rate(help="Learning rate of the server's optimizer.")
-    epochs: int = setting(
-        1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes of a device over its data per round."
-    )
+    epochs: int = setting(1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes over the data per round.")
     steps: int = setting(
         0,
         group=_TRAINING,
         ge=0,
         le=100_000_000,
         unit="steps",
-        help="Minibatches of a device per round; 0: by epochs.",
+        help="Minibatches per round instead of epochs, if above 0.",
     )
     batch_size: int | None = setting(
         None,
@@ -63,16 +61,14 @@ class RoundSettings(Settings):
         le=1_000_000,
         unit="examples",
         default_means="the task's",
-        help="Size of a minibatch.",
+        help="Examples per minibatch.",
     )
     seed: int = setting(
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
     )
 
-    rounds: int = setting(30, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Number of rounds of the run.")
-    target_ua: float | None = setting(
-        None, group=ROUNDS, help="Mean user accuracy, in the task's metric, that ends the run earlier."
-    )
+    rounds: int = setting(30, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Number of rounds.")
+    target_ua: float | None = setting(None, group=ROUNDS, help="Mean user accuracy that ends the run earlier.")
     devices: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["devices"])
     participation: float = setting(1.0, group=ROUNDS, gt=0.0, le=1.0, help=HELP["participation"])
     over_select: float = setting(
@@ -80,7 +76,7 @@ class RoundSettings(Settings):
         group=ROUNDS,
         ge=1.0,
         le=10.0,
-        help="Factor of additional invitations, because some devices decline or drop out.",
+        help="Invitations per device aimed for; the surplus replaces devices that decline or drop out.",
     )
     min_cohort: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
     quorum: float = setting(0.8, group=ROUNDS, gt=0.0, le=1.0, help=HELP["quorum"])
@@ -90,7 +86,7 @@ class RoundSettings(Settings):
         ge=0.0,
         le=_YEAR_S,
         unit="seconds",
-        help="Least time between the starts of two rounds.",
+        help="Least time between starts of rounds.",
     )
     independent_every: int = setting(
         10,
@@ -98,7 +94,7 @@ class RoundSettings(Settings):
         ge=0,
         le=1_000_000,
         unit="rounds",
-        help="Rounds between two measurements of learning alone, each as long as a round's training; 0: never.",
+        help="Rounds between measurements of learning alone, each as long as a round's training; 0: never.",
     )
     max_failed_rounds: int = setting(3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
@@ -108,16 +104,16 @@ class RoundSettings(Settings):
         ge=0.0,
         help=HELP["wait_s"],
     )
-    recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time for a device to accept or decline a round.")
+    recruit_deadline_s: float = _deadline(10.0, gt=0.0, help="Time to accept or decline a round.")
     deadline_s: float | None = _deadline(
         None,
         gt=0.0,
         default_means="auto",
         none_word="auto",
-        help="Time after which a round ends with the updates it has. auto: 600 s for the first round, then three times the "
-        "time of earlier rounds, at least 60 s, doubled after a round that missed its quorum for lack of time.",
+        help="Longest time of a round. auto: 600 s for the first round, then three times the time of earlier rounds, at "
+        "least 60 s, doubled after a quorum missed for lack of time.",
     )
-    grace_s: float = _deadline(10.0, ge=0.0, help="Time for the other devices after the quorum is met.")
+    grace_s: float = _deadline(10.0, ge=0.0, help="Time for other devices after the quorum.")
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
     encoding: str = setting("delta-int8", group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
@@ -135,7 +131,7 @@ class RoundSettings(Settings):
         ge=1,
         le=MAX_CHUNKS_IN_FLIGHT,
         unit="devices",
-        help="Devices that upload long updates at a time; in all, upload_slots x upload_window chunks are in flight.",
+        help="Simultaneous long uploads; in all, upload_slots x upload_window chunks are in flight.",
     )
     upload_window: int = setting(
         8, group=_TRANSFER, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks in flight per device."
@@ -151,22 +147,22 @@ class RoundSettings(Settings):
         ge=0,
         le=100_000,
         unit="devices",
-        help="Devices with series of their own; in a larger fleet the slowest.",
+        help="Devices with series of their own; of more, the slowest.",
     )
 
     norm_bound: str = setting(
         "auto:2",
         group=_LIMITS,
-        help="Bound of an update's distance from the global model (L2 norm): off, clip:X, reject:X, or auto:F, which clips "
-        "weights, moments and each running statistic at F times the median of the round (with one or two updates, of earlier "
-        "rounds too). All but off limit counters to the steps of the plan; clip and reject limit running statistics to ten "
-        "times the median.",
+        help="Bound of an update's distance (L2 norm) from the global model: off, clip:X, reject:X, or auto:F, which clips "
+        "weights, moments and each running statistic at F times the round's median (with one or two updates, of earlier "
+        "rounds too). Counters are limited to the plan's steps, except with off; clip and reject limit running statistics to "
+        "ten times the median.",
     )
     max_num_examples: str = setting(
         "auto:10",
         group=_LIMITS,
-        help="Largest weight of an update, in examples: off (as in the FedAvg paper), a number, or auto:F, F times the median "
-        "of the round.",
+        help="Largest weight of an update, in examples: off (as in the FedAvg paper), a number, or auto:F, F times the "
+        "round's median.",
     )
     quarantine_after: int = setting(
         5,
@@ -174,7 +170,7 @@ class RoundSettings(Settings):
         ge=0,
         le=1_000_000,
         unit="offences",
-        help="Offences that put a device into quarantine until its release; 0: never.",
+        help="Offences until quarantine; 0: never.",
     )
     max_devices: int = setting(
         10_000,
@@ -182,7 +178,7 @@ class RoundSettings(Settings):
         ge=1,
         le=1_000_000,
         unit="devices",
-        help="Known devices; beyond that, new devices replace absent ones.",
+        help="Known devices; further ones replace absent ones.",
     )
 
     def check(self) -> list[tuple[str, ...]]:
@@ -241,7 +237,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         None,
         group="State",
         default_means="ca in the state directory",
-        help="Directory of the fleet's CA, with the list of revoked devices; may be absent.",
+        help="Directory of the fleet's CA, if it has one.",
     )
 
     @property

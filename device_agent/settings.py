@@ -55,7 +55,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         60.0, group=CONNECTION, gt=0.0, le=86_400.0, unit="seconds", help="Longest pause between reconnection attempts."
     )
 
-    task: str = setting("digits", group=_WORK, help="Task of the device, by name or as module:attribute.")
+    task: str = setting("digits", group=_WORK, help="Task, by name or as module:attribute.")
     data: str = setting(group=_WORK, example="shard:0/10", help="Which data this device holds.")
     data_root: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None, group=_WORK, default_means="FEDPATCH_DATA, else the user's cache", help="Directory of data sets."
@@ -63,21 +63,20 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-agent-state"),
         group=_WORK,
-        help="Directory of private patches, models and unfinished work.",
+        help="Directory of patches, models and unfinished work.",
     )
     admission: str = setting(
         "preferences",
         group=_WORK,
         pattern=_ADMISSION,
-        help="Participation in rounds: by the preferences, always, never, or by the first line of a file (accept, or decline "
-        "and the reason).",
+        help="Decision about rounds; the first line of the file is accept, or decline and the reason.",
     )
     private: str = setting(
         "",
         group=_LIMITS,
-        default_means="`affine`, and all that stayed private in earlier rounds of the task",
-        help="Private floor: tensors that always stay on this device: none, stats, affine, all or names:<glob,...>. A "
-        "request that keeps less is declined.",
+        default_means="`affine`, and all that stayed private before",
+        help="Private floor, tensors that always stay here: none, stats, affine, all or names:GLOB,... Requests that keep "
+        "less are declined.",
     )
     max_steps: int = setting(
         100_000,
@@ -85,7 +84,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=1,
         le=100_000_000,
         unit="steps",
-        help="Most training steps of one work request; a longer plan is declined.",
+        help="Most training steps of one request.",
     )
     max_epochs: int = setting(
         100,
@@ -93,7 +92,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=1,
         le=100_000,
         unit="epochs",
-        help="Most passes over this device's data in one work request; a longer plan is declined.",
+        help="Most passes over the data in one request.",
     )
     ups: str = setting(
         "",
@@ -102,7 +101,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="UPS that the kernel does not know: nut:NAME@HOST, pisugar or command:PROGRAM.",
     )
     threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads for training.")
-    nice: int = setting(10, group=_WORK, ge=0, le=19, help="Niceness of training; 19 yields most to other programs.")
+    nice: int = setting(10, group=_WORK, ge=0, le=19, help="Niceness of training.")
     max_memory_mib: int = setting(
         0,
         group=_WORK,
@@ -117,7 +116,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0.0,
         le=604_800.0,
         unit="seconds",
-        help="Idle time after which the training process releases its memory; 0: only during announced rests.",
+        help="Idle time after which training releases its memory; 0: only during announced rests.",
     )
     max_model_mib: int = setting(512, group=_WORK, ge=1, le=2048, unit="MiB", help="Largest accepted model.")
 
@@ -127,31 +126,31 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0,
         le=1000,
         unit="models",
-        help="Kept versions of the personal model; 0: none is made.",
+        help="Kept personal models; 0: none is made.",
     )
     keep_margin: float = setting(
         0.02,
         group=_MODEL,
         ge=0.0,
-        help="How much worse on validation data a new personal model may be than the current one, in the task's metric.",
+        help="By how much a new personal model may be worse on validation data, in the task's metric.",
     )
 
     metrics: str | None = setting(
         None,
         group=_TELLING,
         default_means="not served",
-        help="HOST:PORT of the Prometheus endpoint of this device; port 0 takes a free one.",
+        help="HOST:PORT of this device's Prometheus endpoint; port 0 takes a free one.",
     )
     metrics_textfile: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group=_TELLING,
         default_means="not written",
-        help="File of metrics for node_exporter's textfile collector; it ends in .prom.",
+        help="File for node_exporter's textfile collector, .prom.",
     )
     share_vitals: bool = setting(
         True,
         group=_TELLING,
-        help="Send vitals to the coordinator: power, temperature, load, free space, kind of link.",
+        help="Send vitals to the coordinator.",
     )
 
     @property

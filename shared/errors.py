@@ -26,20 +26,20 @@ EXIT_LESS = 4
 """Exit code of a command that did only a part of its work, and printed which: neither an error nor a success."""
 
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
-    0: ("success: a run reached its target, its last round or its time limit; the agent was stopped by SIGTERM", ""),
+    0: ("success: a run reached its target, last round or time limit; SIGTERM stopped the agent", ""),
     1: (
-        "failure: a failed run or one without a successful round, unusable data or state, a failed check of a doctor or of "
-        "`check-task`, `fedpatch-agent status` without a running agent",
-        "apply the remedy of the message, then repeat",
+        "failure: a run that failed or had no successful round, unusable data or state, a failed check, "
+        "`fedpatch-agent status` without an agent",
+        "apply the remedy, repeat",
     ),
-    2: ("an option, a name or a configuration file is wrong", "correct it, then repeat"),
-    3: ("the MQTT broker cannot be reached or used", "repeat later"),
+    2: ("wrong option, name or configuration", "correct it, repeat"),
+    3: ("unreachable or unusable broker", "repeat later"),
     EXIT_LESS: (
-        "partial success: `fedpatch export` wrote the model of an earlier round, because the newest checkpoint is damaged",
+        "partial success: `fedpatch export` wrote an earlier round, because the newest checkpoint is damaged",
         "restore the named file",
     ),
     130: (
-        "interrupted: Ctrl-C, for a run and a simulation also SIGTERM; a run and a simulation with `--out` are saved",
+        "Ctrl-C, for a run and a simulation also SIGTERM; a run and a simulation with `--out` are saved",
         "`fedpatch resume`, or the same `simulate` command",
     ),
 }
@@ -61,7 +61,7 @@ class FedpatchError(Exception):
 
 
 class UsageError(FedpatchError):
-    """An option, a name or a configuration is wrong. A task's `load_data` raises it for a data spec that it cannot parse.
+    """Wrong option, name or configuration. A task's `load_data` raises it for a data spec that it cannot parse.
 
     Example:
         >>> from fedpatch import UsageError
@@ -161,7 +161,7 @@ class UpdateRefused(FedpatchError):
 
 
 class IllegalTransition(FedpatchError):
-    """The program gave a state machine an event that its transition table does not have. The state is unchanged."""
+    """A state machine received an event that its transition table does not have. The state is unchanged."""
 
 
 class WireError(FedpatchError):

@@ -48,27 +48,24 @@ app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, 
 
 Strategy = Annotated[
     str,
-    typer.Option(
-        metavar="NAME", help="Algorithm: fedavg, fedadam, fedavg-adam, per-fedavg, pfedme, or independent learning."
-    ),
+    typer.Option(metavar="NAME", help="fedavg, fedadam, fedavg-adam, per-fedavg, pfedme or independent."),
 ]
 Private = Annotated[
     str | None,
     typer.Option(
         metavar="POLICY",
-        help="Patch that stays on each client: none, stats, affine, all (of batch norm) or names:GLOB,...; default: "
-        "affine with fedavg, fedadam and fedavg-adam, none with the others.",
+        help="Patch: none, stats, affine, all or names:GLOB,...; default: affine, or none where the strategy keeps none.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]
-TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="Mean user accuracy that ends the study earlier.")]
-Seed = Annotated[int, typer.Option(help="Seed of the split, the initial model, the selection and the minibatches.")]
+TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="User accuracy that ends the study earlier.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
 LearningRate = Annotated[
     float | None,
-    typer.Option(metavar="RATE", help="Rate of the clients (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
+    typer.Option(metavar="RATE", help="Clients' rate (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
 ]
 ServerLearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Rate of FedAdam's server optimizer instead of the task's.")
+    float | None, typer.Option(metavar="RATE", help="FedAdam's rate at the server instead of the task's.")
 ]
 AdaptationRate = Annotated[
     float | None, typer.Option(metavar="RATE", help="Per-FedAvg's alpha, instead of the published one.")
@@ -76,35 +73,33 @@ AdaptationRate = Annotated[
 Proximity = Annotated[
     float | None, typer.Option(metavar="NUMBER", help="pFedMe's lambda, instead of the published one.")
 ]
-BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Size of a minibatch, instead of the task's.")]
-Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches per client and round; 0: by epochs.")]
+BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Examples per minibatch instead of the task's.")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches per round instead of epochs, if above 0.")]
 NoisyFraction = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE", help="Share of the clients with noisy training data; they do not count in user accuracy."
-    ),
+    typer.Option(metavar="SHARE", help="Share of the clients with noisy data, not counted in user accuracy."),
 ]
 Encoding = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Encoding of models and updates: fp32 (exact), fp32+zstd, fp16, fp16+zstd, delta-bf16, delta-int8, delta-int4.",
+        help="Encoding, as of fedpatch run.",
     ),
 ]
 NormBound = Annotated[
     str,
     typer.Option(
         metavar="BOUND",
-        help="Bound of an update's distance, as of fedpatch run: off, clip:X, reject:X or auto:F.",
+        help="Bound of updates, as of fedpatch run.",
     ),
 ]
 MaxNumExamples = Annotated[
     str,
-    typer.Option(metavar="CAP", help="Largest weight of an update, as of fedpatch run: off, a number or auto:F."),
+    typer.Option(metavar="CAP", help="Largest weight, as of fedpatch run."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder for outcome.json, curve.csv, curve.png and curve.svg."),
+    typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
 ]
 
 
@@ -138,10 +133,9 @@ def simulate(
 ) -> None:
     """Simulate a fleet in memory and count the rounds to a target user accuracy.
 
-    The clients train as devices do, on the same minibatches; strategies, patches and selection are those of a run. The same
-    options give the same result with any number of workers. With --out an interrupted study continues when the command is
-    given again; a finished one is printed again. A missed target is a result: rounds_to_target is null, exit code 0.
-    per-fedavg, pfedme and independent keep no patch.
+    The clients train as devices do; strategies, patches and selection are those of a run. The same options give the same
+    result. With --out a repeated command continues an interrupted study. A missed target is a result: rounds_to_target is
+    null, exit code 0. per-fedavg, pfedme and independent keep no patch.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)

@@ -117,7 +117,7 @@ _CaDir = Annotated[
     typer.Option(
         envvar="FEDPATCH_CA_DIR",
         metavar="PATH",
-        help="Directory of the fleet's CA: adds all its devices and watchers that are not revoked.",
+        help="Directory of the fleet's CA: adds its valid devices and watchers.",
     ),
 ]
 _Ejabberd = Annotated[str, typer.Option(metavar="HOST", help="Print rules for ejabberd with virtual host HOST.")]
@@ -137,8 +137,7 @@ def add_acl(app: typer.Typer) -> None:
     ) -> None:
         """Print the access rules of a fleet for mosquitto (acl_file) or ejabberd.
 
-        A device's user name must be its id. Without a CA and without --device the rules are patterns: every user is the
-        device of its own name. A warning says so.
+        A device's user name must be its id. Without a CA and --device every user is the device of its own name.
         """
         from fedpatch.coordinator.cli.broker import ejabberd_rules
         from fedpatch.shared.wire.topics import mosquitto_acl

@@ -73,14 +73,14 @@ CaDir = Annotated[
         "--ca-dir",
         envvar="FEDPATCH_CA_DIR",
         metavar="PATH",
-        help="Directory of the CA; default: ca in the coordinator's state directory.",
+        help="Directory of the CA; default: ca in the state directory.",
     ),
 ]
 Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="Validity of the certificate.")]
 _CaDays = Annotated[int, typer.Option(min=1, max=36_500, metavar="DAYS", help="Validity of the CA.")]
 _BrokerName = Annotated[
     list[str] | None,
-    typer.Option(metavar="HOST", help="Host name or address of the broker, as in its URL (repeatable)."),
+    typer.Option(metavar="HOST", help="Host of the broker as in its URL (repeatable)."),
 ]
 _NewKey = Annotated[bool, typer.Option("--new-key", help="Make a new key too.")]
 _Out = Annotated[Path, typer.Option(metavar="FILE", help="File to write, mode 0600.")]
@@ -120,10 +120,7 @@ def _add_init(group: typer.Typer) -> None:
         ca_days: _CaDays = CA_DAYS,
         ca_dir: CaDir = None,
     ) -> None:
-        """Create a fleet's CA and the certificates of broker and coordinator.
-
-        A repeated call creates only missing parts. The CA of another fleet is never overwritten.
-        """
+        """Create a fleet's CA and the certificates of broker and coordinator, or parts of them that are missing."""
         from fedpatch.coordinator.pki.certificate_authority import Authority
         from fedpatch.coordinator.pki.enrolment import ensure_broker, ensure_coordinator
 
@@ -174,7 +171,7 @@ def _add_coordinator(group: typer.Typer) -> None:
         new_key: _NewKey = False,
         revoke_old: Annotated[
             bool,
-            typer.Option("--revoke-old", help="Revoke the earlier certificates and make a new key, for a stolen key."),
+            typer.Option("--revoke-old", help="Revoke earlier certificates, make a new key: for a stolen key."),
         ] = False,
         password: Annotated[
             bool, typer.Option("--password", help="Make a password instead, in a file for EnvironmentFile=.")

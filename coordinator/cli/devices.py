@@ -37,10 +37,9 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
     def devices(
         context: typer.Context, state_dir: StateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
-        """List all devices ever seen: last state, task, counts of outcomes, last reason.
+        """List all devices ever seen with the state of the last run: task, counts of outcomes, last reason.
 
-        The state is that of the last run. The subcommands hold a device back and bring it back; a running coordinator
-        applies them within seconds, and they outlast it.
+        The subcommands hold a device back or release it, within seconds and for later runs too.
         """
         if context.invoked_subcommand is not None:
             # Options before the name of a subcommand hold for the subcommand unless it has its own.
@@ -64,9 +63,9 @@ def _add_hold(app: typer.Typer) -> None:
     def quarantine(
         device: _Device, reason: _Reason, state_dir: InnerStateDir = None, fleet: _Fleet = None, as_json: AsJson = False
     ) -> None:
-        """Exclude a device: its messages are rejected, also in the open round, and it is not asked until its release.
+        """Reject a device's messages, also in the open round, and ask it no more until its release.
 
-        Devices are quarantined automatically after --quarantine-after offences.
+        After --quarantine-after offences this happens automatically.
         """
         _hold(device, "quarantined", reason, state_dir, fleet, as_json)
 

@@ -18,7 +18,7 @@ def add_doctor(app: typer.Typer) -> None:
     def doctor(settings: RunSettings, as_json: AsJson = False) -> None:
         """Check before a run: installation, task, disk, memory, clock, broker, online devices.
 
-        Each check prints ok, warn, fail or skip, with a remedy below warn and fail. The exit code is 1 if a check failed.
+        It prints remedies. The exit code is 1 if a check failed.
         """
         from fedpatch.coordinator.operations.doctor import examine
         from fedpatch.shared.diagnostics.checks import conduct

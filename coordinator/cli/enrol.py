@@ -45,10 +45,9 @@ def _add_bundles(group: typer.Typer) -> None:
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Enrol a device: write the bundle for `fedpatch-agent enrol`.
+        """Enrol a device: write the bundle for `fedpatch-agent enrol`. Existing ones are refused.
 
-        The bundle is the device's identity: transfer it over a trusted way and delete it afterwards. An enrolled device and
-        an existing file are refused.
+        The bundle is the device's identity: transfer it in a trusted way and delete it afterwards.
         """
         _write(device, out, broker, days, password, ca_dir, renewal=False)
 
@@ -61,9 +60,9 @@ def _add_bundles(group: typer.Typer) -> None:
         password: _Password = False,
         ca_dir: CaDir = None,
     ) -> None:
-        """Write a new bundle for a device that is enrolled; its present certificate stays good until it is revoked.
+        """Write a new bundle for an enrolled device. Its present certificate stays valid until it is revoked.
 
-        An old password is good until the broker reads the new file.
+        An old password is valid until the broker reads the new file.
         """
         path = _write(device, out, broker, days, password, ca_dir, renewal=True)
         if not password:

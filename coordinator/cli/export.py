@@ -21,7 +21,7 @@ def add_export(app: typer.Typer) -> None:
 
     @command(app, "export", example="fedpatch export last --out model.onnx")
     def export(
-        run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of an id, or: last.")],
+        run: Annotated[str, typer.Argument(metavar="RUN", help="Run, by id, its beginning, or: last.")],
         out: Annotated[
             Path | None,
             typer.Option(
@@ -39,7 +39,7 @@ def add_export(app: typer.Typer) -> None:
 
         Private tensors have their initial values, because they never left the devices (private_values in the metadata). The
         outputs are compared with torch's before anything is written. If the newest checkpoint is damaged, the model of the
-        round before is written, with exit code 4, asked_round and problem.
+        round before is written (exit code 4, asked_round, problem).
         """
         import msgspec
 

@@ -25,12 +25,12 @@ def add_inventory(app: typer.Typer) -> None:
             typer.Option(
                 envvar="FEDPATCH_INVENTORY_DOMAIN",
                 metavar="TEXT",
-                help="Suffix that makes a device id a host name, such as .local; without it hosts have no address.",
+                help="Suffix that makes a device id a host name, such as .local.",
             ),
         ] = "",
         state_dir: StateDir = None,
     ) -> None:
-        """Print all devices ever seen and not revoked as a dynamic inventory for Ansible, as JSON.
+        """Print all devices ever seen and not revoked as a dynamic inventory for Ansible.
 
         Groups are devices, online, offline, fleet_NAME, task_NAME and version_X_Y_Z.
         """

@@ -45,7 +45,7 @@ def add_unit(app: typer.Typer) -> None:
 
     @command(app, "unit", example="fedpatch unit --user fedpatch > fedpatch-coordinator.service")
     def unit(
-        user: Annotated[str, typer.Option(metavar="NAME", help="System user that the service runs as.")] = "fedpatch",
+        user: Annotated[str, typer.Option(metavar="NAME", help="System user of the service.")] = "fedpatch",
         config: Annotated[Path, typer.Option(metavar="PATH", help="The coordinator's settings.")] = Path(
             "/etc/fedpatch/coordinator.toml"
         ),
@@ -53,11 +53,10 @@ def add_unit(app: typer.Typer) -> None:
             "/var/lib/fedpatch-coordinator"
         ),
     ) -> None:
-        """Print the systemd unit that runs this installation's coordinator as a service.
+        """Print the systemd unit that runs this installation's coordinator as a confined service.
 
-        The service is confined, has a user of its own and calls `fedpatch run --unless-done`: a boot resumes an interrupted
-        run and leaves a finished one alone. It reads secrets such as FEDPATCH_PASSWORD=... from a file beside the settings,
-        with the ending .env.
+        It calls `fedpatch run --unless-done`: a boot resumes an interrupted run and leaves a finished one alone. Secrets
+        such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends in .env.
         """
         from fedpatch.shared.app.systemd_unit import COORDINATOR, unit_of_this_installation
 
@@ -79,7 +78,7 @@ app = make_app(
 broker_app = typer.Typer(cls=Group, invoke_without_command=True)
 app.add_typer(broker_app, name="broker", epilog="Example: fedpatch broker --port 1883")
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, the beginning of an id, or: last.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run, by id, its beginning, or: last.")]
 
 _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
@@ -89,10 +88,9 @@ _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
     """Train a small fleet on this machine: broker, coordinator and one process for each device.
 
-    The task digits needs no network. --out receives the state directory of the runs (coordinator/), the state directory of
-    each device (devices/device-00/) and its log (devices/device-00.log). A later demo in the same directory adds a run and
-    replaces the devices. A directory with foreign files is refused. With --broker the demo uses a running broker, in the
-    fleet demo. The devices ignore FEDPATCH_AGENT_ variables. A device that cannot start ends the demo with its message.
+    --out receives the runs (coordinator/), and state and log of each device (devices/device-00/, devices/device-00.log). A
+    later demo there adds a run and replaces the devices; a directory with foreign files is refused. With --broker the fleet
+    is demo. The devices ignore FEDPATCH_AGENT_ variables.
     """
     from fedpatch.coordinator.demo.demo import run_demo
 
@@ -111,19 +109,21 @@ def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
 @cli_options(RunSettings)
 def run(
     settings: RunSettings,
-    new: Annotated[bool, typer.Option("--new", help="Begin a new run even if the last one can be resumed.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Begin a new run in any case.")] = False,
     unless_done: Annotated[
         bool,
-        typer.Option("--unless-done", help="Print the last run if it ended and had the same settings; begin none."),
+        typer.Option(
+            "--unless-done",
+            help="If the last run ended and had the same settings, print it without contact to the broker.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train with the devices of a fleet until --target-ua, --rounds or --time-limit-s is reached.
 
-    The last run of the fleet in --state-dir is resumed if it was interrupted and had the same settings; paths, --encoding,
-    --devices, --wait-s, --deadline-s and --independent-every may differ. With --unless-done a finished run is printed
-    again without contact to the broker, with exit code 0: a service that starts at each boot trains once. The run warns
-    if devices would be better off learning alone.
+    The fleet's last run in --state-dir is resumed if it was interrupted and had the same settings; paths, --encoding,
+    --devices, --wait-s, --deadline-s and --independent-every may differ. The run warns if devices would be better off
+    learning alone.
     """
     from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 
@@ -152,13 +152,12 @@ def resume(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Resume a run where it stopped, with the settings it began with.
+    """Resume a run with its settings.
 
     Committed updates of the open round count; the other devices are asked again. After Ctrl-C the round keeps the time it
-    had left; after a crash its deadline has gone on. The run waits for its number of devices for wait_s at most (300 s more
-    while devices start), then continues with those present. time_limit_s starts again. The broker's password comes from
-    --password-file, FEDPATCH_PASSWORD or the run's own password_file. Here last means the last run of --state-dir or
-    ./fedpatch-state, of no other directory.
+    had left; after a crash its deadline has gone on. The run waits for its devices for wait_s at most (300 s more while
+    devices start), then continues with those present. time_limit_s starts again. The password comes from --password-file,
+    FEDPATCH_PASSWORD or the run's password_file. last is searched in --state-dir or ./fedpatch-state only.
     """
     from fedpatch.coordinator.runtime.run_execution import resume_run
     from fedpatch.coordinator.storage.database import must_exist
@@ -193,14 +192,14 @@ def runs(
     state_dir: StateDir = None,
     rebuild: Annotated[
         bool,
-        typer.Option("--rebuild", help="First rebuild the registry from the journals and checkpoints of the runs."),
+        typer.Option("--rebuild", help="First rebuild the registry from the runs' files."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List all runs, the newest first.
 
-    --rebuild replaces a registry that is damaged or lost together with its copy. The old one is kept as NAME.damaged, and
-    stderr lists the recovered devices and holds. The coordinator must have ended (else exit code 2).
+    --rebuild replaces a registry that is damaged or lost together with its copy; the old one is kept as NAME.damaged.
+    stderr lists the recovered devices and holds. While the coordinator runs, it is refused (exit code 2).
     """
     from fedpatch.coordinator.cli.tables import print_runs
 
@@ -213,9 +212,9 @@ def runs(
 
 @command(app, "show", example="fedpatch show last")
 def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Show a run round by round: participants, user accuracy before and after training, time, bytes, reasons of absence.
+    """Show a run round by round: participants, user accuracy before and after training, time, bytes, absences.
 
-    --json prints the document of `fedpatch run --json`; stopped_because is running while the run goes on.
+    --json prints the document of `fedpatch run`; stopped_because is running while the run goes on.
     """
     from fedpatch.coordinator.cli.tables import print_run
     from fedpatch.coordinator.rounds.run_records import summary_of
@@ -259,10 +258,7 @@ def broker(
         int, typer.Option(min=0, max=65_535, metavar="PORT", help="Port to listen on; 0 takes a free one.")
     ] = 1883,
 ) -> None:
-    """Run the built-in broker for this machine, without passwords, until Ctrl-C.
-
-    A fleet needs mosquitto. A taken port ends the command with exit code 2.
-    """
+    """Run the built-in broker for this machine, without passwords, until Ctrl-C. A fleet needs mosquitto."""
     if context.invoked_subcommand is not None:
         return
     from fedpatch.coordinator.demo.broker import EmbeddedBroker

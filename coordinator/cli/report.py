@@ -14,11 +14,11 @@ from fedpatch.shared.errors import UsageError
 
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Ids of runs, beginnings of ids, or: last."),
+    typer.Argument(metavar="RUN...", help="Runs, by id, its beginning, or: last."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="Page to write, .html; default: RUN.html in this directory."),
+    typer.Option("--out", metavar="FILE", help="Page to write; default: RUN.html."),
 ]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all rounds, .csv.")]
 Png = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the curves, .png.")]
@@ -36,11 +36,7 @@ def add_report(app: typer.Typer) -> None:
         state_dir: StateDir = None,
         as_json: AsJson = False,
     ) -> None:
-        """Write a run as one HTML page that needs no other file; compare several runs.
-
-        The page has curves of user accuracy, time by phase, bytes, declines and failures, all rounds and the settings. The
-        run may be running, interrupted or failed.
-        """
+        """Write a run, in any state, as one HTML page that needs no other file; compare several runs."""
         try:
             from fedpatch.coordinator.report.load import Wanted, plain_runs, read_runs, write_report
         except ModuleNotFoundError as error:

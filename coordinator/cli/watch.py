@@ -21,7 +21,7 @@ _Broker = Annotated[
     typer.Option(
         envvar="FEDPATCH_BROKER",
         metavar="URL",
-        help="Broker of the run; default: that of the newest run on this machine.",
+        help="Broker; default: that of the newest run here.",
     ),
 ]
 _Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="Fleet of the run.")]
@@ -30,7 +30,7 @@ _Username = Annotated[
 ]
 _CaFile = Annotated[
     Path | None,
-    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="Trusted CA certificate for mqtts://, PEM."),
+    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="Trusted CA certificate, PEM."),
 ]
 _Insecure = Annotated[
     bool | None,
@@ -43,7 +43,7 @@ _CertFile = Annotated[
     typer.Option(
         envvar="FEDPATCH_CERT_FILE",
         metavar="PATH",
-        help="Own certificate and its key in one PEM file.",
+        help="Own certificate and key in one PEM file.",
     ),
 ]
 _StateDir = Annotated[
@@ -70,11 +70,10 @@ def add_watch(app: typer.Typer) -> None:
         once: _Once = False,
         as_json: _AsJson = False,
     ) -> None:
-        """Watch a running run on any machine: round, phase, devices, user accuracy, bytes.
+        """Watch a running run on any machine until Ctrl-C, also while the coordinator is away.
 
-        It changes nothing and continues until Ctrl-C, also while the coordinator is away. In a pipe it prints a line per
-        round. A password comes from --password-file or FEDPATCH_PASSWORD. The exit code is 3 if the broker cannot be
-        reached at the start, 1 if --once receives nothing.
+        In a pipe it prints a line per round. The password comes from --password-file or FEDPATCH_PASSWORD. The exit code is
+        3 if the broker cannot be reached at the start, 1 if --once receives nothing.
         """
         from fedpatch.coordinator.operations.watch import watch
 

@@ -19,8 +19,8 @@ class DemoSettings(RoundSettings):
     target_ua: float | None = setting(
         0.97,
         group=ROUNDS,
-        default_means="0.97 where the task's metric is accuracy, else none",
-        help="Mean user accuracy, in the task's metric, that ends the run earlier; none: never.",
+        default_means="0.97 for accuracy, else none",
+        help="Mean user accuracy that ends the run earlier; none: never.",
     )
     out: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-demo"), group="Demo", help="Directory for the state of coordinator and devices."

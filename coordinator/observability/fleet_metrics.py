@@ -47,10 +47,10 @@ class DeviceRow:
 GAUGES = {
     "online": "1 while it is online",
     "progress_ratio": "Completed share of its training in the open round",
-    "round_seconds": "Time from invitation to committed update in its last round",
-    "download_seconds": "Download time in that round, by its own clock",
-    "train_seconds": "Training time in that round, by its own clock",
-    "upload_seconds": "Upload time in the last reported round, by its own clock, until committed",
+    "round_seconds": "Time from invitation to committed update in the last round",
+    "download_seconds": "Download time in that round, by the device's clock",
+    "train_seconds": "Training time in that round, by the device's clock",
+    "upload_seconds": "Upload time in the last reported round, by the device's clock",
     "temperature_celsius": "Temperature of the hottest part of its processor",
     "external_power": "1 while it is on external power",
     "battery_ratio": "Charge of its battery",
@@ -79,7 +79,7 @@ class DeviceSeries(Collector):
         rows = self.rows
         state = GaugeMetricFamily(
             "fedpatch_device_state",
-            "Always 1, for the current state: in the open round, else in the fleet; with the reason of a decline or failure",
+            "Always 1; state in the open round, else in the fleet, with the reason of a decline or failure",
             labels=("device", "state", "reason"),
         )
         for row in rows:
@@ -100,7 +100,7 @@ class DeviceSeries(Collector):
             yield _fill(CounterMetricFamily(f"fedpatch_device_{name}", text, labels=("device",)), name, rows)
         accuracy = GaugeMetricFamily(
             "fedpatch_device_user_accuracy",
-            "User accuracy on its test data, before and after training in that round; absent if not measured",
+            "User accuracy on its test data, before and after training in that round",
             labels=("device", "moment"),
         )
         for moment, name in ACCURACIES.items():

@@ -53,40 +53,33 @@ class RoundGauges:
         self.build = gauge("build_info", "Version of fedpatch", "version")
         self.run = gauge(
             "run_info",
-            "Always 1; user accuracies are values of metric, and goal is max or min",
+            "Always 1; metric of user accuracies, and its goal: max or min",
             "run",
             "task",
             "strategy",
             "metric",
             "goal",
         )
-        self.number = gauge("round_number", "Number of the open round, else of the last one; 0: none yet")
-        self.planned = gauge("rounds_planned", "Number of rounds of the run")
+        self.number = gauge("round_number", "Open round, else the last one; 0: none yet")
+        self.planned = gauge("rounds_planned", "Rounds of the run")
         self.open = gauge("round_open", "1 while a round is open")
-        self.elapsed = gauge("round_elapsed_seconds", "Time since the open round began; 0 without one")
-        self.deadline = gauge(
-            "round_deadline_seconds", "Deadline of the open round, else of the next one (setting deadline_s)"
-        )
-        self.pause = gauge("pause_seconds", "Time until the next round may begin; 0 while one is open")
-        self.quorum = gauge("quorum_updates", "Updates needed for the quorum of the open round; 0 without one")
-        self.aggregated_at = gauge(
-            "last_round_timestamp_seconds", "Unix time of the last aggregation by this process; 0: none yet"
-        )
+        self.elapsed = gauge("round_elapsed_seconds", "Time since the open round began, or 0")
+        self.deadline = gauge("round_deadline_seconds", "Deadline of the open round, else of the next one")
+        self.pause = gauge("pause_seconds", "Time until the next round may begin")
+        self.quorum = gauge("quorum_updates", "Updates needed for the quorum of the open round, or 0")
+        self.aggregated_at = gauge("last_round_timestamp_seconds", "Unix time of the last aggregation; 0: none yet")
         self.failed_in_a_row = gauge("rounds_failed_in_a_row", "Failed rounds since the last aggregated one")
-        self.last_phases = gauge(
-            "last_round_phase_seconds", "Phases of the last round by the coordinator's clock", "phase"
-        )
+        self.last_phases = gauge("last_round_phase_seconds", "Coordinator's phases of the last round", "phase")
         self.user_accuracy = gauge(
             "user_accuracy",
             "User accuracy on test data over the devices of the last aggregated round, before and after training; p10: nine of "
-            "ten devices are at least as good; min: the worst device. Absent until measured",
+            "ten devices are at least as good; min: the worst device",
             "stat",
             "moment",
         )
         self.independent = gauge(
             "independent",
-            "Last measurement of learning alone: user_accuracy (mean), gain of the fleet over it (mean), gaining and "
-            "losing (shares of devices). Absent until measured",
+            "Learning alone: mean user_accuracy, mean gain of the fleet over it, shares of gaining and losing devices",
             "stat",
         )
         self.outcomes = _counter(
@@ -94,13 +87,13 @@ class RoundGauges:
         )
         self.seconds = Histogram(
             "fedpatch_round_seconds",
-            "Time of a round until model and record are on disk",
+            "Time of a round until it is on disk",
             registry=registry,
             buckets=BUCKETS_S,
         )
         self.phases = Histogram(
             "fedpatch_round_phase_seconds",
-            "Time of each phase by the clock of one side (see Phases)",
+            "Time of each phase (see Phases)",
             ("phase", "side"),
             registry=registry,
             buckets=BUCKETS_S,
@@ -119,35 +112,31 @@ class FleetGauges:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
         self.devices = gauge(
             "devices",
-            "Known devices by state: eligible, unwilling, barred (cannot take part), quarantined, drained, other_task, "
-            "starting, offline",
+            "Devices: eligible, unwilling, barred (cannot take part), quarantined, drained, other_task, starting, offline",
             "state",
         )
         self.wanted = gauge("devices_wanted", "Eligible devices needed for the next round")
         self.participants = gauge(
             "participants",
-            "Participants of the open round by state: invited, accepted, training, uploading, reported, declined, failed, "
-            "lost, late",
+            "Participants of the open round: invited, accepted, training, uploading, reported, declined, failed, lost, late",
             "state",
         )
         self.unwilling = gauge(
             "unwilling_devices",
-            "Devices that would decline now, by the unmet preference; unwilling if none is named",
+            "Devices that would decline now, by unmet preference; unwilling if none is named",
             "condition",
         )
         self.signs = gauge(
             "devices_showing",
-            "Devices by sign in their vitals: told (any vitals), on_battery, under_voltage, throttled, hot (80 °C or more)",
+            "Devices by sign in vitals: told (any vitals), on_battery, under_voltage, throttled, hot (80 °C or more)",
             "sign",
         )
         self.declines = counter(
             "declines",
-            "Declined invitations, by reason or unmet preference; private_policy and plan_limit are limits of owners",
+            "Declined invitations, by reason or unmet preference",
             "reason",
         )
-        self.failures = counter(
-            "failures", "Participants that failed after they had accepted, or stayed away (lost)", "reason"
-        )
+        self.failures = counter("failures", "Participants that failed after accepting, or stayed away (lost)", "reason")
         self.lost = counter("participants_lost", "Disconnections of participants during a round")
         self.disconnects = counter("disconnects", "Disconnections of devices")
         self.ignored = counter(
@@ -169,16 +158,14 @@ class TrafficGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
-        self.updates = counter("updates", "Updates by result: committed, late, damaged, refused", "result")
-        self.refusals = counter("refusals", "Rejected updates by reason, also late and damaged ones", "reason")
+        self.updates = counter("updates", "Updates: committed, late, damaged, refused", "result")
+        self.refusals = counter("refusals", "Rejected updates, with late and damaged ones", "reason")
         self.bounded = counter("updates_bounded", "Updates limited by a bound: norm, num_examples", "bound")
         self.turned_away = counter("messages_turned_away", "Rejected messages of devices in quarantine")
         self.bytes = counter(
             "bytes", "Bytes on the wire and before compression (see Bytes)", "direction", "kind", "form"
         )
-        self.repaired = counter(
-            "chunks_repaired", "Chunks of the model that were published again because devices missed them"
-        )
+        self.repaired = counter("chunks_repaired", "Chunks of the model that were published again")
         self.lacking = gauge("devices_lacking_encoding", "Devices without the run's encoding, asked for another one")
         self.stalls = counter("window_stalls", "Stalled uploads that were granted again")
         self.waiting = gauge("event_queue_depth", "Events in the coordinator's queue")
@@ -188,8 +175,8 @@ class TrafficGauges:
         self.connected = gauge("broker_connected", "1 while the broker is connected")
         self.expiry = gauge(
             "certificate_expiry_timestamp_seconds",
-            "Unix time of expiry: ca (first of ca_file), coordinator, broker (as shown in the last handshake), device "
-            "(the earliest of the newest ones; NaN: no device yet). Absent without a certificate",
+            "Unix time of expiry: ca (first of ca_file), coordinator, broker (in the last handshake), device (earliest of the "
+            "newest ones; NaN: no device yet)",
             "certificate",
         )
         self.device_series = gauge("device_series", "Devices with series of their own")

@@ -9,35 +9,31 @@ from fedpatch.shared.app.files import StateFile
 STATE_FILES: Sequence[StateFile] = (
     StateFile(
         "registry.sqlite3",
-        "runs, rounds, devices; other SQLite programs may read and change it",
-        "replaced by its copy and the journals of the runs",
+        "runs, rounds, devices; SQLite programs may read and change it",
+        "restored from its copy and the journals",
     ),
-    StateFile("registry.sqlite3-wal", "latest changes of the registry; do not delete it", "the latest records"),
-    StateFile("registry.sqlite3-shm", "SQLite's index of the -wal file", "none"),
+    StateFile("registry.sqlite3-wal", "latest changes of the registry", "the latest records"),
+    StateFile("registry.sqlite3-shm", "index of the -wal file", "none"),
     StateFile(
         "registry.sqlite3.before",
-        "verified copy of the registry after each round",
-        "none while the registry is intact; without both, `fedpatch runs --rebuild` restores it from `runs/`",
+        "verified copy after each round",
+        "none; without both, `fedpatch runs --rebuild` restores it from `runs/`",
     ),
-    StateFile("registry.sqlite3.damaged", "registry replaced by its copy or a rebuilt one", "none"),
+    StateFile("registry.sqlite3.damaged", "replaced registry", "none"),
     StateFile("registry.sqlite3.before.damaged", "replaced copy", "none"),
-    StateFile("registry.sqlite3.lock", "lock of the process that writes the registry", "none"),
+    StateFile("registry.sqlite3.lock", "lock of the writing process", "none"),
     StateFile("fleet-FLEET.lock", "lock of the fleet's coordinator", "none, unless two coordinators start"),
     StateFile(
         "runs/RUN/checkpoint-ROUND.fp",
-        "model, server moments and record after the round; the last two are kept",
-        "replaced by the checkpoint before it",
+        "model, server moments and record; the last two are kept",
+        "the checkpoint before it is used",
     ),
     StateFile(
         "runs/RUN/journal.jsonl",
-        "settings, epochs and records of the run, one line each with a checksum",
+        "settings, epochs and records, with checksums",
         "written again from the registry",
     ),
-    StateFile(
-        "runs/RUN/delta-ROUND.fp", "change of the model in the round, for download", "devices download the whole model"
-    ),
-    StateFile(
-        "runs/RUN/updates/ROUND/DEVICE.fp", "committed update of the open round", "the device's work in this round"
-    ),
-    StateFile("runs/RUN/model.npz", "global model for other programs", "written again after the next round"),
+    StateFile("runs/RUN/delta-ROUND.fp", "change of the model, for download", "devices download the whole model"),
+    StateFile("runs/RUN/updates/ROUND/DEVICE.fp", "committed update of the open round", "the device's work"),
+    StateFile("runs/RUN/model.npz", "global model for other programs", "written after the next round"),
 )

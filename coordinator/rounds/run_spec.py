@@ -93,8 +93,8 @@ EVERYWHERE = "fp32+zstd"
 """Each device supports this encoding, and it is lossless."""
 
 ENCODING_HELP = (
-    "Encoding of models and updates: values (fp32, fp16), also compressed (+zstd), or compressed differences of 16, 8 or "
-    "4 bits (delta-). A device without it is asked for another."
+    "Encoding of models and updates: fp32, fp16 (values), fp32+zstd, fp16+zstd (compressed values), delta-bf16, delta-int8 or "
+    "delta-int4 (compressed differences). A device without it uses another."
 )
 
 _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")

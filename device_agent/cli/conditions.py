@@ -32,8 +32,8 @@ def add_conditions(app: typer.Typer) -> None:
     ) -> None:
         """Print each condition of this device, the private floor, and whether the agent would accept work now.
 
-        Each condition has a value, a source and a confidence. All unmet preferences are listed. Neither the broker nor a
-        running agent is needed. The exit code is 0 for either answer.
+        Each condition has a value, a source and a confidence. Neither broker nor agent is needed. The exit code is 0 for
+        either answer.
         """
         from fedpatch.device_agent.cli.admission_preview import look
 

@@ -42,8 +42,8 @@ def add_enrol(app: typer.Typer) -> None:
     ) -> None:
         """Install the bundle of `fedpatch device add`: identity files (mode 0600) and connection settings.
 
-        The bundle is checked before anything is written; other settings stay. The same bundle changes nothing; a newer one
-        renews the certificate, which a running agent loads by itself. Another device's bundle is refused (exit code 2).
+        Other settings stay. A newer bundle renews the certificate, which a running agent loads by itself. A damaged bundle
+        and that of another device are refused (exit code 2).
         """
         from fedpatch.device_agent.cli.bundle_installation import install, open_to_others, read_bundle
 

@@ -68,8 +68,8 @@ def run(
 ) -> None:
     """Serve a fleet with this device's data until SIGTERM (exit code 0) or Ctrl-C (130).
 
-    The agent logs to stderr and reconnects by itself. The owner's preferences decide when it works; --admission always
-    overrides them.
+    The agent logs to stderr and reconnects by itself. It works when the owner's preferences are met, or as --admission
+    says.
     """
     from fedpatch.device_agent.runtime.startup import run_agent
 
@@ -81,8 +81,7 @@ def run(
 def doctor(settings: AgentSettings, as_json: AsJson = False) -> None:
     """Check a device: installation, task and data, disk, memory, clock, broker, coordinator.
 
-    Each check prints ok, warn, fail or skip, with a remedy below warn and fail. The exit code is 1 if a check failed. Beside
-    a running agent the task is not loaded again.
+    It prints remedies. The exit code is 1 if a check failed. Beside a running agent the task is not loaded again.
     """
     from fedpatch.device_agent.cli.doctor import examine
     from fedpatch.shared.diagnostics.checks import conduct
@@ -96,10 +95,10 @@ add_conditions(app)
 
 @command(app, "status", example="fedpatch-agent status --state-dir /var/lib/fedpatch-agent")
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-    """Print the agent's status from its state directory, without the network; exit code 1 if no agent runs.
+    """Print the agent's status from its state directory; exit code 1 if no agent runs.
 
     In the JSON, state is starting until the task is loaded, declines lists reasons to decline every request, and
-    held_version is the digest of the held global model.
+    held_version is the digest of the held model.
     """
     standing = read_standing(state_dir.expanduser())
     if as_json:
@@ -113,7 +112,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> 
 
 @command(app, "patches", example="fedpatch-agent patches --json")
 def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
-    """List the private patches of this device: task, policy, size, round. Values are never shown."""
+    """List the private patches of this device: task, policy, size, round."""
     standing = read_standing(state_dir.expanduser())
     if as_json:
         typer.echo(json.dumps(_plain(standing)["patches"]))

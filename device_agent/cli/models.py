@@ -47,20 +47,25 @@ def add_models(app: typer.Typer) -> None:
 def _add_predict(app: typer.Typer) -> None:
     @command(app, "predict", example="fedpatch-agent predict today.npy --state-dir /var/lib/fedpatch-agent")
     def predict(
-        files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Inputs: .npy, .csv or images.")],
+        files: Annotated[
+            list[Path],
+            typer.Argument(
+                metavar="FILE...",
+                help="Inputs: .npy (one or more examples), .csv (one per row) or images (with Pillow).",
+            ),
+        ],
         state_dir: StateDir = DEFAULT_STATE_DIR,
         task: TaskName = "",
         model: ModelPath = None,
         prepared: Annotated[
-            bool, typer.Option("--prepared", help="Skip the task's prepare: the inputs are prepared already.")
+            bool, typer.Option("--prepared", help="The inputs are prepared: skip the task's prepare.")
         ] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Run the personal model of this device on files of raw inputs, without torch and without the agent.
+        """Run the personal model of this device on raw inputs, without torch and without the agent.
 
-        A file is .npy (one or more examples), .csv (one per row) or an image (with Pillow). The task's prepare is applied.
-        The output is the class of each example, or the raw outputs of a task without classes. A warning names inputs unlike
-        the training data.
+        The task's prepare is applied. The output is the class of each example, or the raw outputs. A warning names inputs
+        unlike the training data.
         """
         personal = _opened(state_dir, task, model)
         outputs, warnings = [], []
@@ -98,7 +103,7 @@ def _add_evaluate(app: typer.Typer) -> None:
     @command(app, "evaluate", example="fedpatch-agent evaluate --config agent.toml")
     @cli_options(AgentSettings)
     def evaluate(settings: AgentSettings, model: ModelPath = None, as_json: AsJson = False) -> None:
-        """Measure the personal model on this device's own test data, beside its user accuracy when it was made."""
+        """Measure the personal model on this device's test data; print its user accuracy when it was made too."""
         from fedpatch.device_agent.models.evaluate import evaluate_model
         from fedpatch.shared.tasks.task import data_root, find_task
 
@@ -121,7 +126,7 @@ def _add_models(app: typer.Typer) -> None:
     def models(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
         """List the personal models, the newest first, and why the last round gave none.
 
-        The first figure is user accuracy on test data; the second was measured on validation data to choose the model.
+        The first figure is user accuracy on test data; the second, on validation data, chose the model.
         """
         if as_json:
             typer.echo(json.dumps(models_plain(state_dir)))

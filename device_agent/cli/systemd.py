@@ -15,7 +15,7 @@ def add_unit(app: typer.Typer) -> None:
 
     @command(app, "unit", example="fedpatch-agent unit --user fedpatch > fedpatch-agent.service")
     def unit(
-        user: Annotated[str, typer.Option(metavar="NAME", help="System user that the service runs as.")] = "fedpatch",
+        user: Annotated[str, typer.Option(metavar="NAME", help="System user of the service.")] = "fedpatch",
         config: Annotated[Path, typer.Option(metavar="PATH", help="The agent's settings.")] = Path(
             "/etc/fedpatch/agent.toml"
         ),

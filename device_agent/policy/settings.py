@@ -38,10 +38,8 @@ class PreferenceSettings(Settings):
     """The keys of an owner's preferences; they are at the top level of agent.toml like all others."""
 
     charging: bool = setting(True, group=_WANTS, help="Work only on external power.")
-    min_battery: int = setting(
-        0, group=_WANTS, ge=0, le=100, unit="percent", help="Least charge of the battery, also on external power."
-    )
-    under_voltage_ok: bool = setting(False, group=_WANTS, help="Work also while the power supply is too weak.")
+    min_battery: int = setting(0, group=_WANTS, ge=0, le=100, unit="percent", help="Least charge of the battery.")
+    under_voltage_ok: bool = setting(False, group=_WANTS, help="Work also with too weak a power supply.")
     unmetered: bool = setting(True, group=_WANTS, help="Work only over an unmetered connection.")
     wifi: bool = setting(False, group=_WANTS, help="Work only over WiFi or Ethernet.")
     ssids: tuple[str, ...] = setting(
@@ -57,35 +55,33 @@ class PreferenceSettings(Settings):
         0, group=_WANTS, ge=0, le=2**30, unit="MiB", help="Least available memory, the agent's own included."
     )
     min_free_disk_mib: int = setting(
-        0, group=_WANTS, ge=0, le=2**40, unit="MiB", help="Least free space on the disk of the state directory."
+        0, group=_WANTS, ge=0, le=2**40, unit="MiB", help="Least free space for the state directory."
     )
     clock_set: bool = setting(False, group=_WANTS, help="Work only after the clock was synchronised.")
     quiet_hours: tuple[str, ...] = setting(
         (),
         group=_WANTS,
         default_means="none",
-        help="Local hours without work, such as 22:00-07:00 or mon-fri 08:00-18:00.",
+        help="Hours without work, such as 22:00-07:00 or mon-fri 08:00-18:00.",
     )
     allowed_tasks: tuple[str, ...] = setting((), group=_WANTS, default_means="any", help="Names of allowed tasks.")
     unknown: tuple[str, ...] = setting(
         (),
         group=_WANTS,
         default_means="see preferences.md",
-        help="Decision for unknown facts: PREFERENCE=allow or PREFERENCE=deny.",
+        help="For unknown facts: PREFERENCE=allow or PREFERENCE=deny.",
     )
 
-    max_rounds_per_day: int | None = setting(
-        None, group=_DAILY, ge=1, le=10**6, unit="rounds", help="Rounds per local day."
-    )
+    max_rounds_per_day: int | None = setting(None, group=_DAILY, ge=1, le=10**6, unit="rounds", help="Rounds per day.")
     max_mib_per_day: int | None = setting(
-        None, group=_DAILY, ge=1, le=2**30, unit="MiB", help="Traffic of models and updates per local day."
+        None, group=_DAILY, ge=1, le=2**30, unit="MiB", help="Traffic of models and updates per day."
     )
     max_minutes_per_day: int | None = setting(
-        None, group=_DAILY, ge=1, le=1440, unit="minutes", help="Training time per local day."
+        None, group=_DAILY, ge=1, le=1440, unit="minutes", help="Training time per day."
     )
 
     on_loss: str = setting(
-        "pause", group=_LOSS, choices=ON_LOSS, help="Action for work in progress: finish, wait, or give up."
+        "pause", group=_LOSS, choices=ON_LOSS, help="Action for work in progress: finish, pause or abandon."
     )
     loss_after_s: float = setting(
         2.0,
@@ -93,7 +89,7 @@ class PreferenceSettings(Settings):
         ge=0.0,
         le=3.0,
         unit="seconds",
-        help="Time that a preference must be missed before work stops.",
+        help="Time unmet before work stops.",
     )
     return_after_s: float = setting(
         30.0,
@@ -101,10 +97,10 @@ class PreferenceSettings(Settings):
         ge=0.0,
         le=86_400.0,
         unit="seconds",
-        help="Time that all must be met before work resumes.",
+        help="Time met before work resumes.",
     )
     pause_limit_s: float = setting(
-        600.0, group=_LOSS, ge=0.0, le=86_400.0, unit="seconds", help="Longest pause, then the work is given up."
+        600.0, group=_LOSS, ge=0.0, le=86_400.0, unit="seconds", help="Longest pause before work is given up."
     )
 
     def check(self) -> list[tuple[str, ...]]:

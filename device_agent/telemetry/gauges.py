@@ -20,7 +20,7 @@ from fedpatch.shared.wire.vitals import LastRound
 _MIB = 2**20
 _Labels = tuple[tuple[str, str], ...]
 _NO_LABELS: _Labels = ()
-_EXPIRY = "Unix time of expiry: ca (first of ca_file), device (first of cert_file); absent without a certificate"
+_EXPIRY = "Unix time of expiry: ca (first of ca_file), device (first of cert_file)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Gauges:
             measured = [((("moment", moment),), value) for moment, value in accuracies]
             yield (
                 "user_accuracy",
-                "User accuracy on its test data, before and after the last training; absent if not measured",
+                "User accuracy on its test data, before and after the last training",
                 measured,
             )
         expiry = [((("certificate", name),), when) for name, when in self.expiry]
@@ -97,7 +97,7 @@ class Gauges:
             return {}
         return {
             "external_power": (
-                "1 on external power; this and the next facts are absent if unknown",
+                "1 on external power",
                 facts.external_power.value,
             ),
             "battery_ratio": ("Charge of its battery", _product(facts.battery_percent.value, 0.01)),
@@ -119,10 +119,10 @@ class Gauges:
         return {
             "rounds_today": ("Rounds on this local day", spent.rounds),
             "rounds_allowed_today": (
-                "Setting max_rounds_per_day; absent without a limit, like the next limits",
+                "Setting max_rounds_per_day",
                 may.max_rounds_per_day,
             ),
-            "traffic_today_bytes": ("Traffic of models and updates on this local day", spent.traffic_bytes),
+            "traffic_today_bytes": ("Traffic on this local day", spent.traffic_bytes),
             "traffic_allowed_today_bytes": ("Setting max_mib_per_day", _product(may.max_mib_per_day, _MIB)),
             "training_today_seconds": ("Training time on this local day", spent.training_s),
             "training_allowed_today_seconds": (
@@ -135,16 +135,16 @@ class Gauges:
         last, (accuracy, made_at) = self.last_round, self.model or (None, None)
         return {
             "last_round_timestamp_seconds": (
-                "Unix time of this process's last committed update; absent before",
+                "Unix time of the last committed update",
                 self.last_round_at,
             ),
             "last_round_train_seconds": ("Training time in that round", last.train_s if last else None),
             "last_round_upload_seconds": (
-                "Upload time in that round, until committed",
+                "Upload time in that round",
                 last.upload_s if last else None,
             ),
             "model_user_accuracy": (
-                "User accuracy of the published personal model on test data, when it was made",
+                "User accuracy of the personal model when it was made",
                 accuracy,
             ),
             "model_timestamp_seconds": ("Unix time when the personal model was made", made_at),

@@ -63,9 +63,10 @@ _OFTEN = 2  # commands, from which on an option is described once
 def page() -> str:
     """Return the page."""
     found = [one for name, app in PROGRAMS.items() for one in commands(get_command(app), (name,))]
-    shared = _shared_options({path[1:]: command for path, command in found}.values())
-    sections = (_section(path, command, shared) for path, command in found)
-    return render("cli.md", options="".join(f"- {text}\n" for text in sorted(shared)), commands="\n".join(sections))
+    shared = {name: _shared_options(command for path, command in found if path[0] == name) for name in PROGRAMS}
+    sections = (_section(path, command, shared[path[0]]) for path, command in found)
+    options = "\n".join(f"`{name}`:\n\n" + "".join(f"- {text}\n" for text in sorted(shared[name])) for name in PROGRAMS)
+    return render("cli.md", options=options, commands="\n".join(sections))
 
 
 def _shared_options(found: Iterable[Any]) -> set[str]:
@@ -98,19 +99,20 @@ def _section(path: Sequence[str], command: Any, shared: Set[str]) -> str:
     if name in SAME_AS:
         same = SAME_AS[name]
         return f"## `{name}`\n\nThe same as [`{same}`](#{same.replace(' ', '-')}), on the device.\n\n    {_example(command)}\n"
-    parts = [f"## `{name}`", " ".join((command.help or "").split())]
+    links = []
     settings = _settings_of(command)
     if settings is not None:
         heading = f"{TITLES[settings]}: `{COMMANDS_OF_SETTINGS[settings]}`"
         anchor = heading.lower().replace(": ", "-").replace("`", "").replace(" ", "-")
-        parts.append(f"[Settings of `{COMMANDS_OF_SETTINGS[settings]}`](configuration.md#{anchor}).")
+        links.append(f"[settings](configuration.md#{anchor})")
     if name in GUIDES:
-        parts.append(f"See {GUIDES[name]}.")
-    parts.append(f"    {_example(command)}")
+        links.append(GUIDES[name])
+    see = f" See {', '.join(links)}." if links else ""
+    parts = [f"## `{name}`", " ".join((command.help or "").split()) + see, f"    {_example(command)}"]
     options = _options(command)
     common = [f"`{name}`" for name, text in options.items() if text in shared]
     if common:
-        parts.append(f"[Common options](#options-of-several-commands): {', '.join(common)}.")
+        parts.append(f"Also: {', '.join(common)}.")
     own = [f"- {text}" for text in options.values() if text not in shared]
     if own:
         parts.append("\n".join(own))
@@ -143,11 +145,10 @@ def _options(command: Any) -> dict[str, str]:
         name = max(parameter.opts, key=len) if option else (parameter.metavar or parameter.name.upper())
         if name in left_out or name.removeprefix("--") in COMMON or getattr(parameter, "hidden", False):
             continue
-        value = f" {parameter.metavar}" if option and parameter.metavar else ""
         default = (
             f" (`{parameter.default}`)"
             if option and parameter.default not in (None, "") and parameter.default is not False
             else ""
         )
-        found[name] = f"`{name}{value}`{default}: {parameter.help or ''}"
+        found[name] = f"`{name}`{default}: {(parameter.help or '').removesuffix('.')}"
     return found

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
-from fedpatch.shared.config.fields import Setting, Settings, settings_of
+from fedpatch.shared.config.fields import Rules, Setting, Settings, settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
-from scripts.reference.markdown import render, table
+from scripts.reference.markdown import render
 
 COMMANDS: Mapping[type[Settings], str] = {
     RunSettings: "fedpatch run",
@@ -17,6 +17,7 @@ COMMANDS: Mapping[type[Settings], str] = {
     DemoSettings: "fedpatch demo",
     FleetTerms: "fedpatch simulate fleet",
 }
+_SHOWN_UNITS = ("percent", "°C")
 TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
@@ -31,7 +32,7 @@ def page() -> str:
 
 
 def reference(cls: type[Settings]) -> str:
-    """Format the section of a settings class: a table per group. Settings that an earlier class has alike are only named."""
+    """Format the section of a settings class as a list per group; settings alike in an earlier class are only named."""
     title, command = TITLES.get(cls, cls.__name__), COMMANDS.get(cls, cls.__name__)
     lines = [f"## {title}: `{command}`", "", f"Prefix of variables: `{cls.env_prefix}`.", ""]
     described = dict(_described_before(cls))
@@ -39,19 +40,18 @@ def reference(cls: type[Settings]) -> str:
         lines += [f"As in `{source}`: {', '.join(f'`{name}`' for name in names)}.", ""]
     own = [one for one in settings_of(cls) if one.name not in described]
     for group in dict.fromkeys(one.rules.group for one in own):
-        rows = [_row(one) for one in own if one.rules.group == group]
-        lines += [f"### {group}", "", table(("key", "default", "meaning", "values"), rows)]
+        lines += [f"**{group}**", "", *(_item(one) for one in own if one.rules.group == group), ""]
     return "\n".join(lines)
 
 
 def _described_before(cls: type[Settings]) -> Iterator[tuple[str, str]]:
     """Yield the settings of `cls` that a class before it in COMMANDS has with the same text, with that class's command."""
-    own = {one.name: _row(one) for one in settings_of(cls)}
+    own = {one.name: _item(one) for one in settings_of(cls)}
     for earlier, command in COMMANDS.items():
         if earlier is cls or cls not in COMMANDS:
             return
         for one in settings_of(earlier):
-            if own.get(one.name) == _row(one):
+            if own.get(one.name) == _item(one):
                 del own[one.name]
                 yield one.name, command
 
@@ -64,19 +64,34 @@ def _by_source(cls: type[Settings], described: Mapping[str, str]) -> dict[str, l
     return found
 
 
-def _row(one: Setting) -> tuple[str, str, str, str]:
+def _item(one: Setting) -> str:
+    """A list item such as ``- `nice` (`10`): Niceness of training (0–19)``."""
     default = one.default_words
     if not one.required and not one.rules.default_means and one.default is not None:
         default = f"`{default}`"
-    return f"`{one.name}`", default, one.rules.help, _values(one)
+    text, values = one.rules.help, _values(one)
+    sentence = text.removesuffix(".") if not text.endswith("...") else text
+    return f"- `{one.name}` ({default}): {sentence}" + (f" ({values})" if values else "")
 
 
 def _values(one: Setting) -> str:
-    """The range and the unit of a setting, such as `1 to 500 chunks`."""
+    """The range and the unit of a setting, such as `0–100 percent`, without units that the name or the meaning has."""
     rules = one.rules
     if rules.secret:
-        return "secret: file or environment only"
-    least = f"above {rules.gt:.15g}" if rules.gt is not None else "" if rules.ge is None else f"{rules.ge:.15g}"
-    if rules.le is not None:
-        return f"{least} to {rules.le:.15g} {rules.unit}".strip()
-    return ", ".join(filter(None, (one.range, rules.unit)))
+        return "file or environment only"
+    if rules.choices:
+        values = ", ".join(choice for choice in rules.choices if choice not in rules.help)
+    elif rules.pattern:
+        values = rules.pattern.words
+    else:
+        values = _range(rules)
+    return f"each {values}" if values and one.kind is tuple else values
+
+
+def _range(rules: Rules) -> str:
+    unit = rules.unit if rules.unit in _SHOWN_UNITS else ""
+    least = f">{rules.gt:.15g}" if rules.gt is not None else "" if rules.ge is None else f"{rules.ge:.15g}"
+    if rules.le is None:
+        return f"at least {least} {unit}".strip() if least else unit
+    dash = " to " if least.startswith("-") else "–"
+    return f"{least}{dash}{rules.le:.16g} {unit}".strip()

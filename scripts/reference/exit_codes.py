@@ -11,11 +11,11 @@ from scripts.reference.markdown import render, table
 def page() -> str:
     """Return the page."""
     codes = [(str(code), meaning, action) for code, (meaning, action) in EXIT_CODES.items()]
-    errors = [(f"`{error.__name__}`", str(error.exit_code), _summary(error)) for error in _tree(FedpatchError)]
+    errors = [f"- `{error.__name__}` ({error.exit_code}): {_summary(error)}" for error in _tree(FedpatchError)]
     return render(
         "exit-codes.md",
         codes=table(("exit code", "meaning", "what to do"), codes),
-        errors=table(("error", "exit code", "meaning"), errors),
+        errors="\n".join(errors),
     )
 
 

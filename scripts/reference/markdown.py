@@ -25,5 +25,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         | `seed` | `0` |
     """
     lines = [header, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    texts = [f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines]
+    texts = ["|".join(("", *(f" {cell} " if cell else " " for cell in cells), "")) for cells in lines]
     return "\n".join([texts[0], "|" + "---|" * len(header), *texts[1:]]) + "\n"

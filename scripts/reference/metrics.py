@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -19,50 +19,49 @@ from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.device_agent.telemetry.gauges import Gauges
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.vitals import LastRound
-from scripts.reference.markdown import render, table
+from scripts.reference.markdown import render
 
 _DEFAULTS = RunSettings()
-
-_HEADER = ("name", "type", "labels", "meaning")
 
 
 def page() -> str:
     """Return the page."""
-    coordinator = table(_HEADER, [*_defined(Metrics()), *_collected(_device_families())])
-    process = table(_HEADER, _collected(one for one in Metrics().registry.collect() if one.name.startswith("process_")))
-    agent = table(_HEADER, _collected(text_string_to_metric_families(_agent().text())))
+    coordinator = [*_defined(Metrics()), *_collected(_device_families())]
+    process = (_name(one) for one in Metrics().registry.collect() if one.name.startswith("process_"))
     return render(
         "metrics.md",
-        coordinator=coordinator + _rows_of(process),
-        agent=agent,
+        coordinator="\n".join(coordinator),
+        process=", ".join(f"`{name}`" for name in process),
+        agent="\n".join(_collected(text_string_to_metric_families(_agent().text()))),
         address=str(_DEFAULTS.metrics),
         max_devices=str(_DEFAULTS.metrics_max_devices),
     )
 
 
-def _rows_of(text: str) -> str:
-    """The rows of a table without its header."""
-    return "".join(f"{line}\n" for line in text.splitlines()[2:])
-
-
-def _defined(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of the metrics with labels of known names."""
+def _defined(metrics: Metrics) -> Iterator[str]:
+    """Describe the metrics with labels of known names."""
     for group in (metrics.rounds, metrics.fleet, metrics.traffic):
         for metric in vars(group).values():
             assert isinstance(metric, MetricWrapperBase)
             (family,) = metric.describe()
-            yield _row(family, metric._labelnames)
+            yield _described(family, metric._labelnames)
 
 
-def _collected(families: Iterable[Metric]) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of families that have at least one sample each."""
+def _collected(families: Iterable[Metric]) -> Iterator[str]:
+    """Describe families that have at least one sample each."""
     for family in families:
-        yield _row(family, family.samples[0].labels)
+        yield _described(family, family.samples[0].labels)
 
 
-def _row(family: Metric, labels: Iterable[str]) -> tuple[str, str, str, str]:
-    name = family.name + "_total" * (family.type == "counter")
-    return f"`{name}`", family.type, ", ".join(labels), family.documentation
+def _described(family: Metric, labels: Collection[str]) -> str:
+    """A list item with name, labels and meaning. Counters end in `_total`; histograms are marked; all others are gauges."""
+    braced = f"{{{','.join(labels)}}}" if labels else ""
+    histogram = " (histogram)" if family.type == "histogram" else ""
+    return f"- `{_name(family)}{braced}`{histogram}: {family.documentation}"
+
+
+def _name(family: Metric) -> str:
+    return family.name + "_total" * (family.type == "counter")
 
 
 def _device_families() -> Iterable[Metric]:

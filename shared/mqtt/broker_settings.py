@@ -26,7 +26,7 @@ class BrokerSettings(Settings):
     broker: str = setting(
         "mqtt://127.0.0.1:1883",
         group=CONNECTION,
-        help="URL of the MQTT broker, mqtts://HOST:PORT; mqtt:// (no TLS) only on this machine.",
+        help="URL of the broker, mqtts://HOST:PORT; mqtt:// (no TLS) only on this machine.",
     )
     username: str | None = setting(
         None,
@@ -38,7 +38,7 @@ class BrokerSettings(Settings):
         None, group=CONNECTION, help="File with the password, mode 0600."
     )
     ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None, group=CONNECTION, default_means="the system's", help="Trusted CA certificate for mqtts://, PEM."
+        None, group=CONNECTION, default_means="the system's", help="Trusted CA certificate, PEM."
     )
     cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
@@ -55,13 +55,13 @@ class BrokerSettings(Settings):
     insecure: bool = setting(
         False,
         group=CONNECTION,
-        help="Allow mqtt:// to another machine. The network can then read and change everything, passwords too.",
+        help="Allow mqtt:// to another machine: the network can then read and change everything, passwords too.",
     )
     fleet: str = setting(
         "default",
         group=CONNECTION,
         pattern=NAME,
-        help="Name of the fleet; fleets on one broker are separate.",
+        help="Name of the fleet, which separates fleets on one broker.",
     )
 
     @property

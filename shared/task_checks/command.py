@@ -22,15 +22,15 @@ def add_check_task(app: typer.Typer, program: str) -> None:
         ] = "",
         data_root: Annotated[
             Path | None,
-            typer.Option(metavar="DIR", help="Directory of data sets; default: FEDPATCH_DATA, else the user's cache."),
+            typer.Option(metavar="DIR", help="Data sets; default: FEDPATCH_DATA, else the user's cache."),
         ] = None,
         private: Annotated[str, typer.Option(metavar="POLICY", help="Patch policy of the planned runs.")] = "affine",
         as_json: AsJson = False,
     ) -> None:
-        """Check your own task with a device's data; print a remedy for each fault. Nothing is trained or sent.
+        """Check your own task with a device's data, without training; print a remedy for each fault.
 
-        Speed and memory are those of the machine where it runs. The exit code is 1 if a check failed, 2 for an unknown
-        task, policy or option.
+        Speed and memory are those of this machine. The exit code is 1 if a check failed, 2 for an unknown task, policy or
+        option.
         """
         from fedpatch.shared.tasks.task import data_root as usual_root
         from fedpatch.shared.tasks.task import find_task

@@ -62,7 +62,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("device", "coordinator", "watcher"),
         qos=1,
         retain=True,
-        purpose="presence of the coordinator and the nonce of its start; its last will; the claim of another one",
+        purpose="`coordinator_state`, its last will; `claim`, not retained",
     ),
     Topic(
         "run_status",
@@ -71,7 +71,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("watcher",),
         qos=0,
         retain=False,
-        purpose="status of the run, for people who watch it; nothing depends on it",
+        purpose="`run_status`",
     ),
     Topic(
         "device_state",
@@ -80,7 +80,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("coordinator", "device"),
         qos=1,
         retain=True,
-        purpose="presence and capabilities of a device and the nonce of its start; its last will; reveals a duplicate id",
+        purpose="`device_state`, its last will",
     ),
     Topic(
         "down",
@@ -89,7 +89,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("device",),
         qos=1,
         retain=False,
-        purpose="messages to one device: work request, grant, ack, committed, refused, retry-after, cancel",
+        purpose="messages to one device",
     ),
     Topic(
         "up",
@@ -98,7 +98,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("coordinator",),
         qos=1,
         retain=False,
-        purpose="messages of one device: accept, decline, need, progress, offer, failed",
+        purpose="messages of one device",
     ),
     Topic(
         "model_chunk",
@@ -107,7 +107,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("device",),
         qos=1,
         retain=True,
-        purpose="chunks of the global model, published once for all devices and kept while the round lasts",
+        purpose="chunks of the global model, while the round lasts",
     ),
     Topic(
         "update_chunk",
@@ -116,7 +116,7 @@ TOPICS: tuple[Topic, ...] = (
         readers=("coordinator",),
         qos=1,
         retain=False,
-        purpose="chunks of a device's update; the transfer id is the first 16 digits of its digest",
+        purpose="chunks of an update",
     ),
 )
 

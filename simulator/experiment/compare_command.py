@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")]
-Strategy = Annotated[str, typer.Option(metavar="NAME", help="Algorithm: fedavg, fedadam or fedavg-adam.")]
+Strategy = Annotated[str, typer.Option(metavar="NAME", help="fedavg, fedadam or fedavg-adam.")]
 LearningRate = Annotated[
     float | None, typer.Option(metavar="RATE", help="Learning rate of the clients instead of the task's.")
 ]
@@ -52,10 +52,9 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate the policies none, stats, affine and all and learning alone on the same split, and recommend a policy.
+    """Simulate the policies none, stats, affine and all and learning alone on the same split; recommend one.
 
-    A policy that does not fit the model is left out, with a line on stderr. An interrupted comparison keeps nothing. The
-    same options give the same result.
+    A policy that does not fit the model is left out.
     """
     from fedpatch.shared.tasks.task import find_task
     from fedpatch.simulator.experiment.compare import ALONE, POLICIES, recommend, rows

@@ -26,7 +26,7 @@ Compare = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=A,B,..",
-        help="Values of a setting to compare, as deadline_s=60,120 (repeatable: all combinations).",
+        help="Values of a setting to compare (repeatable: all combinations).",
     ),
 ]
 
@@ -38,9 +38,8 @@ _BEGINNING = "the fleet comes online"
 def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False) -> None:
     """Try a round policy on thousands of simulated devices that are slow, decline and drop out.
 
-    The coordinator's engine and the agent's job are the real ones; links, training and the clock are simulated, and nothing
-    is learned. Without --compare it prints a row per round and the wasted trainings, with it a row per combination. The
-    same options give the same result.
+    Coordinator's engine and agent's job are the real ones; nothing is learned. It prints a row per round and the wasted
+    trainings, with --compare a row per combination.
     """
     with interruptible():
         if compare:

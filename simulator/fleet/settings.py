@@ -72,15 +72,15 @@ class FleetTerms(Settings):
         gt=0.0,
         le=1e6,
         unit="seconds",
-        help="Median training time of a device in a round.",
+        help="Median training time per round.",
     )
-    train_spread: float = setting(1.5, group=_TRAINING, ge=1.0, le=10.0, help="Spread of that time between devices.")
-    round_spread: float = setting(
-        1.1, group=_TRAINING, ge=1.0, le=10.0, help="Spread of one device's time between rounds."
+    train_spread: float = setting(
+        1.5, group=_TRAINING, ge=1.0, le=10.0, help="Spread of training times between devices."
     )
-    slow_share: float = setting(0.05, group=_TRAINING, ge=0.0, le=1.0, help="Share of the devices that are slow.")
+    round_spread: float = setting(1.1, group=_TRAINING, ge=1.0, le=10.0, help="Spread of one device's training time.")
+    slow_share: float = setting(0.05, group=_TRAINING, ge=0.0, le=1.0, help="Share of slow devices.")
     slow_factor: float = setting(
-        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Training time of a slow device, as a multiple."
+        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Training time of slow devices, as a multiple."
     )
 
     down_mbit_s: float = setting(20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
@@ -91,18 +91,16 @@ class FleetTerms(Settings):
     )
 
     unwilling: float = setting(0.05, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device declines a round.")
-    outdated: float = setting(
-        0.0, group=_FAULTS, ge=0.0, le=1.0, help="Share of the devices with another version of the task."
-    )
+    outdated: float = setting(0.0, group=_FAULTS, ge=0.0, le=1.0, help="Share of devices with another task version.")
     dropout_training: float = setting(
-        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device disconnects while it trains."
+        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance of a disconnection during training."
     )
     dropout_upload: float = setting(
-        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device disconnects while it uploads."
+        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance of a disconnection during upload."
     )
-    away_s: float = setting(120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median time until it is back.")
-    away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of that time.")
-    message_loss: float = setting(0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance that a message or a chunk is lost.")
+    away_s: float = setting(120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median absence.")
+    away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of absences.")
+    message_loss: float = setting(0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
 
     @property
     def chunk_bytes(self) -> int:

@@ -35,7 +35,7 @@ ALL = ("table2", "table3", "fig3", "fig4", "fig5")
 Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"Table or figure: {', '.join(ALL)}.", show_default=False)]
 Cells = Annotated[
     str | None,
-    typer.Option(metavar="GLOBS", help="Cells to compute, globs with commas, such as 'mnist/*/affine/W200/*'."),
+    typer.Option(metavar="GLOBS", help="Cells to compute: globs, separated by commas."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on; the paper took 5.")]
 Workers = Annotated[
@@ -44,13 +44,9 @@ Workers = Annotated[
 ]
 Folder = Annotated[
     Path,
-    typer.Option(
-        "--results", metavar="PATH", file_okay=False, help="Folder of results; existing ones are not computed again."
-    ),
+    typer.Option("--results", metavar="PATH", file_okay=False, help="Folder of results; existing ones are kept."),
 ]
-OnlySummary = Annotated[
-    bool, typer.Option("--summary", help="Compute nothing; show the existing results of all seeds.")
-]
+OnlySummary = Annotated[bool, typer.Option("--summary", help="Only show the existing results.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the comparison as Markdown.")]
 InsideRounds = Annotated[
     int | None,
@@ -72,8 +68,8 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
 ) -> None:
     """Compute the cells of a table or figure of the paper and show them beside the published ones.
 
-    A cell is named task/strategy/private/clients/participation. An interrupted computation continues when the command is
-    given again; several processes may share a folder of results. fig3 and fig4 measure inside the rounds and are slow.
+    A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
+    folder of results. fig3 and fig4 measure inside the rounds and are slow.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)

@@ -15,18 +15,18 @@ STOPPING = "stops after this round; Ctrl-C again stops at once"
 
 TaskName = Annotated[str, typer.Option(metavar="NAME", help="Task to train, by name or as module:attribute.")]
 Clients = Annotated[int, typer.Option(metavar="W", help="Number of clients.")]
-Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients selected in each round.")]
-Epochs = Annotated[int, typer.Option(metavar="N", help="Passes of a client over its data per round.")]
+Participation = Annotated[float, typer.Option(metavar="C", help="Share of the clients selected per round.")]
+Epochs = Annotated[int, typer.Option(metavar="N", help="Passes over a client's data per round.")]
 Data = Annotated[
     str,
     typer.Option(
         metavar="TEMPLATE",
-        help="Data spec of client {index} of {count}, with {seed}, instead of the task's.",
+        help="Data spec with {index}, {count} and {seed}, instead of the task's.",
     ),
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Directory of data sets; default: FEDPATCH_DATA, else the user's cache."),
+    typer.Option(metavar="DIR", help="Data sets; default: FEDPATCH_DATA, else the user's cache."),
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Number of processes; default: one per CPU core.")]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="Device to compute on: cpu or cuda.")]

@@ -1,4 +1,4 @@
-"""A device of another make, written from docs/reference/protocol.md alone: it takes part without any code of fedpatch.
+"""A device of another make, written from docs/reference/protocol.md and topics.md alone, without any code of fedpatch.
 
 It reads settings as JSON from standard input: host, port, ca, certificate, key, fleet, device, task, schema (a list of
 [name, shape, dtype, role]), policies (the values of `private` that its owner agrees to), examples and shift. Its training

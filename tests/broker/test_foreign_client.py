@@ -1,4 +1,4 @@
-"""A client written from docs/reference/protocol.md alone takes part in rounds of the real coordinator over TLS."""
+"""A client written from docs/reference/protocol.md and topics.md alone takes part in rounds of a real coordinator over TLS."""
 
 from __future__ import annotations
 

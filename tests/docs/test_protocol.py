@@ -1,4 +1,4 @@
-"""The protocol document holds every topic, message, field and word of the wire, and nothing that is not there."""
+"""The protocol document holds every message, field and word of the wire, and nothing that is not there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
-from fedpatch.shared.wire.topics import TOPICS
 from fedpatch.shared.wire.vitals import LastRound
 from tests.support.paths import ROOT
 
@@ -53,23 +52,25 @@ SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITH
 
 
 def section(name: str) -> str:
+    """The text under a heading."""
     found = re.search(rf"^### `{name}`$(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL)
     assert found is not None, f"no section on {name}"
     return found[1]
 
 
-def first_column(text: str) -> list[str]:
-    """What stands in code in the first column of its tables."""
-    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+def fields_in(text: str) -> list[str]:
+    """The names of the items "name (type): meaning"."""
+    return re.findall(r"^- `([^`]+)` \(", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_every_field_is_documented(name):
-    """The table of a message names its fields, in their order, and no others."""
-    assert first_column(section(name)) == [field.name for field in dataclasses.fields(SECTIONS[name])]
+    """The list of a message names its fields, in their order, and no others."""
+    assert fields_in(section(name)) == [field.name for field in dataclasses.fields(SECTIONS[name])]
 
 
 def test_nothing_else_is_documented():
+    """Each section is about something that exists."""
     assert sorted(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == sorted(SECTIONS)
 
 
@@ -77,18 +78,20 @@ def test_nothing_else_is_documented():
 def test_every_word_is_documented(name):
     """Where a field is one of several words, all of them are listed, and no others."""
     for field, hint in get_type_hints(SECTIONS[name]).items():
-        if isinstance(hint, type) and issubclass(hint, StrEnum) and "as in" not in row(name, field):
-            assert set(re.findall(r"`(\w+)`", row(name, field).split("|")[3])) == set(hint)
+        if isinstance(hint, type) and issubclass(hint, StrEnum) and "as in" not in meaning(name, field):
+            assert set(re.findall(r"`(\w+)`", meaning(name, field))) == set(hint)
 
 
-def row(name: str, field: str) -> str:
-    """A field's line of the table."""
-    return next(line for line in section(name).splitlines() if line.startswith(f"| `{field}` |"))
+def meaning(name: str, field: str) -> str:
+    """What the list says of a field behind its type."""
+    line = next(line for line in section(name).splitlines() if line.startswith(f"- `{field}` ("))
+    return line.partition("): ")[2]
 
 
 def test_the_envelope_is_documented():
+    """Its keys, in their order."""
     envelope = TEXT.partition("## Envelope")[2].partition("\n##")[0]
-    assert first_column(envelope) == [field.name for field in dataclasses.fields(_Frame)]
+    assert fields_in(envelope) == [field.name for field in dataclasses.fields(_Frame)]
 
 
 def test_each_feature_is_documented_with_the_side_that_lists_it():
@@ -98,14 +101,8 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     assert told == {(one, "device") for one in DEVICE_FEATURES} | {(one, "coordinator") for one in COORDINATOR_FEATURES}
 
 
-def test_topics_are_those_of_the_table():
-    """With writer, quality of service and whether they are retained."""
-    for topic in TOPICS:
-        retained = "yes" if topic.retain else "no"
-        assert f"| `{topic.pattern}` | {topic.writer} | {topic.qos} | {retained} |" in TEXT
-
-
 def test_the_rounds_table_is_the_one_that_is_played():
+    """Each row a state, each column an event."""
     found = re.search(r"^ +(accept .*?)\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
     assert found is not None
     events = [Event(word) for word in found[1].split()]
@@ -122,6 +119,7 @@ def test_the_rounds_table_is_the_one_that_is_played():
 
 
 def test_figures_are_those_of_the_code():
+    """Sizes and pauses, where the text states them."""
     assert LEAST_S == 1.0
     for figure in (
         f"{MAX_MESSAGE_BYTES:,} bytes",
@@ -146,8 +144,9 @@ def test_figures_are_those_of_the_code():
 
 
 def test_client_optimizers_and_moments_are_those_that_a_device_knows():
-    assert set(re.findall(r"`(\w+)`", row("TrainPlan", "client_optimizer").split("|")[3])) == set(CLIENT_OPTIMIZERS)
-    assert set(re.findall(r"`(\w+)`", row("TrainPlan", "moments").split("|")[3])) == set(MOMENTS)
+    """A client of another make needs their names."""
+    assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "client_optimizer"))) == set(CLIENT_OPTIMIZERS)
+    assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "moments"))) == set(MOMENTS)
 
 
 def test_refusals_of_an_update_that_has_come_are_documented():

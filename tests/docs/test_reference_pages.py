@@ -18,12 +18,12 @@ def test_committed_page_is_the_generated_one(name):
     assert FOLDER == ROOT / "docs" / "reference"
 
 
-def test_every_setting_has_a_row_or_names_the_command_that_describes_it():
+def test_every_setting_has_an_item_or_names_the_command_that_describes_it():
     """A setting that two commands have alike is described once."""
     page = PAGES["configuration.md"]()
     for cls in configuration.COMMANDS:
         section = configuration.reference(cls)
-        assert all(f"`{one.name}`" in section and f"| `{one.name}` |" in page for one in settings_of(cls))
+        assert all(f"`{one.name}`" in section and f"\n- `{one.name}` (" in page for one in settings_of(cls))
 
 
 def test_every_exit_code_of_an_error_has_a_meaning():

@@ -9,23 +9,28 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
-_ROW = re.compile(r"^\| `([a-z_0-9]+)` \| (gauge|counter|histogram) \| ([a-z_, ]*) ?\| (\S.*) \|$", re.MULTILINE)
+_ITEM = re.compile(r"^- `(fedpatch_[a-z_0-9]+)(?:\{([a-z_,]+)\})?`( \(histogram\))?: \S.*$", re.MULTILINE)
+_PROCESS = re.compile(r"`(process_[a-z_0-9]+)`")
 
 Described = dict[str, tuple[str, frozenset[str]]]
 """Type and labels by name; a counter with its `_total`, a histogram without its endings."""
 
 
 def documented(*, agent: bool = False) -> Described:
-    """What the page says there is, at a coordinator's endpoint or at an agent's."""
-    rows = _ROW.findall(PAGE)
-    assert len(rows) == len(re.findall(r"^\| `(?:fedpatch|process)_", PAGE, re.MULTILINE)), (
-        "a row of the table cannot be read"
-    )
+    """The metrics on the page, of a coordinator's endpoint or of an agent's."""
+    items = _ITEM.findall(PAGE)
+    assert len(items) == len(re.findall(r"^- `fedpatch_", PAGE, re.MULTILINE)), "an item of the list cannot be read"
+    items += [(name, "", "") for name in _PROCESS.findall(PAGE)]
     return {
-        name: (kind, frozenset(filter(None, labels.strip().split(", "))))
-        for name, kind, labels, _ in rows
+        name: (_kind(name, histogram), frozenset(filter(None, labels.split(","))))
+        for name, labels, histogram in items
         if name.startswith("fedpatch_agent_") == agent
     }
+
+
+def _kind(name: str, histogram: str) -> str:
+    """The type that the page states: by the name, except for histograms."""
+    return "histogram" if histogram else "counter" if name.endswith("_total") else "gauge"
 
 
 def served(text: str) -> Described:

@@ -96,17 +96,14 @@ EXAMPLE = "fedpatch-agent new-task room-climate --kind regression"
 
 
 def new_task(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task: lower-case letters, digits, - and _.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Task: lower-case letters, digits, - and _.")],
     parent: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Parent of the folder NAME.")] = Path(),
     kind: Annotated[
         str, typer.Option("--kind", metavar="KIND", help=f"{' or '.join(KINDS)} (accuracy or mean absolute error).")
     ] = KINDS[0],
     as_json: AsJson = False,
 ) -> None:
-    """Write a working task of your own into the folder NAME: model, growing CSV files, metric, tests.
-
-    A folder with any content and the name of an installed task are refused (exit code 2).
-    """
+    """Write a working task of your own into the new folder NAME: model, growing CSV files, metric, tests."""
     written = write_skeleton(name, kind, parent)
     folder = written[0].parent
     if as_json:

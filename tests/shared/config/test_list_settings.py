@@ -86,9 +86,9 @@ def test_what_is_printed_and_stored_loads_back_to_the_same(toppings):
 def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
     """As for any other setting."""
     page = reference(Pizza)
-    assert "| `toppings` | `cheese, basil` | What is on it. |" in page
-    assert "| `guests` | nobody | Who eats. | each 1 to 32 of a-z" in page
-    assert "| `cuts` | `empty` | In which pieces. | each one of half, quarter |" in page
+    assert "- `toppings` (`cheese, basil`): What is on it\n" in page
+    assert "- `guests` (nobody): Who eats (each 1 to 32 of a-z" in page
+    assert "- `cuts` (`empty`): In which pieces (each half, quarter)" in page
 
 
 def test_a_list_has_an_option():
