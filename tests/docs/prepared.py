@@ -123,6 +123,7 @@ mkdir -p /var/lib/prometheus/node-exporter
     "docs/how-to/service.md": "userdel fedpatch 2> /dev/null; groupdel fedpatch 2> /dev/null\n",
     "docs/how-to/watch.md": f"""{HOUSE}{KITCHEN}
 cp $READER_HOME/house/ca.crt ca.pem
+export FEDPATCH_STATE_DIR=kitchen
 """,
 }
 BETWEEN = {
