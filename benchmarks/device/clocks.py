@@ -1,8 +1,7 @@
-"""Processor time of other processes, and who started whom, as Linux tells them; which processor that is."""
+"""Processor time of other processes, and who started whom, as Linux tells them."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,11 +50,3 @@ def _parent(entry: Path) -> int | None:
         return int((entry / "stat").read_text("utf-8").rpartition(")")[2].split()[1])
     except OSError:  # it has ended meanwhile
         return None
-
-
-def cpu_model() -> str:
-    """Name of the processor."""
-    for line in (_PROC / "cpuinfo").read_text("utf-8").splitlines():
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return os.uname().machine

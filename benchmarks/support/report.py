@@ -16,13 +16,13 @@ import torch
 import typer
 from rich.table import Table
 
-from benchmarks.device.clocks import cpu_model
 from benchmarks.device.growth import Size
 from benchmarks.support.contests import Measured, ratios, spread
 from benchmarks.support.work import Work
 from fedpatch.coordinator.cli.tables import print_table
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
+from fedpatch.shared.app.provenance import processor_name, source_commit
 
 REFERENCE = "fedpatch"
 EARLIER = {
@@ -118,7 +118,8 @@ def begun(benchmark: str, turns: int) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """What the seconds depend on. The load is what else ran when the measurement began."""
     return {
-        "cpu": cpu_model(),
+        "cpu": processor_name(),
+        "commit": source_commit(),
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),

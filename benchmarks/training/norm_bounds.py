@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -225,9 +224,7 @@ def norm_bounds(
     if show is not None:
         deliver(read_document(show, BENCHMARK), tables, None, as_json)
         return
-    line = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()  # nosec B607
-    document: Document = begun(BENCHMARK, 1) | {"commit": commit}
+    document: Document = begun(BENCHMARK, 1)
     runs = []
     for run in played(toy=toy, jobs=jobs):
         runs.append(run)

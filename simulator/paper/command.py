@@ -15,6 +15,7 @@ import typer
 
 from fedpatch.shared.app.command import AsJson, say
 from fedpatch.shared.app.formatting import accuracy, duration
+from fedpatch.shared.app.provenance import processor_name, source_commit
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppable
 from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from fedpatch.simulator.experiment.plots import require_matplotlib
@@ -75,7 +76,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         raise unknown_name("table or figure", which, ALL)
     if markdown and as_json:
         raise UsageError("--markdown and --json are two forms of one comparison; leave one of them out")
-    sitting = Attempt(worker_count(workers), device_name(device), _command_line())
+    sitting = Attempt(worker_count(workers), device_name(device), _command_line(), source_commit(), processor_name())
     if which in MEASURED:
         if cells is not None or markdown or device != "cpu":
             raise UsageError(

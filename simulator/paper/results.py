@@ -30,6 +30,7 @@ UNFINISHED = ".unfinished"
 FORMAT = 1
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}  # what people call a task's data
 
+_SINCE = ("commit", "processor")  # absent in results of earlier versions
 _CURVE_DIGITS = 5
 _OTHER_DIGITS = 4
 _READABLE = 0o644  # a result is there to be shared
@@ -38,11 +39,12 @@ _SEED = re.compile(r"-seed([0-9]+)\.json")
 
 @dataclass(frozen=True)
 class Result:
-    """What a cell gave with one seed, and how it came about.
+    """The result of a cell with one seed, and its origin.
 
-    `curve[t]` is user accuracy after t completed rounds, `p10[t]` what a tenth of the clients stay below; `train_loss[t]`
-    is the mean over the steps of round t + 1, None where it was not finite. They are rounded; `rounds_to_target` was found
-    before. `dataset` names the data that was there, `started_at` is in UTC, `seconds` is computing time.
+    `curve[t]` is the user accuracy after t completed rounds, `p10[t]` its 10th percentile over the clients. `train_loss[t]` is
+    the mean over the steps of round t + 1, None where it was not finite. These three are rounded; `rounds_to_target` is not
+    affected. `dataset` names the data that were used, `started_at` is in UTC, `seconds` is computing time. `commit` and
+    `processor` are None in results of earlier versions; `commit` also where the code is not in a checkout.
     """
 
     cell: str
@@ -60,6 +62,8 @@ class Result:
     device: str
     fedpatch: str
     versions: Mapping[str, str]
+    commit: str | None = None
+    processor: str | None = None
 
     @property
     def rounds(self) -> int:
@@ -69,11 +73,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Attempt:
-    """On what, and at whose bidding, results are computed; `device` as torch names it."""
+    """Processes, device (as torch names it), command, commit and processor that results are computed with."""
 
     workers: int = 1
     device: str = "cpu"
     command: str = ""
+    commit: str | None = None
+    processor: str | None = None
 
 
 def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -> Result:
@@ -95,6 +101,8 @@ def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -
         device=sitting.device,
         fedpatch=__version__,
         versions=outcome.versions,
+        commit=sitting.commit,
+        processor=sitting.processor,
     )
 
 
@@ -197,7 +205,7 @@ def _plain(result: Result) -> dict[str, Any]:
 def _parse(values: Mapping[str, Any]) -> Result:
     if values.get("format") != FORMAT:
         raise ValueError(f"its format is {values.get('format')!r}, not {FORMAT}")
-    given = {one.name: values[one.name] for one in fields(Result)}
+    given = {one.name: values[one.name] for one in fields(Result) if one.name not in _SINCE or one.name in values}
     given["study"] = Study.from_dict(given["study"])
     for series in ("curve", "p10", "train_loss"):
         given[series] = tuple(given[series])

@@ -36,19 +36,34 @@ def test_what_was_written_is_read_again(results):
     assert results.seeds(CELL) == [OTHER_SEED]
 
 
+def test_a_result_of_an_earlier_version_has_no_commit_and_no_processor(results):
+    """A file without these two keys is read; the two are None."""
+    results.write(CELL, 0, result(CELL, 0, 21))
+    path = results.path(CELL, 0)
+    values = json.loads(path.read_text())
+    del values["commit"], values["processor"]
+    path.write_text(json.dumps(values))
+    read = results.read(CELL, 0)
+    assert (read.commit, read.processor) == (None, None)
+
+
 def test_without_a_file_there_is_no_result(results):
     """Where nothing was written, nothing is read, and nothing is made."""
     assert (results.read(CELL, 0), results.seeds(CELL), results.rounds_done(CELL, 0)) == (None, [], 0)
     assert not results.folder.exists()
 
 
-def test_a_result_tells_how_it_came_about(results):
-    """Command, versions, start, data and terms stand beside the numbers."""
+def test_a_result_names_its_origin(results):
+    """Command, commit, processor, versions, start, data and terms are in the file beside the numbers."""
+    attempt = Attempt(2, "cpu", "fedpatch simulate paper table2", "0123abc", "Cortex-A72")
     outcome = Outcome(study_of(CELL, 0), points_of(study_of(CELL, 0), 2), True, {"torch": "2.9"})
-    results.write(CELL, 0, result_of(CELL, outcome, Attempt(2, "cpu", "fedpatch simulate paper table2"), STARTED_AT))
+    results.write(CELL, 0, result_of(CELL, outcome, attempt, STARTED_AT))
     values = json.loads(results.path(CELL, 0).read_text())
-    assert {name: values[name] for name in ("cell", "dataset", "command", "fedpatch", "started_at", "workers")} == {
+    named = ("cell", "commit", "dataset", "command", "fedpatch", "processor", "started_at", "workers")
+    assert {name: values[name] for name in named} == {
         "cell": CELL.name,
+        "commit": "0123abc",
+        "processor": "Cortex-A72",
         "dataset": "MNIST",
         "command": "fedpatch simulate paper table2",
         "fedpatch": __version__,
