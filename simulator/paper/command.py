@@ -20,9 +20,11 @@ from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppab
 from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from fedpatch.simulator.experiment.plots import require_matplotlib
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
-from fedpatch.simulator.paper.experiments import Cell, select_cells, study_of
+from fedpatch.simulator.paper.experiments import Cell, select_cells, select_named_cells, study_of
+from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
 from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Result, Results, read_json
 from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
+from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
 from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, worker_count
 from fedpatch.simulator.spec.study import Point
 
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
     from fedpatch.simulator.paper.comparison import Comparison
 
 MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
-ALL = ("table2", "table3", "fig3", "fig4", "fig5")
+CHECK = "check"
+ALL = ("table2", "table3", "fig3", "fig4", "fig5", "aligned", "tuned", CHECK)
 
 
-Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"Table or figure: {', '.join(ALL)}.", show_default=False)]
+Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"One of {', '.join(ALL)}.", show_default=False)]
 Cells = Annotated[
     str | None,
     typer.Option(metavar="GLOBS", help="Cells to compute: globs, separated by commas."),
@@ -70,7 +73,9 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     """Compute the cells of a table or figure of the paper and show them beside the published ones.
 
     A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
-    folder of results. fig3 and fig4 measure inside the rounds and are slow.
+    folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with no
+    test sample of an unknown label. tuned has those of FedAdam and FedAvg-Adam, with learning rates from a grid. check computes
+    cells that have a result again (--cells table2/mnist/...), and fails where rounds differ by more than a processor's spread.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)
@@ -87,11 +92,17 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
         return
     if rounds is not None:
         raise UsageError(f"--rounds: the cells of {which} have the paper's; it is for {' and '.join(MEASURED)}")
+    store = Results(results)
+    if which == CHECK:
+        if markdown:
+            raise UsageError("check prints a table or JSON; leave out --markdown")
+        raise typer.Exit(_check(cells, range(seeds), store, None if summary else sitting, as_json=as_json))
     chosen = select_cells(which, cells)
     if which == "fig5":
         require_matplotlib()
-    store = Results(results)
     exit_code = 0 if summary else _compute(chosen, range(seeds), store, sitting)
+    if which == "tuned":
+        chosen = tuple(choose_rates(one, store) for one in chosen)
     _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
     raise typer.Exit(exit_code)
 
@@ -106,7 +117,8 @@ def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitti
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
         with stoppable(STOPPING) as stopped, ProgressPrinter(plain=plain) as watcher:
-            total = run_paper(chosen, seeds, store, sitting, watcher=watcher, stopped=stopped)
+            run = run_tuned if chosen[0].where == "tuned" else run_paper
+            total = run(chosen, seeds, store, sitting, watcher=watcher, stopped=stopped)
     except KeyboardInterrupt:
         say(_how_to_go_on(store))
         raise
@@ -115,6 +127,43 @@ def _compute(chosen: Sequence[Cell], seeds: Sequence[int], store: Results, sitti
         say(_how_to_go_on(store))
         return EXIT_INTERRUPTED
     return FedpatchError.exit_code if total.diverged else 0
+
+
+def _check(
+    patterns: str | None, seeds: Sequence[int], recorded: Results, sitting: Attempt | None, *, as_json: bool
+) -> int:
+    """Compute cells again, unless `sitting` is None, and print the comparison; return the exit code."""
+    from fedpatch.coordinator.cli.tables import print_json
+
+    if patterns is None:
+        raise UsageError("check needs --cells, e.g. --cells 'table2/mnist/fedavg/affine/W200/*'")
+    cells = select_named_cells(patterns)
+    require_recorded(cells, seeds, recorded)
+    again = Results(folder_of(recorded.folder, processor_name()))
+    exit_code = 0
+    if sitting is not None:
+        discard_stale(cells, seeds, again, sitting)
+        exit_code = _compute(cells, seeds, again, sitting)
+    found = rechecks(cells, seeds, recorded, again)
+    if as_json:
+        print_json({"cells": [one.to_dict() for one in found]})
+    else:
+        for one in found:
+            typer.echo(_recheck_line(one))
+    return exit_code or (FedpatchError.exit_code if any(one.verdict == "outside" for one in found) else 0)
+
+
+def _recheck_line(one: Recheck) -> str:
+    before, now = (_rounds(result.rounds_to_target) for result in (one.recorded, one.again))
+    words = {"same": "same bits", "within": "within a processor's spread", "outside": "OUTSIDE a processor's spread"}
+    return (
+        f"{one.again.cell}, seed {one.again.study.seed}: recorded {before}, again {now} "
+        f"(user accuracy differs by at most {one.largest_difference:.4f}): {words[one.verdict]}"
+    )
+
+
+def _rounds(rounds: int | None) -> str:
+    return "X" if rounds is None else f"{rounds} rounds"
 
 
 def _words(total: Sum) -> str:

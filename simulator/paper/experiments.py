@@ -1,13 +1,17 @@
 """The experiments of the paper as cells: one per setting of Table 2, Table 3 and Fig. 5, each with a name and its terms.
 
-A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: where it stands, the task, the strategy, what is private, W
-clients, of whom the share C takes part in a round.
+A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: the table, the task, the strategy, the private values, W clients, and
+the share C of them that trains in a round.
+
+Two more tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains
+on. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -32,19 +36,36 @@ from fedpatch.simulator.spec.published import (
 )
 from fedpatch.simulator.spec.study import Study
 
-TABLES = ("table2", "table3")
+Rates = tuple[float, float | None]
+TUNING = "tuning"
+TABLES = ("table2", "table3", "aligned", "tuned")
 WITH_CELLS = (*TABLES, "fig5")
+RECORDED = ("table2", "table3", "aligned")
+"""Tables whose cells `check` computes again."""
+ALIGNED_CLIENTS = 400
+"""The split of the paper gives clients test samples of labels that they never train on only with so many clients."""
 
-_DATA = "shard:{index}/{count},seed={seed}"
+TUNING_SEED = 1000
+"""Chooses the learning rates; no result is reported with it."""
+TUNED_STRATEGIES = ("fedadam", "fedavg-adam")
+RATE_GRID: Mapping[str, tuple[Rates, ...]] = {
+    "fedavg-adam": tuple((rate, None) for rate in (0.0003, 0.001, 0.003, 0.01)),
+    "fedadam": tuple((rate, server) for rate in (0.03, 0.1, 0.3) for server in (0.003, 0.01, 0.03, 0.1)),
+}
+"""Learning rates of client and server, tried in this order; of equal ones the first is taken."""
+_TUNING_MARGIN = 1.25  # times the paper's rounds: a rate that needs more is not the best one
+
+_SPLIT = "{index}/{count},seed={seed}"
 _GLOB_CHARACTERS = set("*?[")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting. `clients` is the paper's W, `participation` its C, `max_rounds` how long it is tried.
+    """One setting.
 
-    `paper` is the number of rounds that the paper needed, None where it did not reach the target. Where `compared` is
-    False, the paper gives no number that ours can be held against.
+    `clients` is the paper's W, `participation` its C, `max_rounds` the rounds after which a simulation ends. `paper` is the
+    number of rounds that the paper needed, None where it did not reach the target. Where `compared` is False, the paper has
+    no number to compare with. `rates` are the learning rates of client and server, None for the published ones.
     """
 
     where: str
@@ -56,6 +77,7 @@ class Cell:
     paper: int | None
     compared: bool
     max_rounds: int
+    rates: Rates | None = None
 
     @property
     def name(self) -> str:
@@ -65,21 +87,31 @@ class Cell:
     @property
     def short_name(self) -> str:
         """Its setting: its name within the table or figure."""
-        return f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
+        name = f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
+        return name if self.where != TUNING or self.rates is None else f"{name}/{_rates_name(self.rates)}"
 
     @property
     def target_ua(self) -> float | None:
         """User accuracy at which the cell is done; None in Fig. 5, where every round is played."""
-        return TARGET_UA[self.task] if self.where in TABLES else None
+        return None if self.where == "fig5" else TARGET_UA[self.task]
 
 
 def cells_of(which: str) -> tuple[Cell, ...]:
-    """All cells of `table2`, `table3` or `fig5`, in the order of the paper. Raises UsageError for another name."""
+    """All cells of one of WITH_CELLS, in the order of the paper. Raises UsageError for another name."""
     if which not in WITH_CELLS:
         raise unknown_name("table or figure with cells", which, WITH_CELLS)
     if which == "fig5":
         return tuple(_fig5_cells())
-    return tuple(_table_cells(which, TABLE_2 if which == "table2" else TABLE_3))
+    cells = _table_cells(which, TABLE_3 if which == "table3" else TABLE_2)
+    if which == "aligned":
+        return tuple(one for one in cells if (one.task, one.clients) == ("mnist", ALIGNED_CLIENTS))
+    return tuple(one for one in cells if which != "tuned" or one.strategy in TUNED_STRATEGIES)
+
+
+def rate_cells(cell: Cell) -> tuple[Cell, ...]:
+    """Return a cell for each of the learning rates that `cell` of table `tuned` is tried with, in the order of RATE_GRID."""
+    rounds = cell.max_rounds if cell.paper is None else math.ceil(_TUNING_MARGIN * cell.paper)
+    return tuple(replace(cell, where=TUNING, rates=rates, max_rounds=rounds) for rates in RATE_GRID[cell.strategy])
 
 
 def _table_cells(where: str, table: Mapping[str, Mapping[str, Row]]) -> Iterator[Cell]:
@@ -117,18 +149,34 @@ def select_cells(which: str, patterns: str | None) -> tuple[Cell, ...]:
     return tuple(cell for cell in cells if any(_fits(cell, pattern) for pattern in wanted))
 
 
+def select_named_cells(patterns: str) -> tuple[Cell, ...]:
+    """Return the cells of all tables that `patterns` names; each pattern begins with its table, e.g. `table2/mnist/*`.
+
+    Raises:
+        UsageError: A pattern names no table whose cells have a target and published rates, or no cell of it.
+    """
+    chosen: list[Cell] = []
+    for pattern in filter(None, map(str.strip, patterns.split(","))):
+        where, _, rest = pattern.partition("/")
+        if where not in RECORDED:
+            raise unknown_name(f"table in {pattern!r}", where, RECORDED)
+        chosen += select_cells(where, rest or None)
+    return tuple(dict.fromkeys(chosen))
+
+
 def study_of(cell: Cell, seed: int) -> Study:
     """What is to be simulated for a cell with this seed, on the published learning rates.
 
     The seed draws the split too, as a trial of the paper's does. Table 3 gives noise to a fifth of the clients.
     """
+    kind, noise = "aligned" if cell.where == "aligned" else "shard", f",noisy-fraction={NOISY_FRACTION}"
     rate, server_rate, adaptation_rate, proximity = _rates(cell)
     return Study(
         task=cell.task,
         clients=cell.clients,
         strategy=cell.strategy,
         private=cell.private,
-        data=f"{_DATA},noisy-fraction={NOISY_FRACTION}" if cell.where == "table3" else _DATA,
+        data=f"{kind}:{_SPLIT}{noise if cell.where == 'table3' else ''}",
         participation=cell.participation,
         rounds=cell.max_rounds,
         target_ua=cell.target_ua,
@@ -159,6 +207,8 @@ def _cost(cell: Cell) -> float:
 
 def _rates(cell: Cell) -> tuple[float, float | None, float | None, float | None]:
     """(learning rate, server learning rate, alpha, lambda), as Study wants them."""
+    if cell.rates is not None:
+        return *cell.rates, None, None
     scenario = SCENARIOS.index((cell.clients, cell.participation))
     if cell.strategy == "per-fedavg":
         alpha, beta = PER_FEDAVG_RATES[cell.task][scenario]
@@ -167,6 +217,11 @@ def _rates(cell: Cell) -> tuple[float, float | None, float | None, float | None]
         eta, proximity = PFEDME_RATES[cell.task][scenario]
         return eta, None, None, proximity
     return CLIENT_RATES[cell.task, cell.strategy], SERVER_RATE if cell.strategy == "fedadam" else None, None, None
+
+
+def _rates_name(rates: Rates) -> str:
+    client, server = rates
+    return f"rate{client}" if server is None else f"rate{client}-server{server}"
 
 
 def _fits(cell: Cell, pattern: str) -> bool:

@@ -132,8 +132,7 @@ class Results:
 
     def seeds(self, cell: Cell) -> list[int]:
         """Seeds that are finished, in order."""
-        here = self.path(cell, 0).parent
-        prefix = f"C{cell.participation}"
+        here, prefix = self.path(cell, 0).parent, cell.name.rpartition("/")[2]
         found = (_SEED.fullmatch(one.name.removeprefix(prefix)) for one in here.glob(f"{prefix}-seed*.json"))
         return sorted(int(match[1]) for match in found if match)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,10 @@ class Sum:
     elsewhere: int = 0
     diverged: int = 0
     left: int = 0
+
+    def __add__(self, other: Sum) -> Sum:
+        """Return the sum of each count."""
+        return Sum(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def interrupted(self) -> bool:

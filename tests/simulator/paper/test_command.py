@@ -68,6 +68,38 @@ def test_what_is_there_is_not_computed_again(program, player):
     assert second.err == "computed 0, 2 there before\n"
 
 
+def test_check_computes_recorded_cells_again_and_fails_where_one_is_outside_the_spread(program, player, tmp_path):
+    """The new results are beside the recorded ones, by processor; the recorded ones stay as they are."""
+    cell = ("--cells", "table2/mnist/fedavg/affine/W200/C1.0")
+    program("paper", "table2", "--cells", "mnist/fedavg/affine/W200/C1.0")
+    ended = program("paper", "check", *cell)
+    assert (ended.code, ended.out.splitlines()) == (
+        0,
+        [
+            "table2/mnist/fedavg/affine/W200/C1.0, seed 0: recorded 21 rounds, again 21 rounds "
+            "(user accuracy differs by at most 0.0000): same bits"
+        ],
+    )
+    (recorded,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+    Results(tmp_path / "results").write(recorded, 0, result(recorded, 0, 40))
+    ended = program("paper", "check", *cell, "--json")
+    (one,) = json.loads(ended.out)["cells"]
+    assert (ended.code, one["verdict"], one["recorded"]["rounds_to_target"]) == (1, "outside", 40)
+
+
+def test_tuned_cells_are_computed_after_their_trials(program, player):
+    ended = program("paper", "tuned", "--cells", "mnist/fedavg-adam/affine/W400/C1.0")
+    assert (ended.code, len(player.studies)) == (0, 5)
+    assert "21 / 9*" in ended.out
+    assert {one.learning_rate for one in player.studies} == {0.0003, 0.001, 0.003, 0.01}
+
+
+def test_aligned_cells_have_the_aligned_split(program, player):
+    program("paper", "aligned", "--cells", "mnist/fedavg/all/W400/C1.0")
+    (study,) = player.studies
+    assert study.data.startswith("aligned:")
+
+
 def test_a_summary_computes_nothing(program, player, tmp_path):
     """It shows what is there, of every seed, and makes no folder."""
     ended = program("paper", "table2", "--summary", "--results", "none")

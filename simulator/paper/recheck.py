@@ -1,0 +1,99 @@
+"""Compute recorded cells of the paper again, and judge whether the difference is that of another processor.
+
+A simulation gives the same bits on the same processor with the same versions. Another processor adds in another order; the
+curves then differ by less than those of two seeds do. The new results are below `rechecks/`, by processor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.paper.experiments import Cell
+from fedpatch.simulator.paper.results import Attempt, Result, Results
+
+RELATIVE_SPREAD = 0.1
+SPREAD_ROUNDS = 2
+"""A processor moves the rounds to target by at most a tenth, or two rounds; docs/explanation/results.md has the measurement."""
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """A recorded result beside a new one of the same cell and seed."""
+
+    recorded: Result
+    again: Result
+
+    @property
+    def same(self) -> bool:
+        """Whether the two have the same user accuracy after each round."""
+        return self.recorded.curve == self.again.curve
+
+    @property
+    def within(self) -> bool:
+        """Whether the rounds to target differ by no more than a processor's spread, or neither reaches the target."""
+        before, now = self.recorded.rounds_to_target, self.again.rounds_to_target
+        if before is None or now is None:
+            return before == now
+        return abs(now - before) <= max(RELATIVE_SPREAD * before, SPREAD_ROUNDS)
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest difference of user accuracy after the same number of rounds."""
+        return max(abs(one - other) for one, other in zip(self.recorded.curve, self.again.curve, strict=False))
+
+    @property
+    def verdict(self) -> str:
+        """`same`, `within` or `outside`."""
+        return "same" if self.same else "within" if self.within else "outside"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "cell": self.again.cell,
+            "seed": self.again.study.seed,
+            "recorded": _origin(self.recorded),
+            "again": _origin(self.again),
+            "largest_difference": self.largest_difference,
+            "verdict": self.verdict,
+        }
+
+
+def _origin(result: Result) -> dict[str, Any]:
+    kept = ("rounds_to_target", "user_accuracy", "commit", "processor", "versions")
+    return {name: value for name, value in asdict(result).items() if name in kept}
+
+
+def folder_of(results: Path, processor: str) -> Path:
+    """Return the folder of the new results of a processor."""
+    return results / "rechecks" / re.sub(r"[^a-z0-9]+", "-", processor.lower()).strip("-")
+
+
+def require_recorded(cells: Sequence[Cell], seeds: Sequence[int], recorded: Results) -> None:
+    """Raise UsageError where a cell has no recorded result to compare with."""
+    for cell in cells:
+        for seed in seeds:
+            if recorded.read(cell, seed) is None:
+                raise UsageError(
+                    f"{cell.name}, seed {seed} has no result in {recorded.folder} to compare with; choose other cells "
+                    f"with --cells, or compute it: fedpatch simulate paper {cell.where} --cells {cell.short_name}"
+                )
+
+
+def discard_stale(cells: Sequence[Cell], seeds: Sequence[int], again: Results, sitting: Attempt) -> None:
+    """Delete new results of another commit, and those whose commit is unknown: they say nothing about this code."""
+    for cell in cells:
+        for seed in seeds:
+            found = again.read(cell, seed)
+            if found is not None and (found.commit is None or found.commit != sitting.commit):
+                again.path(cell, seed).unlink()
+
+
+def rechecks(cells: Sequence[Cell], seeds: Sequence[int], recorded: Results, again: Results) -> list[Recheck]:
+    """Return the pairs of results that are there, in the order of `cells`."""
+    pairs = ((recorded.read(cell, seed), again.read(cell, seed)) for cell in cells for seed in seeds)
+    return [Recheck(before, now) for before, now in pairs if before is not None and now is not None]

@@ -1,0 +1,76 @@
+"""Learning rates of the table `tuned`: each rate of a grid is tried with one seed, and the cell takes the best.
+
+The paper tunes the rates of every cell "such that the target was reached in the fewest rounds" (section 5.2) and does not
+publish them. The results of the trials are files like those of the cells, with TUNING_SEED, below `tuning/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, rate_cells
+from fedpatch.simulator.paper.results import Attempt, Result, Results
+from fedpatch.simulator.paper.runner import CellWatcher, Simulate, Sum, run_paper
+
+
+def choose_rates(cell: Cell, results: Results) -> Cell:
+    """Return the cell with the best learning rates among the finished trials.
+
+    The best rates reach the target in the fewest rounds. Where none reaches it, the best have the highest user accuracy.
+
+    Args:
+        cell: A cell of the table `tuned`.
+        results: The folder with the trials.
+
+    Returns:
+        `cell` with `rates`; `cell` itself where no trial is finished.
+    """
+    trials = [(one, results.read(one, TUNING_SEED)) for one in rate_cells(cell)]
+    finished = [(one, result) for one, result in trials if result is not None]
+    if not finished:
+        return cell
+    return replace(cell, rates=min(finished, key=lambda trial: _rank(trial[1]))[0].rates)
+
+
+def _rank(result: Result) -> tuple[bool, float]:
+    if result.rounds_to_target is None:
+        return True, -max(result.curve)
+    return False, result.rounds_to_target
+
+
+def run_tuned(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    results: Results,
+    sitting: Attempt,
+    *,
+    watcher: CellWatcher | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    simulate: Simulate | None = None,
+) -> Sum:
+    """Compute the cells with `seeds`, each after the trials of its learning rates.
+
+    Args:
+        cells: Cells of the table `tuned`.
+        seeds: Seeds to report; TUNING_SEED is not one of them.
+        results: The folder of results; finished ones are kept.
+        sitting: The processes and the device to compute with.
+        watcher: Receives the progress.
+        stopped: Returns True when the run has to end after the present round.
+        simulate: The simulator's own, or a replacement in tests.
+
+    Returns:
+        The number of cells and seeds by outcome; the trials are counted as well.
+    """
+    play = partial(run_paper, results=results, sitting=sitting, watcher=watcher, stopped=stopped, simulate=simulate)
+    total = Sum(0, 0)
+    for cell, _ in in_order(cells, (TUNING_SEED,)):
+        done = play(rate_cells(cell), (TUNING_SEED,))
+        if not (done.interrupted or done.elsewhere):  # another process that tries rates computes the rest of the cell
+            done += play((choose_rates(cell, results),), seeds)
+        total += done
+        if done.interrupted:
+            break
+    return total

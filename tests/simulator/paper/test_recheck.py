@@ -1,0 +1,74 @@
+"""Recorded cells computed again: the verdict, and which new results are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedpatch.shared.errors import UsageError
+from fedpatch.simulator.paper.experiments import select_cells, select_named_cells
+from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
+from fedpatch.simulator.paper.results import Attempt, Results
+from tests.simulator.fake_simulation import result
+
+(CELL,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "again", "verdict"),
+    [
+        (21, 21, "same"),
+        (21, 23, "within"),
+        (21, 24, "outside"),
+        (100, 110, "within"),
+        (100, 89, "outside"),
+        (None, None, "same"),
+        (None, 499, "outside"),
+        (499, None, "outside"),
+    ],
+)
+def test_verdict_depends_on_the_difference_of_rounds(recorded, again, verdict):
+    assert Recheck(result(CELL, 0, recorded), result(CELL, 0, again)).verdict == verdict
+
+
+def test_verdict_of_other_bits_with_equal_rounds_is_within():
+    recorded = result(CELL, 0, 21)
+    again = replace(recorded, curve=(recorded.curve[0] + 0.001, *recorded.curve[1:]))
+    one = Recheck(recorded, again)
+    assert one.verdict == "within"
+    assert one.largest_difference == pytest.approx(0.001)
+
+
+def test_require_recorded_names_the_command_that_computes_a_missing_cell(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"paper table2 --cells mnist/fedavg/affine/W200/C1\.0"):
+        require_recorded([CELL], [0], Results(tmp_path))
+
+
+@pytest.mark.parametrize(("made_by", "now", "kept"), [("a", "a", True), ("a", "b", False), (None, None, False)])
+def test_discard_stale_keeps_new_results_of_the_present_commit_only(tmp_path: Path, made_by, now, kept):
+    again = Results(folder_of(tmp_path, "Cortex-A72 (r0p3)"))
+    again.write(CELL, 0, replace(result(CELL, 0, 21), commit=made_by))
+    discard_stale([CELL], [0], again, Attempt(commit=now))
+    assert (again.read(CELL, 0) is not None) == kept
+    assert again.folder == tmp_path / "rechecks" / "cortex-a72-r0p3"
+
+
+def test_rechecks_without_a_new_result_leaves_the_cell_out(tmp_path: Path):
+    recorded, again = Results(tmp_path / "recorded"), Results(tmp_path / "again")
+    recorded.write(CELL, 0, result(CELL, 0, 21))
+    assert rechecks([CELL], [0], recorded, again) == []
+    again.write(CELL, 0, result(CELL, 0, 22))
+    assert [one.verdict for one in rechecks([CELL], [0], recorded, again)] == ["within"]
+
+
+def test_select_named_cells_spans_tables():
+    cells = select_named_cells("table2/mnist/fedavg/affine/W200/C1.0, table3/mnist/fedavg/affine/W200/C1.0")
+    assert [one.where for one in cells] == ["table2", "table3"]
+
+
+@pytest.mark.parametrize("pattern", ["mnist/fedavg", "tuned/mnist", "fig5/mnist", "table2/mnist/fedsgd"])
+def test_select_named_cells_of_an_unknown_table_or_cell_is_refused(pattern):
+    with pytest.raises(UsageError):
+        select_named_cells(pattern)

@@ -1,0 +1,77 @@
+"""Learning rates from a grid: the trials, the choice, and the cell that is computed with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedpatch.simulator.paper.experiments import RATE_GRID, TUNING_SEED, rate_cells, select_cells
+from fedpatch.simulator.paper.results import Attempt, Results
+from fedpatch.simulator.paper.runner import Sum
+from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
+from fedpatch.simulator.spec.study import Study
+from tests.simulator.fake_simulation import Player, result
+
+(CELL,) = select_cells("tuned", "mnist/fedadam/affine/W400/C1.0")  # 27 in the paper
+TRIALS = rate_cells(CELL)
+BEST = TRIALS[5]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+class RateDependentPlayer(Player):
+    """A simulation that needs fewer rounds with the rates of BEST."""
+
+    def __call__(self, study: Study, **options):
+        rates = (study.learning_rate, study.server_learning_rate)
+        self._needed = 9 if rates == BEST.rates else 12
+        return super().__call__(study, **options)
+
+
+def test_trials_have_each_rate_of_the_grid_and_end_where_a_rate_is_worse_than_the_papers():
+    assert [one.rates for one in TRIALS] == list(RATE_GRID["fedadam"])
+    assert {one.max_rounds for one in TRIALS} == {34}  # ceil(1.25 * 27)
+    assert len({one.name for one in TRIALS}) == len(TRIALS)
+
+
+def test_run_tuned_computes_the_cell_with_the_rates_that_need_the_fewest_rounds(results):
+    player = RateDependentPlayer()
+    done = run_tuned([CELL], range(2), results, Attempt(), simulate=player)
+    assert done == Sum(present=0, computed=len(TRIALS) + 2)
+    assert {one.seed for one in player.studies[: len(TRIALS)]} == {TUNING_SEED}
+    chosen = choose_rates(CELL, results)
+    assert chosen.rates == BEST.rates
+    assert [results.read(chosen, seed).rounds_to_target for seed in range(2)] == [9, 9]
+    assert (
+        results.path(chosen, 0).relative_to(results.folder).as_posix()
+        == "tuned/mnist/fedadam/affine/W400/C1.0-seed0.json"
+    )
+
+
+def test_run_tuned_again_computes_nothing(results):
+    run_tuned([CELL], range(1), results, Attempt(), simulate=RateDependentPlayer())
+    player = RateDependentPlayer()
+    assert run_tuned([CELL], range(1), results, Attempt(), simulate=player).computed == 0
+    assert player.studies == []
+
+
+def test_run_tuned_after_an_interruption_of_a_trial_leaves_the_cell_uncomputed(results):
+    rounds_left = iter([False] * 20)
+    done = run_tuned(
+        [CELL], range(1), results, Attempt(), stopped=lambda: next(rounds_left, True), simulate=RateDependentPlayer()
+    )
+    assert done.interrupted
+    assert results.seeds(CELL) == []
+
+
+def test_choose_rates_without_a_trial_that_reaches_the_target_takes_the_highest_user_accuracy(results):
+    assert choose_rates(CELL, results) == CELL
+    for trial in TRIALS[:2]:
+        results.write(trial, TUNING_SEED, result(trial, TUNING_SEED, None))
+    assert choose_rates(CELL, results).rates == TRIALS[0].rates
+    results.write(TRIALS[2], TUNING_SEED, result(TRIALS[2], TUNING_SEED, 30))
+    assert choose_rates(CELL, results).rates == TRIALS[2].rates
