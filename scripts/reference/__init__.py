@@ -1,4 +1,4 @@
-"""Pages of docs/reference, generated from the code: `python -m scripts.reference` writes them.
+"""Generated pages of docs: `python -m scripts.reference` writes them.
 
-A module makes one page from help texts, settings, metrics, files, topics or errors. It holds the page's introduction.
+A module makes one page from help texts, settings, metrics, files, topics, errors or results. Its template has the prose.
 """

@@ -1,20 +1,21 @@
-"""Write the generated pages of docs/reference."""
+"""Write the generated pages of docs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.reference import commands, configuration, exit_codes, files, metrics, topics
+from scripts.reference import commands, configuration, exit_codes, files, metrics, results, topics
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
-    "cli.md": commands.page,
-    "configuration.md": configuration.page,
-    "exit-codes.md": exit_codes.page,
-    "files.md": files.page,
-    "metrics.md": metrics.page,
-    "topics.md": topics.page,
+    "explanation/results.md": results.page,
+    "reference/cli.md": commands.page,
+    "reference/configuration.md": configuration.page,
+    "reference/exit-codes.md": exit_codes.page,
+    "reference/files.md": files.page,
+    "reference/metrics.md": metrics.page,
+    "reference/topics.md": topics.page,
 }
 
 

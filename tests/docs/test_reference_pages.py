@@ -1,4 +1,4 @@
-"""Pages of docs/reference that are made from the code: they are those that `python -m scripts.reference` writes."""
+"""Pages of docs that are made from the code and the results: they are those that `python -m scripts.reference` writes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.paths import ROOT
 def test_committed_page_is_the_generated_one(name):
     """Line by line; `python -m scripts.reference` writes it anew."""
     assert (FOLDER / name).read_text("utf-8") == PAGES[name]()
-    assert FOLDER == ROOT / "docs" / "reference"
+    assert FOLDER == ROOT / "docs"
 
 
 def test_every_setting_has_an_item_or_names_the_command_that_describes_it():
     """A setting that two commands have alike is described once."""
-    page = PAGES["configuration.md"]()
+    page = PAGES["reference/configuration.md"]()
     for cls in configuration.COMMANDS:
         section = configuration.reference(cls)
         assert all(f"`{one.name}`" in section and f"\n- `{one.name}` (" in page for one in settings_of(cls))
