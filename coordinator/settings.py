@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.fields import Settings, setting
@@ -158,6 +158,13 @@ class RoundSettings(Settings):
         "rounds too). Counters are limited to the plan's steps, except with off; clip and reject limit running statistics to "
         "ten times the median.",
     )
+    aggregate: str = setting(
+        "mean",
+        group=_LIMITS,
+        help="Rule that puts the updates of a round together: mean; centred, which limits the distance of each update from the "
+        "centre of all to the median distance (centred:TAU: to TAU); bucketed, the geometric median of the means of pairs "
+        "(bucketed:S: of S updates); trimmed:BETA, the mean without the share BETA of the devices at each end of each value.",
+    )
     max_num_examples: str = setting(
         "auto:10",
         group=_LIMITS,
@@ -210,18 +217,24 @@ class RoundSettings(Settings):
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""
         # Imported here because help and `fedpatch show` must not load numpy.
-        from fedpatch.coordinator.aggregation.strategies import find_strategy
+        from fedpatch.coordinator.aggregation.strategies import find_strategy, refusal_of_rule
         from fedpatch.shared.tasks.task import check_name
         from fedpatch.shared.tensors.patches import parse_policy
 
-        return self.refusals(
+        problems = self.refusals(
             task=check_name,
             strategy=find_strategy,
             private=parse_policy,
             metrics=parse_address,
             norm_bound=parse_norm_bound,
+            aggregate=parse_aggregate_rule,
             max_num_examples=parse_examples_cap,
         )
+        if not problems and (
+            why := refusal_of_rule(parse_aggregate_rule(self.aggregate), find_strategy(self.strategy))
+        ):
+            problems.append(("aggregate", why, "strategy"))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

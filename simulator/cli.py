@@ -97,6 +97,10 @@ MaxNumExamples = Annotated[
     str,
     typer.Option(metavar="CAP", help="Largest weight, as of fedpatch run."),
 ]
+Aggregate = Annotated[
+    str,
+    typer.Option(metavar="RULE", help="Rule of aggregation, as of fedpatch run."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
@@ -126,6 +130,7 @@ def simulate(
     encoding: Encoding = "fp32",
     norm_bound: NormBound = "off",
     max_num_examples: MaxNumExamples = "off",
+    aggregate: Aggregate = "mean",
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,

@@ -66,9 +66,7 @@ class SpooledUpdates:
         devices = [f"device-{number:05d}" for number in range(count)]
         read = self._read_spooled if spooled else self._read
         plan = TrainPlan("adam", 0.01, 20)
-        aggregate(
-            devices, dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits(), plan=plan
-        )
+        aggregate(dict.fromkeys(devices, 600), read, schema=self.schema, base=self._model, limits=Limits(), plan=plan)
 
     def one_pass(self, count: int, dtype: str) -> None:
         """All values of as many updates added up, unweighted, tensor by tensor in one."""

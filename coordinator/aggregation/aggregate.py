@@ -1,14 +1,16 @@
-"""The aggregate of a round: the weighted mean of its updates, each clipped to the bounds of the run.
+"""The aggregate of a round: its updates, each clipped to the bounds of the run, put together by the rule of the run.
 
 Updates are read one at a time in the order of device names, so that memory is one model and equal updates give equal bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED, MAX_PARTS, Limits
+import numpy as np
+
+from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED, MAX_PARTS, AggregateRule, Limits
 from fedpatch.coordinator.aggregation.norm_clipping import (
     Pace,
     Part,
@@ -24,7 +26,15 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     remembered,
     weights_norm,
 )
-from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
+from fedpatch.coordinator.aggregation.robust_rules import (
+    Changes,
+    RuleResult,
+    Scratch,
+    clip_centred,
+    take_geometric_median,
+    trim,
+)
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, stored
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
 
@@ -36,16 +46,18 @@ class AggregateResult:
     """The aggregate of a round.
 
     Attributes:
-        mean: The weighted mean by name.
+        mean: The aggregate by name; with the rule "mean", the weighted mean.
         clipped: By device whose update was clipped, and by part: the norm as a multiple of its limit.
         capped: By device whose number of examples was capped: the examples that its update weighs.
         references: The references for the next round.
+        pulls: By device whose update did not count whole: the share of its change that was taken away.
     """
 
     mean: dict[str, Array]
     clipped: Mapping[str, Mapping[Part, float]] = field(default_factory=dict)
     capped: Mapping[str, int] = field(default_factory=dict)
     references: References = field(default_factory=dict)
+    pulls: Mapping[str, float] = field(default_factory=dict)
 
     def bounded(self) -> dict[str, int]:
         """Return the number of updates that met each bound."""
@@ -63,8 +75,11 @@ def _parts(times: Mapping[Part, float], capped: bool) -> list[str]:
     return [*(["num_examples"] if capped else []), *farthest][:MAX_PARTS]
 
 
+def _in_memory(shape: tuple[int, int]) -> Array:
+    return np.empty(shape, np.float32)
+
+
 def aggregate(
-    devices: Sequence[str],
     num_examples: Mapping[str, int],
     read: Read,
     *,
@@ -73,20 +88,22 @@ def aggregate(
     limits: Limits,
     plan: TrainPlan,
     past: References | None = None,
+    scratch: Scratch = _in_memory,
 ) -> AggregateResult:
     """Aggregate the updates of a round.
 
-    Where a bound is a multiple of the reference, each update is read twice, the first time for its norms.
+    Where a bound is a multiple of the reference, each update is read once more for its norms. The robust rules read it several
+    times.
 
     Args:
-        devices: The devices whose updates count, in any order.
-        num_examples: Reported examples by device.
+        num_examples: Reported examples by device whose update counts.
         read: Reads the tensors of a device's update.
         schema: Names, shapes and dtypes of the tensors that travel.
         base: The global model that the updates were trained on.
         limits: The bounds of the run.
         plan: The training plan, whose steps bound counters.
         past: References of earlier rounds; none in the first round.
+        scratch: Makes the table of all values that the rule "trimmed" needs.
 
     Returns:
         The mean, and the updates that were bounded.
@@ -94,7 +111,7 @@ def aggregate(
     Raises:
         ValueError: There is no device.
     """
-    ordered, past = sorted(devices), past or {}
+    ordered, past = sorted(num_examples), past or {}
     counted = {device: num_examples[device] for device in ordered}
     weighs = example_weights(counted, limits.examples)
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
@@ -111,17 +128,83 @@ def aggregate(
         now = remembered(usual, most, past, len(ordered))
     elif limits.norm.action != "off":
         most = norm_limits({}, limits.norm)
-    mean = WeightedMean(schema)
-    clipped = {}
-    for device in ordered:
-        tensors = read(device)
-        pace = paces[device]
-        own = limits_of(most, base, pace) if limits.norm.action != "off" else {}
-        pulled = clip(tensors, pace.origin(base, schema), schema, own) if own else None
-        if pulled is not None:
-            # Steps beyond those of a capped number of examples are named with it.
-            implied = weighs[device] < counted[device]
-            clipped[device] = {part: times for part, times in pulled.times.items() if not (implied and counts(part))}
-        mean.add(tensors if pulled is None else pulled.tensors, weighs[device])
+    shares: Mapping[str, float] = {}
+    bounded = _BoundedUpdates(read, weighs, counted, paces, most, schema=schema, base=base, limits=limits)
+    if limits.rule.name == "mean":
+        mean = _mean_of(bounded, schema)
+    else:
+        changes = Changes(weighs, bounded.read, base, schema)
+        found = _apply_rule(limits.rule, changes, scratch)
+        shares = found.shares
+        moved = {
+            spec.name: stored(base[spec.name] + found.step[spec.name], spec) for spec in schema.specs if spec.trainable
+        }
+        mean = moved | _mean_of(bounded, schema.subset(set(schema.names) - set(moved)), shares)
+    clipped = {device: times for device, times in bounded.clipped.items() if times}
     capped = {device: weighs[device] for device in ordered if weighs[device] < counted[device]}
-    return AggregateResult(mean.result(), {one: times for one, times in clipped.items() if times}, capped, now)
+    norm_factors = {device: max(1.0, times.get("weights", 1.0)) for device, times in clipped.items()}
+    pulls = {device: 1.0 - shares.get(device, 1.0) / norm_factors.get(device, 1.0) for device in ordered}
+    return AggregateResult(
+        {spec.name: mean[spec.name] for spec in schema.specs},
+        clipped,
+        capped,
+        now,
+        {device: pull for device, pull in pulls.items() if pull > 0},
+    )
+
+
+def _apply_rule(rule: AggregateRule, changes: Changes, scratch: Scratch) -> RuleResult:
+    if rule.name == "centred":
+        return clip_centred(changes, rule.radius)
+    if rule.name == "bucketed":
+        return take_geometric_median(changes, rule.bucket_size)
+    return trim(changes, rule.beta, scratch)
+
+
+def _mean_of(bounded: _BoundedUpdates, schema: Schema, shares: Mapping[str, float] | None = None) -> dict[str, Array]:
+    """Return the weighted mean of the tensors of `schema`."""
+    if not schema.specs:
+        return {}
+    mean = WeightedMean(schema)
+    for device, weight in bounded.weights.items():
+        tensors = bounded.read(device)
+        mean.add({name: tensors[name] for name in schema.names}, weight, 1.0 if shares is None else shares[device])
+    return mean.result()
+
+
+class _BoundedUpdates:
+    """The updates of a round after the bounds of the run; a rule may read them several times."""
+
+    def __init__(
+        self,
+        read: Read,
+        weights: Mapping[str, int],
+        counted: Mapping[str, int],
+        paces: Mapping[str, Pace],
+        most: Mapping[Part, float],
+        *,
+        schema: Schema,
+        base: Tensors,
+        limits: Limits,
+    ) -> None:
+        self.weights = weights
+        self.clipped: dict[str, dict[Part, float]] = {}
+        self._read, self._counted, self._paces, self._most = read, counted, paces, most
+        self._schema, self._base, self._limits = schema, base, limits
+        self._unchanged: set[str] = set()
+
+    def read(self, device: str) -> Tensors:
+        """Return the tensors of a device's update, clipped where they are beyond a bound."""
+        tensors = self._read(device)
+        if self._limits.norm.action == "off" or device in self._unchanged:
+            return tensors
+        pace = self._paces[device]
+        own = limits_of(self._most, self._base, pace)
+        pulled = clip(tensors, pace.origin(self._base, self._schema), self._schema, own) if own else None
+        if pulled is None:
+            self._unchanged.add(device)
+            return tensors
+        # Steps beyond those of a capped number of examples are named with it.
+        implied = self.weights[device] < self._counted[device]
+        self.clipped[device] = {part: times for part, times in pulled.times.items() if not (implied and counts(part))}
+        return pulled.tensors

@@ -1,4 +1,4 @@
-"""The bounds of a run for each update: its weight in examples, and the norm of its change."""
+"""The bounds of a run for each update (its weight in examples, the norm of its change), and the rule that aggregates them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,26 @@ class ExamplesCap:
     factor: float | None = None
 
 
+Rule = Literal["mean", "centred", "bucketed", "trimmed"]
+
+
+@dataclass(frozen=True)
+class AggregateRule:
+    """The rule that aggregates the updates of a round (coordinator/aggregation/robust_rules.py).
+
+    Attributes:
+        name: The rule.
+        radius: Of `centred`; None: the median distance of the round.
+        bucket_size: Of `bucketed`, in updates.
+        beta: Of `trimmed`: the share of the devices that is left out at each end.
+    """
+
+    name: Rule = "mean"
+    radius: float | None = None
+    bucket_size: int = 2
+    beta: float = 0.0
+
+
 @dataclass(frozen=True)
 class Limits:
     """The bounds of a run.
@@ -47,11 +67,13 @@ class Limits:
     Attributes:
         norm: The bound on the norm of an update's change.
         examples: The cap on the weight of an update.
+        rule: The rule that aggregates the updates.
         max_devices: Greatest number of devices that the run knows at a time.
     """
 
     norm: NormBound = NormBound()
     examples: ExamplesCap = ExamplesCap()
+    rule: AggregateRule = AggregateRule()
     max_devices: int = 100_000
 
 
@@ -76,6 +98,23 @@ def parse_examples_cap(text: str) -> ExamplesCap:
         return ExamplesCap(factor=value)
     raise UsageError(
         f"{text!r} is no cap; write off, a number of examples, or auto:F with F times the median, 1 or more"
+    )
+
+
+def parse_aggregate_rule(text: str) -> AggregateRule:
+    """Parse `mean`, `centred[:TAU]`, `bucketed[:S]` or `trimmed:BETA`; raise UsageError for any other text."""
+    name, _, number = text.partition(":")
+    if text in ("mean", "centred", "bucketed"):
+        return AggregateRule(text)  # type: ignore[arg-type]  # one of the three
+    if name == "centred" and (radius := _positive(number)):
+        return AggregateRule("centred", radius=radius)
+    if name == "bucketed" and number.isascii() and number.isdigit() and int(number) > 0:
+        return AggregateRule("bucketed", bucket_size=int(number))
+    if name == "trimmed" and (beta := _positive(number)) and beta < 0.5:
+        return AggregateRule("trimmed", beta=beta)
+    raise UsageError(
+        f"{text!r} is no rule; write mean, centred, centred:TAU with a distance above 0, bucketed, bucketed:S with a number of "
+        "updates, or trimmed:BETA with a share above 0 and below 0.5"
     )
 
 

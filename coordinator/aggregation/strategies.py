@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
 from fedpatch.coordinator.aggregation.norm_clipping import References
 from fedpatch.shared.errors import UsageError, unknown_name
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors, moment_name
@@ -204,6 +205,16 @@ def find_strategy(name: str, server_learning_rate: float | None = None) -> Strat
     if "server_learning_rate" not in inspect.signature(strategy).parameters:
         raise UsageError(f"strategy {name!r} has no server optimizer; leave the server learning rate out")
     return strategy(server_learning_rate=server_learning_rate)
+
+
+def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:
+    """Return why a rule cannot aggregate the updates of a strategy, with the remedy; None where it can."""
+    if rule.name == "trimmed" and strategy.moments:
+        return (
+            f"trimmed leaves out values one by one, so the first and second moments that {strategy.name} sends would no longer "
+            "fit each other; use centred or bucketed, or strategy fedavg or fedadam"
+        )
+    return None
 
 
 def zeros(schema: Schema) -> dict[str, Array]:

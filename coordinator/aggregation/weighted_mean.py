@@ -78,12 +78,17 @@ class WeightedMean:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.num_updates = 0
-        self.num_examples = 0
+        self.weight = 0.0
         self._sums = {spec.name: np.zeros(spec.shape, np.float64) for spec in schema.specs}
         self._weighted = np.empty(min(_BLOCK, max((total.size for total in self._sums.values()), default=0)))
 
-    def add(self, tensors: Tensors, num_examples: int) -> None:
+    def add(self, tensors: Tensors, num_examples: int, share: float = 1.0) -> None:
         """Add one update.
+
+        Args:
+            tensors: The update.
+            num_examples: The examples that it weighs.
+            share: The share of that weight that counts.
 
         Raises:
             SchemaMismatch, UpdateRefused: The update does not fit; the mean is unchanged.
@@ -96,16 +101,16 @@ class WeightedMean:
                 part, into = values[start : start + _BLOCK], sums[start : start + _BLOCK]
                 weighted = self._weighted[: len(part)]
                 np.copyto(weighted, part)
-                weighted *= num_examples
+                weighted *= num_examples * share
                 into += weighted
         self.num_updates += 1
-        self.num_examples += num_examples
+        self.weight += num_examples * share
 
     def result(self) -> dict[str, Array]:
         """Return the mean of all updates in the schema's dtypes, integers rounded; raise ValueError if there is none."""
-        if not self.num_updates:
+        if not self.weight:
             raise ValueError("the mean of no updates is undefined")
-        return {spec.name: stored(self._sums[spec.name] / self.num_examples, spec) for spec in self.schema.specs}
+        return {spec.name: stored(self._sums[spec.name] / self.weight, spec) for spec in self.schema.specs}
 
 
 def stored(mean: Array, spec: TensorSpec) -> Array:

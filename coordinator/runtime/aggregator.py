@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
@@ -83,7 +86,6 @@ class Aggregator:
             read: Returns the tensors of a device's update.
         """
         folded = aggregate(
-            devices,
             {device: num_examples[device] for device in devices},
             read,
             schema=self._prepared.travelling,
@@ -91,6 +93,7 @@ class Aggregator:
             limits=self._spec.limits,
             plan=self._prepared.plan,
             past=self.state.references,
+            scratch=self._make_scratch,
         )
         self._show_bounded(folded, num_examples)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
@@ -103,6 +106,11 @@ class Aggregator:
         save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
         self._deltas.commit()
         self.state = self._next
+
+    def _make_scratch(self, shape: tuple[int, int]) -> Array:
+        """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash."""
+        with TemporaryFile(dir=self._directory) as file:
+            return np.memmap(file, np.float32, "w+", shape=shape)
 
     def _show_bounded(self, folded: AggregateResult, num_examples: Mapping[str, int]) -> None:
         if folded.clipped:

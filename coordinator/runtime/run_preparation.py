@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_settings import (
+    Limits,
+    parse_aggregate_rule,
+    parse_examples_cap,
+    parse_norm_bound,
+)
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
 from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
@@ -147,7 +152,10 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         round_interval_s=settings.round_interval_s,
         metric=prepared.task.metric_terms,
         limits=Limits(
-            parse_norm_bound(settings.norm_bound), parse_examples_cap(settings.max_num_examples), settings.max_devices
+            parse_norm_bound(settings.norm_bound),
+            parse_examples_cap(settings.max_num_examples),
+            parse_aggregate_rule(settings.aggregate),
+            settings.max_devices,
         ),
         auto_deadline=settings.deadline_s is None,
         independent_every=settings.independent_every,

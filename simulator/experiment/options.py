@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
-from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
-from fedpatch.coordinator.aggregation.strategies import FedAdam
+from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.strategies import FedAdam, find_strategy, refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
@@ -16,7 +16,7 @@ from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, STRATEGIES_OF_MTFL, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, MEAN, STRATEGIES_OF_MTFL, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 
@@ -63,6 +63,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     encoding: str = EXACT,
     norm_bound: str = UNBOUNDED,
     max_num_examples: str = UNBOUNDED,
+    aggregate: str = MEAN,
 ) -> Study:
     """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
 
@@ -75,6 +76,9 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         raise unknown_name("strategy", strategy, ALGORITHMS)
     parse_norm_bound(norm_bound)
     parse_examples_cap(max_num_examples)
+    rule = parse_aggregate_rule(aggregate)
+    if strategy in STRATEGIES_OF_MTFL and (why := refusal_of_rule(rule, find_strategy(strategy))):
+        raise UsageError(f"--aggregate {aggregate}: {why}")
     if encoding not in ENCODINGS:
         raise unknown_name("encoding", encoding, ENCODINGS)
     batch_size = task.batch_size if batch_size is None else batch_size
@@ -82,7 +86,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     metric, policy = task.metric_terms, str(parse_policy(private))
     study = Study(task_ref, clients, strategy, policy, data, participation, rounds, target_ua, seed, 0.0, batch_size)
     study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
-    study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples)
+    study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     if problems := [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}

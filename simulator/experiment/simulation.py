@@ -20,7 +20,12 @@ import torch
 from torch import Tensor
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult
-from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_settings import (
+    Limits,
+    parse_aggregate_rule,
+    parse_examples_cap,
+    parse_norm_bound,
+)
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, find_strategy
@@ -46,7 +51,16 @@ from fedpatch.simulator.learners.norm_bounded_learner import ChangeUpdate, chang
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
-from fedpatch.simulator.spec.study import EVERYTHING, STRATEGIES_OF_MTFL, UNBOUNDED, Outcome, Point, Study, client_id
+from fedpatch.simulator.spec.study import (
+    EVERYTHING,
+    MEAN,
+    STRATEGIES_OF_MTFL,
+    UNBOUNDED,
+    Outcome,
+    Point,
+    Study,
+    client_id,
+)
 
 SAVE_EVERY_S = 15.0
 SAVE_SHARE = 0.05
@@ -153,9 +167,10 @@ class Simulation:
         travelling = self.strategy.travelling(self.public)
         self._wire = SimulatedTransport(study, travelling)
         self._plan = plan
-        self._limits = Limits(parse_norm_bound(study.norm_bound), parse_examples_cap(study.max_num_examples))
+        self._limits = limits_of(study)
         self._change, self.clipped = change, 0
-        apart = (study.norm_bound != UNBOUNDED or change is not None) and len(travelling) > 0
+        plain = (study.norm_bound, study.aggregate, change) == (UNBOUNDED, MEAN, None)
+        apart = not plain and len(travelling) > 0
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
         ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
@@ -318,6 +333,15 @@ def _check_allowed(task: str, metric: MetricTerms, clients: list[int], accuracie
             )
 
 
+def limits_of(study: Study) -> Limits:
+    """Return the bounds and the rule of aggregation of a study."""
+    return Limits(
+        parse_norm_bound(study.norm_bound),
+        parse_examples_cap(study.max_num_examples),
+        parse_aggregate_rule(study.aggregate),
+    )
+
+
 def versions() -> dict[str, str]:
     """What a result depends on besides its terms."""
     return {
@@ -331,7 +355,7 @@ def versions() -> dict[str, str]:
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
         if ground.spool is not None:
-            raise UsageError(f"--norm-bound {ground.study.norm_bound} is computed on the CPU only; use --device cpu")
+            raise UsageError("--norm-bound and --aggregate are computed on the CPU only; use --device cpu")
         if ground.uplink is not None:
             raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)

@@ -65,9 +65,7 @@ def fold_spooled(
         return read_spooled(folder, numbers[device])
 
     counted = {device: num_examples[client] for device, client in numbers.items()}
-    folded = aggregate(
-        list(numbers), counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references
-    )
+    folded = aggregate(counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references)
     for client in clients:
         _file_of(folder, client).unlink()
     return folded

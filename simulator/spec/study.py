@@ -14,6 +14,7 @@ from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
+MEAN = "mean"
 EVERYTHING = "names:*"
 """As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.experiment.compare)."""
 EXACT = "fp32"
@@ -28,8 +29,8 @@ class Study:
     `strategy` is one of ALGORITHMS. `data` is the data spec of client {index} of {count}; {seed} is put in too where it
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
-    `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
-    updates as a run's settings of these names do; the paper has neither.
+    `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
+    `aggregate` are a run's settings of these names; the paper has no bounds, and aggregates by the mean.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
     """
@@ -55,6 +56,7 @@ class Study:
     encoding: str = EXACT
     norm_bound: str = UNBOUNDED
     max_num_examples: str = UNBOUNDED
+    aggregate: str = MEAN
 
     @property
     def label(self) -> str:
@@ -84,12 +86,14 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
 
-        `encoding` only where it is not exact, bounds only where there are any.
+        `encoding` only where it is not exact, bounds and the rule of aggregation only where they are not the paper's.
         """
         plain = asdict(self)
         for name in ("norm_bound", "max_num_examples"):
             if plain[name] == UNBOUNDED:
                 del plain[name]
+        if self.aggregate == MEAN:
+            del plain["aggregate"]
         if self.encoding == EXACT:
             del plain["encoding"]
         if self.metric == ACCURACY:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
-from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
 from fedpatch.coordinator.aggregation.strategies import find_strategy
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.device_agent.training.batches import stream_seed
@@ -29,7 +29,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.patches import merge, parse_policy, split
 from fedpatch.simulator.clients.population import Population, load_population
-from fedpatch.simulator.experiment.simulation import Simulation, simulate
+from fedpatch.simulator.experiment.simulation import Simulation, limits_of, simulate
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
@@ -210,12 +210,11 @@ class Deployed:
             self.accuracies_after[client] = result.user_accuracy_after or 0.0
             losses.append(result.train_loss)
         folded = aggregate(
-            list(updates),
             counted,
             updates.__getitem__,
             schema=self.strategy.travelling(self.public),
             base=self.state.tensors,
-            limits=Limits(parse_norm_bound(self.study.norm_bound), parse_examples_cap(self.study.max_num_examples)),
+            limits=limits_of(self.study),
             plan=self.plan,
             past=self.state.references,
         )

@@ -66,9 +66,9 @@ def fold(
     past: References | None = None,
 ) -> AggregateResult:
     """The aggregate with a plan of 20 examples a step, onto a model of zeros unless `base` is given."""
+    counted = counts if isinstance(counts, dict) else dict.fromkeys(updates, counts)
     return aggregate(
-        list(order) or list(updates),
-        counts if isinstance(counts, dict) else dict.fromkeys(updates, counts),
+        {device: counted[device] for device in list(order) or list(updates)},
         updates.__getitem__,
         schema=schema,
         base=tensors(schema, 0.0) if base is None else base,

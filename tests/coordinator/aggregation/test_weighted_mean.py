@@ -112,7 +112,7 @@ def test_mean_is_weighted_by_examples():
     mean.result()["w"] += 100  # more updates may follow a result
     mean.add(pair(11, 4, 0), 3)
     assert same(mean.result(), pair(11, 3, 1))
-    assert (mean.num_updates, mean.num_examples) == (2, 4)
+    assert (mean.num_updates, mean.weight) == (2, 4)
 
 
 def test_greatest_integer_does_not_wrap_round():
@@ -140,7 +140,7 @@ def test_refused_update_changes_nothing(tensors, num_examples, error):
     with pytest.raises(error):
         mean.add(tensors, num_examples)
     assert same(mean.result(), pair(5, 1, 1))
-    assert (mean.num_updates, mean.num_examples) == (1, 2)
+    assert (mean.num_updates, mean.weight) == (1, 2)
 
 
 @st.composite

@@ -1,0 +1,198 @@
+"""Laws of the aggregation rules: centred clipping, bucketing, trimmed mean."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
+from fedpatch.coordinator.aggregation.limit_settings import (
+    AggregateRule,
+    ExamplesCap,
+    Limits,
+    NormBound,
+    parse_aggregate_rule,
+)
+from fedpatch.coordinator.aggregation.robust_rules import CENTRING_PASSES, Changes, clip_centred, draw_buckets, trim
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.wire.messages import TrainPlan
+
+ROBUST = ("centred", "centred:0.5", "bucketed", "bucketed:3", "trimmed:0.2")
+SCHEMA = Schema(
+    (
+        TensorSpec("bn.running_var", (2,), "float32", "stats"),
+        TensorSpec("layer.bias", (2,), "float32", "weight"),
+        TensorSpec("layer.weight", (2, 3), "float32", "weight"),
+    )
+)
+WEIGHTS = SCHEMA.subset({"layer.bias", "layer.weight"})
+PLAN = TrainPlan("sgd", 0.1, 20)
+Update = dict[str, Array]
+
+values = st.floats(-100, 100, width=32)
+
+
+def model(*numbers: float) -> Update:
+    """Eight values of the trained tensors from as many numbers, or from one; the statistics are 1."""
+    flat = np.resize(np.array(numbers, np.float32), 8)
+    return {
+        "bn.running_var": np.ones(2, np.float32),
+        "layer.bias": flat[:2],
+        "layer.weight": flat[2:].reshape(2, 3),
+    }
+
+
+ZERO = model(0.0)
+models = st.lists(values, min_size=8, max_size=8).map(lambda numbers: model(*numbers))
+fleets = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.tuples(models, st.integers(1, 500)), min_size=1)
+
+
+def combine(
+    updates: dict[str, Update], rule: str, counts: dict[str, int] | None = None, norm: NormBound | None = None
+) -> AggregateResult:
+    return aggregate(
+        counts or dict.fromkeys(updates, 1),
+        updates.__getitem__,
+        schema=SCHEMA,
+        base=ZERO,
+        limits=Limits(norm or NormBound(), ExamplesCap(), parse_aggregate_rule(rule)),
+        plan=PLAN,
+    )
+
+
+def flat(tensors: Update) -> Array:
+    return np.concatenate([tensors[name].astype(np.float64).reshape(-1) for name in WEIGHTS.names])
+
+
+@given(update=models, counts=st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 1000), min_size=1))
+@pytest.mark.parametrize("rule", [one for one in ROBUST if one != "centred:0.5"])
+def test_equal_updates_are_their_own_aggregate(rule, update, counts):
+    found = combine(dict.fromkeys(counts, update), rule, counts)
+    assert np.allclose(flat(found.mean), flat(update), rtol=1e-6, atol=1e-6)
+
+
+@given(fleet=fleets)
+@pytest.mark.parametrize("rule", ROBUST)
+def test_order_of_the_devices_changes_no_bit(rule, fleet):
+    updates = {device: update for device, (update, _) in fleet.items()}
+    counts = {device: count for device, (_, count) in fleet.items()}
+    forward = combine(updates, rule, counts)
+    backward = combine(updates, rule, dict(reversed(counts.items())))
+    assert all(np.array_equal(forward.mean[name], backward.mean[name]) for name in SCHEMA.names)
+    assert forward.pulls == backward.pulls
+
+
+@given(fleet=fleets, radius=st.floats(0.01, 50))
+def test_clip_centred_moves_by_at_most_the_radius_in_each_pass(fleet, radius):
+    updates = {device: update for device, (update, _) in fleet.items()}
+    changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, ZERO, SCHEMA)
+    moved = math.sqrt(sum(float(np.sum(values**2)) for values in clip_centred(changes, radius).step.values()))
+    assert moved <= CENTRING_PASSES * radius * (1 + 1e-9)
+
+
+@given(
+    honest=st.lists(models, min_size=4, max_size=8),
+    bad=models,
+    scale=st.sampled_from([1.0, 1e3, 1e6]),
+)
+def test_trimmed_mean_stays_within_the_honest_extremes(honest, bad, scale):
+    """At 20 %, one bad device of five or more is left out wherever it is extreme."""
+    updates = {f"honest-{number}": update for number, update in enumerate(honest)}
+    updates["bad"] = {name: array * np.float32(scale) for name, array in bad.items()}
+    found = flat(combine(updates, "trimmed:0.2").mean)
+    all_honest = np.array([flat(update) for update in honest])
+    slack = 1e-4 * (1 + np.abs(all_honest).max())
+    assert (found >= all_honest.min(axis=0) - slack).all()
+    assert (found <= all_honest.max(axis=0) + slack).all()
+
+
+@given(first=models, second=models)
+@pytest.mark.parametrize("rule", ROBUST)
+def test_one_or_two_devices_have_an_aggregate_between_the_global_model_and_their_updates(rule, first, second):
+    alone = combine({"a": first}, rule).mean
+    both = combine({"a": first, "b": second}, rule).mean
+    longest = max(np.linalg.norm(flat(first)), np.linalg.norm(flat(second)))
+    for found in (alone, both):
+        assert np.linalg.norm(flat(found)) <= longest * (1 + 1e-6) + 1e-6
+
+
+@pytest.mark.parametrize("rule", ["centred", "bucketed", "trimmed:0.2"])
+def test_one_far_update_of_five_moves_a_robust_rule_less_than_the_mean(rule):
+    updates = {f"honest-{number}": model(1.0 + number / 10) for number in range(4)} | {"bad": model(-1000.0)}
+    honest = flat(model(1.15))
+    plain = np.abs(flat(combine(updates, "mean").mean) - honest).max()
+    robust = combine(updates, rule)
+    assert plain > 100
+    assert np.abs(flat(robust.mean) - honest).max() < 1.0
+    assert max(robust.pulls, key=robust.pulls.__getitem__) == "bad"
+
+
+def test_centred_gives_honest_weight_to_more_examples():
+    updates = {"few": model(1.0), "many": model(1.1)}
+    counts = {"few": 1, "many": 99}
+    assert np.allclose(flat(combine(updates, "centred", counts).mean), 1.1, atol=0.02)
+
+
+def test_statistics_are_averaged_with_the_share_that_an_update_counts():
+    updates = {device: model(1.0) for device in "abc"} | {"far": model(1e6)}
+    updates["far"]["bn.running_var"] = np.full(2, 1e6, np.float32)
+    found = combine(updates, "centred")
+    assert found.pulls["far"] > 0.99999
+    assert (found.mean["bn.running_var"] < 3).all()
+
+
+def test_pulls_multiply_the_norm_bound_and_the_rule():
+    updates = {device: model(1.0) for device in "abc"} | {"far": model(100.0)}
+    found = combine(updates, "centred", norm=NormBound("auto", 2.0))
+    assert found.clipped["far"]["weights"] == pytest.approx(50.0)
+    assert 1 - found.pulls["far"] < 1 / 50
+    assert "a" not in found.pulls
+
+
+@given(
+    devices=st.lists(st.text("abc", min_size=1, max_size=4), unique=True, min_size=1),
+    size=st.integers(1, 5),
+    seed=st.text("01", min_size=1),
+)
+def test_draw_buckets_puts_each_device_into_one_full_bucket(devices, size, seed):
+    buckets = draw_buckets(devices, size, seed)
+    assert sorted(device for bucket in buckets for device in bucket) == sorted(devices)
+    assert all(len(bucket) == size for bucket in buckets[:-1])
+    assert buckets == draw_buckets(list(reversed(devices)), size, seed)
+
+
+def test_trim_in_small_blocks_gives_the_bits_of_one_block(monkeypatch):
+    updates = {str(number): model(*np.random.default_rng(number).normal(size=8)) for number in range(7)}
+    changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, ZERO, SCHEMA)
+    whole = trim(changes, 0.2, lambda shape: np.empty(shape, np.float32))
+    monkeypatch.setattr("fedpatch.coordinator.aggregation.robust_rules.BLOCK_BYTES", 1)
+    blocks = trim(changes, 0.2, lambda shape: np.empty(shape, np.float32))
+    assert all(np.array_equal(whole.step[name], blocks.step[name]) for name in whole.step)
+    assert whole.shares == blocks.shares
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("mean", AggregateRule()),
+        ("centred:1.5", AggregateRule("centred", radius=1.5)),
+        ("bucketed", AggregateRule("bucketed", bucket_size=2)),
+        ("bucketed:4", AggregateRule("bucketed", bucket_size=4)),
+        ("trimmed:0.1", AggregateRule("trimmed", beta=0.1)),
+    ],
+)
+def test_parse_aggregate_rule_reads_the_number_after_the_name(text, rule):
+    assert parse_aggregate_rule(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["", "median", "mean:1", "centred:0", "centred:nan", "bucketed:0", "bucketed:1.5", "trimmed", "trimmed:0.5"]
+)
+def test_parse_aggregate_rule_refuses_any_other_text(text):
+    with pytest.raises(UsageError, match="is no rule"):
+        parse_aggregate_rule(text)
