@@ -50,6 +50,8 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     assert record.bounded == {"norm": 1}
     assert list(record.bounded_devices) == ["b"]
     assert "weights" in record.bounded_devices["b"]
+    assert record.pulls == {"b": pytest.approx(1.0, abs=1e-4)}
+    assert record.pull_quantiles == {"p50": 0.0, "p90": record.pulls["b"], "max": record.pulls["b"]}
     assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
     assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
     [line] = [line for line in bench.said if "pulled back" in line]
