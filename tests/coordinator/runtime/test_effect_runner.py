@@ -59,6 +59,16 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     assert load_checkpoint(tmp_path)[0].references["weights"] == bench.aggregator.state.references["weights"]
 
 
+def test_trimmed_mean_takes_its_table_from_a_file_that_leaves_nothing_behind(tmp_path, prepared, registry):
+    bench = Bench(tmp_path, prepared, registry, aggregate="trimmed:0.4", norm_bound="off").begin()
+    bench.upload("a", 2.0)
+    bench.upload("b", 4.0)
+    [record] = registry.rounds.records(bench.engine.spec.run)
+    assert record.outcome == "aggregated"
+    assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {3.0}
+    assert not [path for path in tmp_path.rglob("tmp*")]
+
+
 def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared, registry):
     """Honest devices are now and then; ten times the bound is logged."""
     bench = Bench(tmp_path, prepared, registry, norm_bound="auto:2").begin()
