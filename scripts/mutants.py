@@ -101,12 +101,12 @@ def copy_checkout(tree: Path, room: str) -> None:
         shutil.rmtree(tree / "mutants" / name, ignore_errors=True)
 
 
-def run_mutmut(tree: Path, *names: str) -> int:
-    """Run mutmut on the named mutants and return its exit code; its output goes to the file mutmut.log in `tree`."""
+def run_mutmut(tree: Path, *names: str, jobs: int) -> int:
+    """Run mutmut on the named mutants, `jobs` at a time, and return its exit code; its output goes to mutmut.log in `tree`."""
     # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, which threads do not survive.
     environment = {**os.environ, "CI": "true", "OMP_NUM_THREADS": "1"}
     with (tree / "mutmut.log").open("wb") as log:
-        command = [sys.executable, "-m", "mutmut", "run", *names]
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
         return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
 
 
@@ -188,19 +188,23 @@ def main() -> int:
     parser.add_argument("room", choices=rooms, help="a pure room")
     parser.add_argument("--sample", type=int, default=500, metavar="N", help="mutants to test (500)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample (0)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes at a time (one for each processor)"
+    )
     parser.add_argument("--list", action="store_true", help="print the results that are there, test nothing")
     options = parser.parse_args()
     tree = ROOT / "build" / "mutants" / options.room.replace("/", "-")
     if not options.list:
         copy_checkout(tree, options.room)
         # A name that no mutant has: mutmut makes the mutants and measures the tests, and then finds nothing to do.
-        run_mutmut(tree, "none")
+        run_mutmut(tree, "none", jobs=options.jobs)
     sample = draw_sample(read_mutants(tree, options.room), size=options.sample, seed=options.seed)
     if not sample:
         sys.stderr.write(f"mutmut made no mutants; {tree / 'mutmut.log'} has its output\n")
         return 2
     if not options.list:
-        run_mutmut(tree, *(mutant.name for mutant in sample if mutant.exit_code in (None, SURVIVED, NO_TESTS)))
+        to_test = [mutant.name for mutant in sample if mutant.exit_code in (None, SURVIVED, NO_TESTS)]
+        run_mutmut(tree, *to_test, jobs=options.jobs)
         results = {mutant.name: mutant for mutant in read_mutants(tree, options.room)}
         sample = [results[mutant.name] for mutant in sample]
     text, done = report(sample)
