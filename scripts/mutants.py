@@ -36,7 +36,6 @@ EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
 # The tests of a room; a room that is not named here has tests in the folder of its own name only.
 TESTS = {
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
-    "device_agent/job": ("device_agent/job", "device_agent/training"),
 }
 SETTINGS = """
 [tool.mutmut]
@@ -46,8 +45,10 @@ pytest_add_cli_args_test_selection = {tests}
 also_copy = {others}
 process_isolation = "forkserver"
 """
-# mutmut's exit codes of a mutant: its tests passed, there was none.
-SURVIVED, NO_TESTS = 0, 33
+# mutmut's exit codes of a mutant: its tests passed, there was none, the type checker rejects it.
+SURVIVED, NO_TESTS, WRONG_TYPE = 0, 33, 37
+# mypy on a file of mutants; errors that the copies of a method cause, or mutmut's decorator, say nothing about a mutant.
+MYPY = ("mypy", "--output=json", "--no-warn-unused-ignores", "--no-warn-return-any", "--disable-error-code=no-redef")
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,35 @@ def run_mutmut(tree: Path, *names: str, jobs: int) -> int:
     with (tree / "mutmut.log").open("wb") as log:
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
         return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+
+
+def mark_wrong_types(tree: Path, room: str) -> None:
+    """Give the mutants that mypy rejects the result WRONG_TYPE: `make types` notices them, so that no test needs to."""
+    folder = tree / "mutants"
+    checked = subprocess.run(
+        [sys.executable, "-m", *MYPY, f"src/fedpatch/{room}"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    errors: dict[Path, set[tuple[int, str]]] = {}
+    for error in map(json.loads, filter(str.strip, checked.stdout.splitlines())):
+        errors.setdefault(folder / error["file"], set()).add((error["line"], f"{error['code']} {error['message']}"))
+    for meta in (folder / "src" / "fedpatch" / room).rglob("*.meta"):
+        functions = dict(_functions(meta.with_suffix("")))
+        texts = {
+            name: {
+                text
+                for line, text in errors.get(meta.with_suffix(""), ())
+                if node.lineno <= line <= (node.end_lineno or 0)
+            }
+            for name, node in functions.items()
+        }
+        data = json.loads(meta.read_bytes())
+        exit_codes: dict[str, int | None] = data["exit_code_by_key"]
+        for name, exit_code in exit_codes.items():
+            short = name.rpartition(".")[2]
+            original = short.rpartition("__mutmut_")[0] + "__mutmut_orig"
+            if exit_code in (None, SURVIVED, NO_TESTS) and texts[short] - texts[original]:
+                exit_codes[name] = WRONG_TYPE
+        meta.write_text(json.dumps(data, indent=4), "utf-8")
 
 
 def read_mutants(tree: Path, room: str) -> list[Mutant]:
@@ -198,6 +228,7 @@ def main() -> int:
         copy_checkout(tree, options.room)
         # A name that no mutant has: mutmut makes the mutants and measures the tests, and then finds nothing to do.
         run_mutmut(tree, "none", jobs=options.jobs)
+        mark_wrong_types(tree, options.room)
     sample = draw_sample(read_mutants(tree, options.room), size=options.sample, seed=options.seed)
     if not sample:
         sys.stderr.write(f"mutmut made no mutants; {tree / 'mutmut.log'} has its output\n")
