@@ -18,14 +18,14 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import hashlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,27 @@ pytest_add_cli_args_test_selection = {tests}
 also_copy = {others}
 process_isolation = "forkserver"
 """
+# Appended to tests/conftest.py. A mutant is dead at the first failure: quick tests come before properties, and the time to look
+# for a simpler example is saved.
+QUICK_TESTS = b"""
+from hypothesis import Phase
+
+settings.register_profile(
+    "mutants", settings.get_profile("house"), phases=[Phase.explicit, Phase.generate], max_examples=25
+)
+settings.load_profile("mutants")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: hasattr(getattr(item, "obj", None), "hypothesis"))
+"""
 # mutmut's exit codes of a mutant: its tests passed, there was none, the type checker rejects it.
 SURVIVED, NO_TESTS, WRONG_TYPE = 0, 33, 37
-# mypy on a file of mutants; errors that the copies of a method cause, or mutmut's decorator, say nothing about a mutant.
-MYPY = ("mypy", "--output=json", "--no-warn-unused-ignores", "--no-warn-return-any", "--disable-error-code=no-redef")
+# mypy's errors about the copies of a function and mutmut's decorator, and about conditions: those a test should notice.
+NO_ERRORS = {
+    *("has-type", "ignore-without-code", "no-any-return", "no-redef", "unused-ignore", "var-annotated"),
+    *("comparison-overlap", "redundant-expr", "truthy-bool"),
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,7 @@ def copy_checkout(tree: Path, room: str) -> None:
             wanted[Path("src", "fedpatch", name) if inside else Path(name)] = source.read_bytes()
     tests = [f"tests/{folder}" for folder in TESTS.get(room, (room,))]
     others = sorted({path.parts[0] for path in wanted} - {"src", "tests"})
+    wanted[Path("tests", "conftest.py")] += QUICK_TESTS
     wanted[Path("pyproject.toml")] += SETTINGS.format(room=room, tests=tests, others=others).encode()
     for path in [
         path.relative_to(tree) for path in tree.rglob("*.py") if "mutants" not in path.relative_to(tree).parts
@@ -115,11 +133,16 @@ def mark_wrong_types(tree: Path, room: str) -> None:
     """Give the mutants that mypy rejects the result WRONG_TYPE: `make types` notices them, so that no test needs to."""
     folder = tree / "mutants"
     checked = subprocess.run(
-        [sys.executable, "-m", *MYPY, f"src/fedpatch/{room}"], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mypy", "--output=json", f"src/fedpatch/{room}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     errors: dict[Path, set[tuple[int, str]]] = {}
     for error in map(json.loads, filter(str.strip, checked.stdout.splitlines())):
-        errors.setdefault(folder / error["file"], set()).add((error["line"], f"{error['code']} {error['message']}"))
+        if error["code"] not in NO_ERRORS:
+            errors.setdefault(folder / error["file"], set()).add((error["line"], error["message"]))
     for meta in (folder / "src" / "fedpatch" / room).rglob("*.meta"):
         functions = dict(_functions(meta.with_suffix("")))
         texts = {
@@ -179,26 +202,35 @@ def _without_sentences(function: ast.FunctionDef) -> str:
 
 
 def draw_sample(mutants: list[Mutant], *, size: int, seed: int) -> list[Mutant]:
-    """Draw `size` mutants that change more than the wording of a sentence, the same ones for the same seed and code."""
-    tested = [mutant for mutant in mutants if not mutant.only_wording]
-    return tested if len(tested) <= size else random.Random(seed).sample(tested, size)
+    """Draw `size` mutants that change more than the wording of a sentence.
+
+    The sample follows from the seed and the changes, so that it stays the same where other functions change.
+    """
+
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed} {mutant.function} {mutant.change}".encode()).digest()
+
+    return sorted((mutant for mutant in mutants if not mutant.only_wording), key=rank)[:size]
 
 
-def read_explained() -> Mapping[tuple[str, str], str]:
-    """Return the reasons in tests/explained_mutants.toml by function and change; the change "" stands for all changes."""
-    entries = tomllib.loads(EXPLAINED.read_text("utf-8"))["mutant"]
-    return {(entry["function"], entry.get("change", "")): entry["reason"] for entry in entries}
+def is_explained(mutant: Mutant, entries: list[dict[str, str]]) -> bool:
+    """Return whether an entry of tests/explained_mutants.toml names the mutant: by its function, its change, or both."""
+    before, _, after = mutant.change.partition(" -> ")
+    for entry in entries:
+        if entry.get("function", mutant.function) != mutant.function:
+            continue
+        old, _, new = entry.get("change", mutant.change).partition(" -> ")
+        parts = before.split(old)
+        if any(old.join(parts[:at]) + new + old.join(parts[at:]) == after for at in range(1, len(parts))):
+            return True
+    return False
 
 
 def report(sample: list[Mutant]) -> tuple[str, bool]:
     """Return a text of the survivors that are not explained and of the sums, and whether there is nothing left to do."""
-    explained = read_explained()
+    entries = tomllib.loads(EXPLAINED.read_text("utf-8"))["mutant"]
     alive = [mutant for mutant in sample if mutant.exit_code in (SURVIVED, NO_TESTS)]
-    unexplained = [
-        mutant
-        for mutant in alive
-        if explained.keys().isdisjoint({(mutant.function, mutant.change), (mutant.function, "")})
-    ]
+    unexplained = [mutant for mutant in alive if not is_explained(mutant, entries)]
     untested = sum(mutant.exit_code is None for mutant in sample)
     text = "".join(
         f"{mutant.function}{' (no test reaches it)' if mutant.exit_code == NO_TESTS else ''}\n    {mutant.change}\n"
