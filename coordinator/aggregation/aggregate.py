@@ -98,19 +98,15 @@ def aggregate(
     counted = {device: num_examples[device] for device in ordered}
     weighs = example_weights(counted, limits.examples)
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
-    most: Mapping[Part, float] = {}
-    now: References = past
+    alone = len(ordered) == 1 and not past
+    usual: Mapping[Part, float] = {}
     if needs_cohort(schema, limits.norm):
         cohort = {
             device: pace.per_unit(norms(read(device), pace.origin(base, schema), schema))
             for device, pace in paces.items()
         }
         usual = references(cohort, past)
-        alone = len(ordered) == 1 and not past
-        most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema))
-        now = remembered(usual, most, past, len(ordered))
-    elif limits.norm.action != "off":
-        most = norm_limits({}, limits.norm)
+    most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema) if alone else 0.0)
     mean = WeightedMean(schema)
     clipped = {}
     for device in ordered:
@@ -124,4 +120,5 @@ def aggregate(
             clipped[device] = {part: times for part, times in pulled.times.items() if not (implied and counts(part))}
         mean.add(tensors if pulled is None else pulled.tensors, weighs[device])
     capped = {device: weighs[device] for device in ordered if weighs[device] < counted[device]}
+    now = remembered(usual, most, past, len(ordered))
     return AggregateResult(mean.result(), {one: times for one, times in clipped.items() if times}, capped, now)

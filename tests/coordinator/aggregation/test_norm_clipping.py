@@ -219,6 +219,14 @@ def test_bound_off_clips_nothing():
     base = tensors(TRACKING, 1.0)
     folded = fold({"a": base, "b": {**base, "s": np.full((2,), 1e30, np.float32)}}, schema=TRACKING, base=base)
     assert np.array_equal(folded.mean["s"], np.full(2, 5e29, np.float32))
+    assert fold({"a": tensors(MOVING, 1e9)}).clipped == {}
+
+
+def test_fixed_bound_clips_weights():
+    """Of a model without statistics and counters, for which no reference is needed."""
+    folded, base = fold({"a": tensors(WEIGHTS, 3.0)}, bound="clip:2", schema=WEIGHTS), tensors(WEIGHTS, 0.0)
+    assert norm(folded.mean, base, WEIGHTS) == pytest.approx(2.0)
+    assert folded.clipped == {"a": {"weights": pytest.approx(3 * math.sqrt(7) / 2)}}
 
 
 @given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
@@ -283,10 +291,25 @@ def test_impossible_moments_are_refused():
 def test_betas_whose_series_has_no_sum_bound_no_first_moment():
     """Where older gradients weigh more in the first than in the second moment, any first moment can be."""
     wild = tensors(MOVING, 0.0) | {"w:exp_avg": np.full((2, 2), 1e6, np.float32)}
-    check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.5))
+    plan = TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.75)
+    check_moments(wild, MOVING, plan)
     wild["w:exp_avg_sq"][:] = 2 * MAX_SECOND_MOMENT
     with pytest.raises(UpdateRefused, match="is above"):
-        check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.5))
+        check_moments(wild, MOVING, plan)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.8, 0.7)])
+def test_first_moment_is_bounded_by_the_greatest_that_gradients_give(betas):
+    """Each gradient as large as makes m / sqrt(v) greatest; a fifth more is refused."""
+    (b1, b2), ages = betas, np.arange(500)
+    gradients = (b1 / b2) ** ages
+    second = (1 - b2) * np.sum(b2**ages * gradients**2)
+    first = (1 - b1) * np.sum(b1**ages * gradients) / math.sqrt(second)
+    plan = TrainPlan("adam", 0.1, 20, beta_1=b1, beta_2=b2)
+    sent = tensors(MOVING, 0.0) | {"w:exp_avg_sq": np.ones((2, 2), np.float32)}
+    check_moments(sent | {"w:exp_avg": np.full((2, 2), first, np.float32)}, MOVING, plan)
+    with pytest.raises(UpdateRefused, match="w:exp_avg is greater"):
+        check_moments(sent | {"w:exp_avg": np.full((2, 2), 1.2 * first, np.float32)}, MOVING, plan)
 
 
 def test_update_beyond_the_bound_is_refused_with_reject_only():
