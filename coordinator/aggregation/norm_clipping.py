@@ -168,7 +168,7 @@ class Pace:
         for spec in schema.specs:
             decay = self.decays.get(_part_of(spec))
             if decay is not None:
-                moved[spec.name] = np.asarray(base[spec.name] * decay, spec.dtype)
+                moved[spec.name] = np.asarray(base[spec.name] * decay)
         return moved
 
     def unit(self, part: Part) -> float:
@@ -277,7 +277,7 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
     if not factors:
         return None
     together = factors.get("weights", 1.0)
-    both = min(together, factors.get("exp_avg", 1.0), factors.get("exp_avg_sq", 1.0))
+    both = min(together, factors.get("exp_avg", together), factors.get("exp_avg_sq", together))
 
     def factor(spec: TensorSpec) -> float:
         part = _part_of(spec)
@@ -286,7 +286,8 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
         if not _alone(part):
             return both
         # Integers do not follow the weights: no value lies between two of them.
-        return min(factors.get(part, 1.0), together if np.dtype(spec.dtype).kind == "f" else 1.0)
+        alone = factors.get(part, 1.0)
+        return min(alone, together) if np.dtype(spec.dtype).kind == "f" else alone
 
     pulled = {spec.name: interpolate_toward(tensors[spec.name], base[spec.name], factor(spec)) for spec in schema.specs}
     return Clipped(pulled, {part: found[part] / limits[part] if limits[part] else math.inf for part in factors})

@@ -40,6 +40,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     norms,
     references,
     remembered,
+    weights_norm,
 )
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -351,7 +352,8 @@ def test_bounds_and_caps_are_parsed():
     assert parse_norm_bound("clip:2.5") == NormBound("clip", 2.5)
     assert parse_norm_bound("off") == NormBound()
     assert parse_examples_cap("500") == ExamplesCap(most=500)
-    assert parse_examples_cap("auto:10") == ExamplesCap(factor=10.0)
+    assert parse_examples_cap("1") == ExamplesCap(most=1)
+    assert parse_examples_cap("auto:1") == ExamplesCap(factor=1.0)
     assert example_weights({"a": 10, "b": 1000}, parse_examples_cap("500")) == {"a": 10, "b": 500}
     assert example_weights({"a": 10}, parse_examples_cap("off")) == {"a": 10}
 
@@ -397,6 +399,25 @@ def test_single_device_in_the_first_round_moves_the_weights_by_the_factor_times_
     assert norm(folded.mean, base, WEIGHTS) <= 3 * math.sqrt(7) * (1 + 1e-6)
     assert folded.clipped.keys() == {"a"}
     assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS).clipped
+    # With another update, or another round, there is.
+    assert not fold(updates | {"b": updates["a"]}, 5, bound="auto:3", schema=WEIGHTS, base=base).clipped
+    past: References = {**folded.references, "weights": (1e30, 1e30)}
+    assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS, base=base, past=past).clipped
+
+
+def test_booleans_have_no_norm():
+    schema = Schema((TensorSpec("mask", (2,), "bool", "buffer"), *WEIGHTS.specs))
+    assert norms(tensors(schema, 1), tensors(schema, 0), schema) == {"weights": math.sqrt(7)}
+
+
+def test_norm_of_large_weights_is_finite():
+    assert weights_norm(tensors(WEIGHTS, 1e30), WEIGHTS) == pytest.approx(1e30 * math.sqrt(7))
+
+
+@pytest.mark.parametrize(("updates", "kept"), [(1, 2.0), (2, 5.0)])
+def test_reference_of_a_single_update_is_kept_at_its_limit(updates, kept):
+    past = {"weights": (7.0, 8.0), "stats s": (9.0,)}
+    assert remembered({"weights": 5.0}, {"weights": 2.0}, past, updates) == {**past, "weights": (kept, 7.0)}
 
 
 @given(st.lists(models(MOVING, sane), min_size=1, max_size=3), st.lists(models(MOVING, sane), min_size=1, max_size=2))
