@@ -7,7 +7,7 @@
 mutmut makes the changes ("mutants") in a copy of the checkout under build/mutants, and plays the tests that reach the changed
 function. A run that was interrupted goes on where it stopped. A second run tests again only the mutants that survived, and
 those of functions that have changed since. A change of nothing but a sentence for people is left out: tests compare facts,
-not sentences.
+not sentences. A change that mypy rejects is killed without a test.
 
 A survivor is either killed by a better test, or explained in tests/explained_mutants.toml. The exit code is 1 while there is
 one that is neither.
@@ -36,6 +36,7 @@ EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
 # The tests of a room; a room that is not named here has tests in the folder of its own name only.
 TESTS = {
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
+    "coordinator/rounds": ("coordinator/rounds", "coordinator/cohort"),
 }
 SETTINGS = """
 [tool.mutmut]
