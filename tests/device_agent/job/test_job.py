@@ -822,8 +822,11 @@ class TestTakeOver:
 
     def test_new_epoch_is_accepted_with_the_former_examples_while_the_task_is_not_loaded(self):
         others = (replace(TASKS[0], task="mnist", num_examples=7),)
-        effects = training().handle(requested(said(REQUEST, epoch=2), others), 30.0)
-        assert said_back(effects)[0] == Accept(10)
+        restored = Job(max_blob_bytes=10_000)
+        restored.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        for job, num_examples in ((training(), 10), (restored, 1)):
+            effects = job.handle(requested(said(REQUEST, epoch=2), others), 30.0)
+            assert Accept(num_examples) in said_back(effects)
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_new_epoch_sets_its_deadline(self, make):
