@@ -7,7 +7,7 @@
 mutmut makes the changes ("mutants") in a copy of the checkout under build/mutants, and plays the tests that reach the changed
 function. A run that was interrupted goes on where it stopped. A second run tests again only the mutants that survived, and
 those of functions that have changed since. A change of nothing but a sentence for people is left out: tests compare facts,
-not sentences.
+not sentences. A change that mypy rejects is killed without a test.
 
 A survivor is either killed by a better test, or explained in tests/explained_mutants.toml. The exit code is 1 while there is
 one that is neither.
@@ -18,14 +18,14 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import hashlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ EXPLAINED = ROOT / "tests" / "explained_mutants.toml"
 # The tests of a room; a room that is not named here has tests in the folder of its own name only.
 TESTS = {
     "coordinator/cohort": ("coordinator/cohort", "coordinator/guard", "coordinator/rounds"),
-    "device_agent/job": ("device_agent/job", "device_agent/training"),
+    "coordinator/rounds": ("coordinator/rounds", "coordinator/cohort"),
 }
 SETTINGS = """
 [tool.mutmut]
@@ -46,8 +46,27 @@ pytest_add_cli_args_test_selection = {tests}
 also_copy = {others}
 process_isolation = "forkserver"
 """
-# mutmut's exit codes of a mutant: its tests passed, there was none.
-SURVIVED, NO_TESTS = 0, 33
+# Appended to tests/conftest.py. A mutant is dead at the first failure: quick tests come before properties, and the time to look
+# for a simpler example is saved.
+QUICK_TESTS = b"""
+from hypothesis import Phase
+
+settings.register_profile(
+    "mutants", settings.get_profile("house"), phases=[Phase.explicit, Phase.generate], max_examples=25
+)
+settings.load_profile("mutants")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: hasattr(getattr(item, "obj", None), "hypothesis"))
+"""
+# mutmut's exit codes of a mutant: its tests passed, there was none, the type checker rejects it.
+SURVIVED, NO_TESTS, WRONG_TYPE = 0, 33, 37
+# mypy's errors about the copies of a function and mutmut's decorator, and about conditions: those a test should notice.
+NO_ERRORS = {
+    *("has-type", "ignore-without-code", "no-any-return", "no-redef", "unused-ignore", "var-annotated"),
+    *("comparison-overlap", "redundant-expr", "truthy-bool"),
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +104,7 @@ def copy_checkout(tree: Path, room: str) -> None:
             wanted[Path("src", "fedpatch", name) if inside else Path(name)] = source.read_bytes()
     tests = [f"tests/{folder}" for folder in TESTS.get(room, (room,))]
     others = sorted({path.parts[0] for path in wanted} - {"src", "tests"})
+    wanted[Path("tests", "conftest.py")] += QUICK_TESTS
     wanted[Path("pyproject.toml")] += SETTINGS.format(room=room, tests=tests, others=others).encode()
     for path in [
         path.relative_to(tree) for path in tree.rglob("*.py") if "mutants" not in path.relative_to(tree).parts
@@ -101,13 +121,47 @@ def copy_checkout(tree: Path, room: str) -> None:
         shutil.rmtree(tree / "mutants" / name, ignore_errors=True)
 
 
-def run_mutmut(tree: Path, *names: str) -> int:
-    """Run mutmut on the named mutants and return its exit code; its output goes to the file mutmut.log in `tree`."""
+def run_mutmut(tree: Path, *names: str, jobs: int) -> int:
+    """Run mutmut on the named mutants, `jobs` at a time, and return its exit code; its output goes to mutmut.log in `tree`."""
     # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, which threads do not survive.
     environment = {**os.environ, "CI": "true", "OMP_NUM_THREADS": "1"}
     with (tree / "mutmut.log").open("wb") as log:
-        command = [sys.executable, "-m", "mutmut", "run", *names]
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
         return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+
+
+def mark_wrong_types(tree: Path, room: str) -> None:
+    """Give the mutants that mypy rejects the result WRONG_TYPE: `make types` notices them, so that no test needs to."""
+    folder = tree / "mutants"
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--output=json", f"src/fedpatch/{room}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors: dict[Path, set[tuple[int, str]]] = {}
+    for error in map(json.loads, filter(str.strip, checked.stdout.splitlines())):
+        if error["code"] not in NO_ERRORS:
+            errors.setdefault(folder / error["file"], set()).add((error["line"], error["message"]))
+    for meta in (folder / "src" / "fedpatch" / room).rglob("*.meta"):
+        functions = dict(_functions(meta.with_suffix("")))
+        texts = {
+            name: {
+                text
+                for line, text in errors.get(meta.with_suffix(""), ())
+                if node.lineno <= line <= (node.end_lineno or 0)
+            }
+            for name, node in functions.items()
+        }
+        data = json.loads(meta.read_bytes())
+        exit_codes: dict[str, int | None] = data["exit_code_by_key"]
+        for name, exit_code in exit_codes.items():
+            short = name.rpartition(".")[2]
+            original = short.rpartition("__mutmut_")[0] + "__mutmut_orig"
+            if exit_code in (None, SURVIVED, NO_TESTS) and texts[short] - texts[original]:
+                exit_codes[name] = WRONG_TYPE
+        meta.write_text(json.dumps(data, indent=4), "utf-8")
 
 
 def read_mutants(tree: Path, room: str) -> list[Mutant]:
@@ -149,26 +203,35 @@ def _without_sentences(function: ast.FunctionDef) -> str:
 
 
 def draw_sample(mutants: list[Mutant], *, size: int, seed: int) -> list[Mutant]:
-    """Draw `size` mutants that change more than the wording of a sentence, the same ones for the same seed and code."""
-    tested = [mutant for mutant in mutants if not mutant.only_wording]
-    return tested if len(tested) <= size else random.Random(seed).sample(tested, size)
+    """Draw `size` mutants that change more than the wording of a sentence.
+
+    The sample follows from the seed and the changes, so that it stays the same where other functions change.
+    """
+
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed} {mutant.function} {mutant.change}".encode()).digest()
+
+    return sorted((mutant for mutant in mutants if not mutant.only_wording), key=rank)[:size]
 
 
-def read_explained() -> Mapping[tuple[str, str], str]:
-    """Return the reasons in tests/explained_mutants.toml by function and change; the change "" stands for all changes."""
-    entries = tomllib.loads(EXPLAINED.read_text("utf-8"))["mutant"]
-    return {(entry["function"], entry.get("change", "")): entry["reason"] for entry in entries}
+def is_explained(mutant: Mutant, entries: list[dict[str, str]]) -> bool:
+    """Return whether an entry of tests/explained_mutants.toml names the mutant: by its function, its change, or both."""
+    before, _, after = mutant.change.partition(" -> ")
+    for entry in entries:
+        if entry.get("function", mutant.function) != mutant.function:
+            continue
+        old, _, new = entry.get("change", mutant.change).partition(" -> ")
+        parts = before.split(old)
+        if any(old.join(parts[:at]) + new + old.join(parts[at:]) == after for at in range(1, len(parts))):
+            return True
+    return False
 
 
 def report(sample: list[Mutant]) -> tuple[str, bool]:
     """Return a text of the survivors that are not explained and of the sums, and whether there is nothing left to do."""
-    explained = read_explained()
+    entries = tomllib.loads(EXPLAINED.read_text("utf-8"))["mutant"]
     alive = [mutant for mutant in sample if mutant.exit_code in (SURVIVED, NO_TESTS)]
-    unexplained = [
-        mutant
-        for mutant in alive
-        if explained.keys().isdisjoint({(mutant.function, mutant.change), (mutant.function, "")})
-    ]
+    unexplained = [mutant for mutant in alive if not is_explained(mutant, entries)]
     untested = sum(mutant.exit_code is None for mutant in sample)
     text = "".join(
         f"{mutant.function}{' (no test reaches it)' if mutant.exit_code == NO_TESTS else ''}\n    {mutant.change}\n"
@@ -188,19 +251,24 @@ def main() -> int:
     parser.add_argument("room", choices=rooms, help="a pure room")
     parser.add_argument("--sample", type=int, default=500, metavar="N", help="mutants to test (500)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample (0)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes at a time (one for each processor)"
+    )
     parser.add_argument("--list", action="store_true", help="print the results that are there, test nothing")
     options = parser.parse_args()
     tree = ROOT / "build" / "mutants" / options.room.replace("/", "-")
     if not options.list:
         copy_checkout(tree, options.room)
         # A name that no mutant has: mutmut makes the mutants and measures the tests, and then finds nothing to do.
-        run_mutmut(tree, "none")
+        run_mutmut(tree, "none", jobs=options.jobs)
+        mark_wrong_types(tree, options.room)
     sample = draw_sample(read_mutants(tree, options.room), size=options.sample, seed=options.seed)
     if not sample:
         sys.stderr.write(f"mutmut made no mutants; {tree / 'mutmut.log'} has its output\n")
         return 2
     if not options.list:
-        run_mutmut(tree, *(mutant.name for mutant in sample if mutant.exit_code in (None, SURVIVED, NO_TESTS)))
+        to_test = [mutant.name for mutant in sample if mutant.exit_code in (None, SURVIVED, NO_TESTS)]
+        run_mutmut(tree, *to_test, jobs=options.jobs)
         results = {mutant.name: mutant for mutant in read_mutants(tree, options.room)}
         sample = [results[mutant.name] for mutant in sample]
     text, done = report(sample)

@@ -131,19 +131,15 @@ def aggregate(
     counted = {device: num_examples[device] for device in ordered}
     weighs = example_weights(counted, limits.examples)
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
-    most: Mapping[Part, float] = {}
-    now: References = past
+    alone = len(ordered) == 1 and not past
+    usual: Mapping[Part, float] = {}
     if needs_cohort(schema, limits.norm):
         cohort = {
             device: pace.per_unit(norms(read(device), pace.origin(base, schema), schema))
             for device, pace in paces.items()
         }
         usual = references(cohort, past)
-        alone = len(ordered) == 1 and not past
-        most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema))
-        now = remembered(usual, most, past, len(ordered))
-    elif limits.norm.action != "off":
-        most = norm_limits({}, limits.norm)
+    most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema) if alone else 0.0)
     shares: Mapping[str, float] = {}
     bounded = _BoundedUpdates(read, weighs, counted, paces, most, schema=schema, base=base, limits=limits)
     if limits.rule.name == "mean":
@@ -164,7 +160,7 @@ def aggregate(
         {spec.name: mean[spec.name] for spec in schema.specs},
         clipped,
         capped,
-        now,
+        remembered(usual, most, past, len(ordered)),
         {device: pull for device, pull in pulls.items() if pull > 0},
         len(ordered),
     )

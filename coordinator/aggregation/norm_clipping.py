@@ -114,7 +114,7 @@ def norms(tensors: Tensors, base: Tensors, schema: Schema, parts: Container[Part
     squares: dict[Part, float] = {}
     for spec in schema.specs:
         part = _part_of(spec)
-        if part is not None and (parts is None or part in parts):
+        if part and (parts is None or part in parts):
             with np.errstate(over="ignore"):
                 change = np.subtract(tensors[spec.name], base[spec.name], dtype=np.float64).reshape(-1)
                 squares[part] = squares.get(part, 0.0) + float(np.dot(change, change))
@@ -130,9 +130,7 @@ def weights_norm(base: Tensors, schema: Schema) -> float:
 
 def needs_cohort(schema: Schema, bound: NormBound) -> bool:
     """Return whether the bound depends on `references`, for which the norms of all updates are measured first."""
-    return bound.action == "auto" or (
-        bound.action != "off" and any(_alone(_part_of(one) or "") for one in schema.specs)
-    )
+    return bound.action == "auto" or (bound.action != "off" and any(_alone(_part_of(one)) for one in schema.specs))
 
 
 def check_norm(found: float, bound: NormBound) -> None:
@@ -168,16 +166,16 @@ class Pace:
         """
         moved = dict(base)
         for spec in schema.specs:
-            decay = self.decays.get(_part_of(spec) or "")
+            decay = self.decays.get(_part_of(spec))
             if decay is not None:
-                moved[spec.name] = np.asarray(base[spec.name] * decay, spec.dtype)
+                moved[spec.name] = np.asarray(base[spec.name] * decay)
         return moved
 
     def unit(self, part: Part) -> float:
         """Return the divisor that makes norms of the part comparable between devices with few and with many steps."""
         if counts(part):
             return float(max(1, self.steps))
-        return 1.0 - self.decays.get(part, 0.0) or 1.0
+        return 1.0 - self.decays.get(part, 1.0) or 1.0
 
     def per_unit(self, found: Mapping[Part, float]) -> dict[Part, float]:
         """Return norms by part, each divided by its unit."""
@@ -279,16 +277,17 @@ def clip(tensors: Tensors, base: Tensors, schema: Schema, limits: Mapping[Part, 
     if not factors:
         return None
     together = factors.get("weights", 1.0)
-    both = min(together, factors.get("exp_avg", 1.0), factors.get("exp_avg_sq", 1.0))
+    both = min(together, factors.get("exp_avg", together), factors.get("exp_avg_sq", together))
 
     def factor(spec: TensorSpec) -> float:
-        part = _part_of(spec) or ""
+        part = _part_of(spec)
         if part == "weights":
             return together
         if not _alone(part):
             return both
         # Integers do not follow the weights: no value lies between two of them.
-        return min(factors.get(part, 1.0), together if np.dtype(spec.dtype).kind == "f" else 1.0)
+        alone = factors.get(part, 1.0)
+        return min(alone, together) if np.dtype(spec.dtype).kind == "f" else alone
 
     pulled = {spec.name: interpolate_toward(tensors[spec.name], base[spec.name], factor(spec)) for spec in schema.specs}
     return Clipped(pulled, {part: found[part] / limits[part] if limits[part] else math.inf for part in factors})
@@ -392,12 +391,13 @@ def _first_by_second(plan: TrainPlan) -> float | None:
     return (1 - plan.beta_1) / math.sqrt((1 - plan.beta_2) * (1 - plan.beta_1**2 / plan.beta_2))
 
 
-def _part_of(spec: TensorSpec) -> Part | None:
+def _part_of(spec: TensorSpec) -> Part:
+    """The part of a tensor; "" for one that has no norm."""
     if spec.role in TRAINABLE:
         return "weights"
     if spec.role != "moment":
         if np.dtype(spec.dtype).kind == "b":
-            return None
+            return ""
         return f"{'count' if spec.name.endswith(_BATCHES) else 'stats'} {spec.name}"
     moment = spec.name.rpartition(":")[2]
     return moment if moment in ("exp_avg", "exp_avg_sq") else f"count {spec.name}"

@@ -53,7 +53,7 @@ def without_residuals(state: ServerState) -> ServerState:
 def step_seed(run_seed: int, round_number: int) -> int:
     """Return the seed of the rounding in a round's step: the same after a crash, another one in each round."""
     digest = hashlib.sha256(f"step {run_seed} {round_number}".encode()).digest()
-    return int.from_bytes(digest[:_SEED_BYTES], "big")
+    return int.from_bytes(digest[:_SEED_BYTES])
 
 
 def _others(server: Tensors) -> dict[str, Array]:

@@ -169,7 +169,7 @@ class FedAdam(Strategy):
             schema: Schema of the public model.
         """
         averaged = super().finish(state, mean, schema)
-        tensors, server = averaged.tensors, dict(state.server)
+        tensors, server = dict(averaged.tensors), dict(state.server)
         for spec in schema.specs:
             if not spec.trainable:
                 continue

@@ -79,7 +79,7 @@ class WeightedMean:
         self.schema = schema
         self.num_updates = 0
         self.weight = 0.0
-        self._sums = {spec.name: np.zeros(spec.shape, np.float64) for spec in schema.specs}
+        self._sums = {spec.name: np.zeros(spec.shape) for spec in schema.specs}
         self._weighted = np.empty(min(_BLOCK, max((total.size for total in self._sums.values()), default=0)))
 
     def add(self, tensors: Tensors, num_examples: int, share: float = 1.0) -> None:
@@ -118,7 +118,7 @@ def stored(mean: Array, spec: TensorSpec) -> Array:
     if np.dtype(spec.dtype).kind != "f":
         # The greatest int64 becomes 2**63 in float64, which would overflow to the least int64.
         mean = np.minimum(np.rint(mean), np.nextafter(2.0**63, 0))
-    return np.asarray(mean, np.float64).astype(spec.dtype)
+    return np.asarray(mean).astype(spec.dtype)
 
 
 def _check_num_examples(num_examples: int) -> None:

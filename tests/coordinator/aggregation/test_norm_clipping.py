@@ -40,6 +40,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     norms,
     references,
     remembered,
+    weights_norm,
 )
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -219,6 +220,14 @@ def test_bound_off_clips_nothing():
     base = tensors(TRACKING, 1.0)
     folded = fold({"a": base, "b": {**base, "s": np.full((2,), 1e30, np.float32)}}, schema=TRACKING, base=base)
     assert np.array_equal(folded.mean["s"], np.full(2, 5e29, np.float32))
+    assert fold({"a": tensors(MOVING, 1e9)}).clipped == {}
+
+
+def test_fixed_bound_clips_weights():
+    """Of a model without statistics and counters, for which no reference is needed."""
+    folded, base = fold({"a": tensors(WEIGHTS, 3.0)}, bound="clip:2", schema=WEIGHTS), tensors(WEIGHTS, 0.0)
+    assert norm(folded.mean, base, WEIGHTS) == pytest.approx(2.0)
+    assert folded.clipped == {"a": {"weights": pytest.approx(3 * math.sqrt(7) / 2)}}
 
 
 @given(models(TRACKING, sane), st.lists(models(TRACKING, sane), min_size=1, max_size=5), st.sampled_from(BOUNDS))
@@ -283,10 +292,25 @@ def test_impossible_moments_are_refused():
 def test_betas_whose_series_has_no_sum_bound_no_first_moment():
     """Where older gradients weigh more in the first than in the second moment, any first moment can be."""
     wild = tensors(MOVING, 0.0) | {"w:exp_avg": np.full((2, 2), 1e6, np.float32)}
-    check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.5))
+    plan = TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.75)
+    check_moments(wild, MOVING, plan)
     wild["w:exp_avg_sq"][:] = 2 * MAX_SECOND_MOMENT
     with pytest.raises(UpdateRefused, match="is above"):
-        check_moments(wild, MOVING, TrainPlan("adam", 0.1, 20, beta_1=0.9, beta_2=0.5))
+        check_moments(wild, MOVING, plan)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.8, 0.7)])
+def test_first_moment_is_bounded_by_the_greatest_that_gradients_give(betas):
+    """Each gradient as large as makes m / sqrt(v) greatest; a fifth more is refused."""
+    (b1, b2), ages = betas, np.arange(500)
+    gradients = (b1 / b2) ** ages
+    second = (1 - b2) * np.sum(b2**ages * gradients**2)
+    first = (1 - b1) * np.sum(b1**ages * gradients) / math.sqrt(second)
+    plan = TrainPlan("adam", 0.1, 20, beta_1=b1, beta_2=b2)
+    sent = tensors(MOVING, 0.0) | {"w:exp_avg_sq": np.ones((2, 2), np.float32)}
+    check_moments(sent | {"w:exp_avg": np.full((2, 2), first, np.float32)}, MOVING, plan)
+    with pytest.raises(UpdateRefused, match="w:exp_avg is greater"):
+        check_moments(sent | {"w:exp_avg": np.full((2, 2), 1.2 * first, np.float32)}, MOVING, plan)
 
 
 def test_update_beyond_the_bound_is_refused_with_reject_only():
@@ -328,7 +352,8 @@ def test_bounds_and_caps_are_parsed():
     assert parse_norm_bound("clip:2.5") == NormBound("clip", 2.5)
     assert parse_norm_bound("off") == NormBound()
     assert parse_examples_cap("500") == ExamplesCap(most=500)
-    assert parse_examples_cap("auto:10") == ExamplesCap(factor=10.0)
+    assert parse_examples_cap("1") == ExamplesCap(most=1)
+    assert parse_examples_cap("auto:1") == ExamplesCap(factor=1.0)
     assert example_weights({"a": 10, "b": 1000}, parse_examples_cap("500")) == {"a": 10, "b": 500}
     assert example_weights({"a": 10}, parse_examples_cap("off")) == {"a": 10}
 
@@ -374,6 +399,25 @@ def test_single_device_in_the_first_round_moves_the_weights_by_the_factor_times_
     assert norm(folded.mean, base, WEIGHTS) <= 3 * math.sqrt(7) * (1 + 1e-6)
     assert folded.clipped.keys() == {"a"}
     assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS).clipped
+    # With another update, or another round, there is.
+    assert not fold(updates | {"b": updates["a"]}, 5, bound="auto:3", schema=WEIGHTS, base=base).clipped
+    past: References = {**folded.references, "weights": (1e30, 1e30)}
+    assert not fold(updates, 5, bound="auto:3", schema=WEIGHTS, base=base, past=past).clipped
+
+
+def test_booleans_have_no_norm():
+    schema = Schema((TensorSpec("mask", (2,), "bool", "buffer"), *WEIGHTS.specs))
+    assert norms(tensors(schema, 1), tensors(schema, 0), schema) == {"weights": math.sqrt(7)}
+
+
+def test_norm_of_large_weights_is_finite():
+    assert weights_norm(tensors(WEIGHTS, 1e30), WEIGHTS) == pytest.approx(1e30 * math.sqrt(7))
+
+
+@pytest.mark.parametrize(("updates", "kept"), [(1, 2.0), (2, 5.0)])
+def test_reference_of_a_single_update_is_kept_at_its_limit(updates, kept):
+    past = {"weights": (7.0, 8.0), "stats s": (9.0,)}
+    assert remembered({"weights": 5.0}, {"weights": 2.0}, past, updates) == {**past, "weights": (kept, 7.0)}
 
 
 @given(st.lists(models(MOVING, sane), min_size=1, max_size=3), st.lists(models(MOVING, sane), min_size=1, max_size=2))

@@ -71,8 +71,9 @@ def test_state_equals_what_a_device_decodes(strategy, encoding, seed):
     aimed = strategy.finish(before, drawn(schema, seed + 9), SCHEMA)
     after, packed = quantised_step(before, aimed, schema, encoding, 5)
     held = {name: array.copy() for name, array in before.tensors.items()}
-    _, decoded = unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema, base=held)
+    meta, decoded = unpack(packed.blob, encoding=packed.encoding, raw_bytes=packed.raw_bytes, schema=schema, base=held)
     assert values_digest(decoded, schema) == values_digest(after.tensors, schema)
+    assert meta == {"round": aimed.round + 1}
     assert (after.round, packed.encoding) == (aimed.round, encoding)
 
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.aggregation.strategies import STRATEGIES, FedAdam, ServerState, Strategy, find_strategy
+from fedpatch.coordinator.aggregation.strategies import (
+    STRATEGIES,
+    FedAdam,
+    FedAvg,
+    ServerState,
+    Strategy,
+    find_strategy,
+)
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -79,8 +86,15 @@ def test_server_learning_rate_must_be_above_zero(rate):
     [("fedavg", "sgd", ()), ("fedadam", "sgd", ()), ("fedavg-adam", "adam", ("exp_avg", "exp_avg_sq", "step"))],
 )
 def test_plan_is_the_local_update_of_table_1(name, optimizer, moments):
-    plan = find_strategy(name).plan(learning_rate=0.3, batch_size=20, epochs=1, steps=0, seed=9)
-    assert plan == TrainPlan(optimizer, 0.3, 20, 1, 0, 0.9, 0.999, 1e-7, moments, 9)
+    plan = find_strategy(name).plan(learning_rate=0.3, batch_size=20, epochs=2, steps=7, seed=9)
+    assert plan == TrainPlan(optimizer, 0.3, 20, 2, 7, 0.9, 0.999, 1e-7, moments, 9)
+
+
+def test_plan_has_the_constants_of_its_strategy():
+    class Other(FedAvg):
+        beta_1, beta_2, epsilon = 0.5, 0.75, 1e-3
+
+    assert Other().plan(0.3, 20, 1, 0, 9) == TrainPlan("sgd", 0.3, 20, 1, 0, 0.5, 0.75, 1e-3, (), 9)
 
 
 @every_strategy

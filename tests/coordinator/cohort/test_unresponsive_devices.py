@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fedpatch.coordinator.cohort.unresponsive_devices import ANSWER_S, PROBE_S, SILENT_S, SLOW_BYTES_S, STARTING_S
+from fedpatch.coordinator.cohort.unresponsive_devices import (
+    ANSWER_S,
+    PROBE_S,
+    SILENT_S,
+    SLOW_BYTES_S,
+    STARTING_S,
+    UPLOAD_ANSWER_S,
+    UnresponsiveDevices,
+)
 from fedpatch.coordinator.rounds.participant_transitions import Phase, State
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S
 from fedpatch.shared.wire.chunked_transfer import cut
@@ -184,12 +192,39 @@ class TestWithoutBroker:
         for now in (100.0, 200.0, 300.0):
             made.open.tick(now, connected=False)
         made.open.listen(connected=True, now=300.0)
-        for now in range(301, 300 + int(SILENT_S)):
+        given_up_at = 300 + int(1.5 * SILENT_S)  # the device too needs time to connect again
+        for now in range(301, given_up_at):
             made.open.tick(float(now))
         assert made.state("a") is State.ACCEPTED
-        for now in range(300 + int(SILENT_S), 300 + 3 * int(SILENT_S)):
+        for now in range(given_up_at, 300 + 3 * int(SILENT_S)):
             made.open.tick(float(now))
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
+
+
+def test_since_without_a_message_is_the_beginning():
+    devices = UnresponsiveDevices(5.0)
+    devices.note_message("a", 9.0)
+    assert (devices.since("a"), devices.since("b")) == (9.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "uploads", "connected", "mute_at"),
+    [
+        (1.0, False, True, None),  # it sent a message later than the request
+        (2.0, False, True, None),  # message and request crossed
+        (3.0, False, True, 3.0 + ANSWER_S),
+        (3.0, True, True, 2.0 + UPLOAD_ANSWER_S),
+        (3.0, False, False, None),
+        (3.0, True, False, None),
+    ],
+)
+def test_is_mute_device_heard_at_second_2_has_the_time_to_answer(asked_at, uploads, connected, mute_at):
+    devices = UnresponsiveDevices(0.0)
+    devices.note_message("a", 2.0)
+    devices.note_request(["a"], asked_at)
+    devices.note_link(4.0, connected=connected)
+    muted = [now for now in range(100) if devices.is_mute("a", float(now), uploads=uploads)]
+    assert muted == ([] if mute_at is None else list(range(int(mute_at), 100)))
 
 
 @pytest.mark.parametrize(("grace_s", "missed"), [(ANSWER_S, ["d"]), (ANSWER_S / 2, [])])

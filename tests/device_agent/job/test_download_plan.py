@@ -73,6 +73,19 @@ def test_steps_that_cannot_be_gone_are_no_reason_against_the_work(spoilt):
     assert plan_download(request, VERSIONS[2].digest, LIMIT).blobs == (request.deltas[2].manifest,)
 
 
+@pytest.mark.parametrize("saved_bytes", [0, 1])
+def test_plan_with_deltas_saves_a_byte_at_least(saved_bytes):
+    request = delta_request()
+    sizes = [delta.manifest.size_bytes for delta in request.deltas]
+    size = request.model.size_bytes - sizes[0] - sizes[2] - saved_bytes
+    large = replace(request.deltas[1].manifest, size_bytes=size, chunk_count=-(-size // 100))
+    request = replace(
+        request, deltas=(request.deltas[0], replace(request.deltas[1], manifest=large), request.deltas[2])
+    )
+    plan = plan_download(request, VERSIONS[0].digest, LIMIT)
+    assert (plan.saved_bytes, bool(plan.held)) == (saved_bytes, saved_bytes > 0)
+
+
 def test_steps_that_begin_twice_at_what_is_held_are_gone_from_the_last():
     """A coordinator went back and forth; the way that is left is what counts."""
     request = delta_request()

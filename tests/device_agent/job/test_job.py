@@ -43,7 +43,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateRestored,
     UpdateTrained,
 )
-from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.job.job_state_machine import Job, continues, run_effects
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap, SendChunk, cut
 from fedpatch.shared.wire.messages import (
@@ -89,7 +89,7 @@ from tests.device_agent.jobs import (
     training,
     uploading,
 )
-from tests.support.specs import CHUNK_BYTES, RUN, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASKS, model, run_spec, said, update
 
 
 class TestDownload:
@@ -304,7 +304,10 @@ class TestRequest:
         job = training()
         assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
-        assert said_back(ask(job)) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
+        again = ask(job)
+        assert said_back(again) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
+        first, second = (effect.envelope.id for effect in again if isinstance(effect, SendMessage))
+        assert second == first + 1
         assert job.state is JobState.TRAINING
 
     def test_repeated_while_uploading_sends_nothing(self):
@@ -324,6 +327,7 @@ class TestRequest:
             SendMessage,
             StartDownload,
         ]
+        assert EndJob("superseded") in effects
         assert job.state is JobState.DOWNLOADING
 
     @pytest.mark.parametrize("older", [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}], ids=str)
@@ -352,40 +356,47 @@ class TestRequest:
 
 class TestDecline:
     @pytest.mark.parametrize(
-        ("request_", "accept", "reason"),
+        ("request_", "accept", "reason", "words"),
         [
-            (replace(REQUEST, schema="00" * 32), True, "schema_mismatch"),
-            (replace(REQUEST, encoding="morse"), True, "unsupported"),
-            (replace(REQUEST, model=replace(model(), encoding="morse")), True, "unsupported"),
-            (replace(REQUEST, model=replace(model(), raw_bytes=10_001)), True, "unsupported"),
-            (REQUEST, False, "unwilling"),
+            (replace(REQUEST, schema="00" * 32), True, "schema_mismatch", f"has {'00' * 32}, this device {SCHEMA};"),
+            (replace(REQUEST, encoding="morse"), True, "unsupported", "'morse'"),
+            (replace(REQUEST, model=replace(model(), encoding="morse")), True, "unsupported", "'morse'"),
+            (replace(REQUEST, model=replace(model(), raw_bytes=10_001)), True, "unsupported", "limit"),
+            (REQUEST, False, "unwilling", "on battery"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_decline_names_first_reason(self, request_, accept, reason):
+    def test_decline_names_first_reason(self, request_, accept, reason, words):
         """A lasting reason comes before a passing one; nothing is begun."""
         job = Job(max_blob_bytes=10_000)
         effects = job.handle(requested(said(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
         [body] = said_back(effects)
-        assert (len(effects), getattr(body, "reason", ""), job.state) == (1, reason, JobState.IDLE)
-        assert (
-            "morse" in getattr(body, "detail", "") or reason != "unsupported" or "limit" in getattr(body, "detail", "")
-        )
+        assert isinstance(body, Decline)
+        assert (len(effects), body.reason, job.state) == (1, reason, JobState.IDLE)
+        assert words in body.detail
 
-    def test_unknown_task_decline_lists_installed_tasks(self):
-        """Cut to what a message holds, however many there are."""
-        many = tuple(replace(TASKS[0], task=f"task-{number:02}-{'x' * 50}") for number in range(40))
-        [body] = said_back(Job(max_blob_bytes=1).handle(requested(said(REQUEST), many), 0.0))
-        assert getattr(body, "reason", "") == "unknown_task"
-        detail = getattr(body, "detail", "")
-        assert "'digits' is not installed" in detail
-        assert len(detail) <= 500
+    @pytest.mark.parametrize(
+        ("installed", "listed"),
+        [
+            (["mnist", "cifar10"], "(here: mnist, cifar10)"),
+            ([f"task-{number:02}-{'x' * 50}" for number in range(40)], "(here: task-00"),
+        ],
+        ids=["two", "more than a message holds"],
+    )
+    def test_unknown_task_decline_lists_installed_tasks(self, installed, listed):
+        tasks = tuple(replace(TASKS[0], task=task) for task in installed)
+        [body] = said_back(Job(max_blob_bytes=1).handle(requested(said(REQUEST), tasks), 0.0))
+        assert isinstance(body, Decline)
+        assert body.reason == "unknown_task"
+        assert "'digits' is not installed" in body.detail
+        assert listed in body.detail
+        assert len(body.detail) <= 500
 
     def test_no_examples_declines_for_too_little_data(self):
         """Nothing can be learnt from no examples."""
         none = (replace(TASKS[0], num_examples=0),)
         [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
-        assert getattr(body, "reason", "") == "too_little_data"
+        assert body == Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
 
     def test_single_example_is_enough_to_accept(self):
         one = (replace(TASKS[0], num_examples=1),)
@@ -405,9 +416,9 @@ class TestDecline:
 
     def test_preference_decline_names_condition_and_retry_time(self):
         """So that the coordinator does not ask in vain."""
-        verdict = AdmissionDecision(False, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        verdict = AdmissionDecision(False, "z" * 600, Condition.QUIET_HOURS, 1800.0)
         effects = Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 10.0)
-        expected = Decline(DeclineReason.UNWILLING, "quiet hours", Condition.QUIET_HOURS, 1800.0)
+        expected = Decline(DeclineReason.UNWILLING, "z" * 500, Condition.QUIET_HOURS, 1800.0)
         assert said_back(effects) == [expected]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
@@ -629,6 +640,44 @@ class TestPause:
         assert not job.paused
 
 
+class TestClearance:
+    """A job whose owner clears each update before it is sent."""
+
+    def trained(self, *, paused: bool = False) -> Job:
+        job = Job(max_blob_bytes=10_000, ask_to_send=True)
+        ask(job)
+        here(job, range(3), 10.0)
+        if paused:
+            job.handle(OwnerPaused(), 15.0)
+        assert job.handle(UpdateTrained(KEY, update()), 20.0) == [SpoolUpdate(KEY, update(), REQUEST)]
+        return job
+
+    def test_trained_update_awaits_clearance_and_is_then_offered(self):
+        job = self.trained()
+        assert (job.awaits_clearance, job.next_deadline(), job.tick(60.0)) == (True, None, [])
+        assert job.handle(MessageReceived(said(Grant(DIGEST, 4, NOTHING_YET))), 60.0) == []
+        assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
+        assert not job.awaits_clearance
+
+    def test_restored_update_awaits_clearance(self):
+        job = Job(max_blob_bytes=10_000, ask_to_send=True)
+        job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        assert (job.awaits_clearance, job.tick(60.0)) == (True, [])
+
+    def test_pause_ends_the_wait_for_clearance(self):
+        """The end of the pause clears the update."""
+        trained_before, trained_within = self.trained(), self.trained(paused=True)
+        trained_before.handle(OwnerPaused(), 20.0)
+        for job in (trained_before, trained_within):
+            assert (job.paused, job.awaits_clearance) == (True, False)
+            assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
+
+    def test_end_of_the_job_ends_the_wait_for_clearance(self):
+        job = self.trained()
+        job.handle(MessageReceived(said(Cancel("late"))), 30.0)
+        assert (job.state, job.awaits_clearance) == (JobState.IDLE, False)
+
+
 def test_deadline_in_a_pause_sends_its_condition():
     """A longer deadline would be no help: the plug would."""
     job = training()
@@ -714,6 +763,13 @@ class TestTakeOver:
         ask_in_epoch(job, replace(REQUEST, features=COORDINATOR_FEATURES, measure_independent=True))
         assert (job.state, job.key) == (JobState.TRAINING, NEW_KEY)
 
+    @pytest.mark.parametrize(("epoch", "expected"), [(0, False), (1, False), (2, True)])
+    def test_request_continues_the_job_in_a_newer_epoch_only(self, epoch, expected):
+        key = replace(KEY, epoch=epoch)
+        assert continues(KEY, REQUEST, key, REQUEST, downloading=True) is expected
+        assert not continues(None, REQUEST, key, REQUEST, downloading=True)
+        assert not continues(KEY, None, key, REQUEST, downloading=True)
+
     @pytest.mark.parametrize(
         ("key", "expected"),
         [
@@ -763,6 +819,14 @@ class TestTakeOver:
         job.handle(UpdateRestored(KEY, update()), 5.0)
         effects = ask(job, epoch=2)
         assert [type(effect) for effect in effects] == [EndJob, SendMessage, StartDownload]
+
+    def test_new_epoch_is_accepted_with_the_former_examples_while_the_task_is_not_loaded(self):
+        others = (replace(TASKS[0], task="mnist", num_examples=7),)
+        restored = Job(max_blob_bytes=10_000)
+        restored.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
+        for job, num_examples in ((training(), 10), (restored, 1)):
+            effects = job.handle(requested(said(REQUEST, epoch=2), others), 30.0)
+            assert Accept(num_examples) in said_back(effects)
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_new_epoch_sets_its_deadline(self, make):
@@ -1015,9 +1079,8 @@ class TestNewDeltas:
         ask_holding(job, VERSIONS[0].digest)
         job.handle(DownloadStarted({}), 10.0)
         job.handle(OwnerPaused(), 20.0)
-        assert said_back(ask_holding(job, VERSIONS[0].digest, replace(delta_request(), deltas=()), epoch=2)) == [
-            Accept(10)
-        ]
+        effects = ask_holding(job, VERSIONS[0].digest, replace(delta_request(), deltas=()), epoch=2)
+        assert (said_back(effects), len(effects)) == ([Accept(10)], 1)
         assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
     def test_other_deltas_while_training_have_no_effect(self):
@@ -1104,6 +1167,34 @@ class Disk:
             at = [one.digest for one in VERSIONS].index(train.plan.held)
             assert train.plan.held == self.held
             assert train.plan.steps == DELTAS[at:]
+
+
+class Handler:
+    """Performs effects; the first one ends with an event."""
+
+    def __init__(self, event: Event) -> None:
+        self.performed: list[Effect] = []
+        self.event = event
+
+    def run_effect(self, effect: Effect) -> list[Event]:
+        """Perform one effect (EffectHandler)."""
+        self.performed.append(effect)
+        return [self.event] if len(self.performed) == 1 else []
+
+
+@pytest.mark.parametrize(
+    ("make", "event", "then"),
+    [
+        (training, TrainingProgressed(KEY, 1, 2), [StopDownload, SendMessage]),
+        (training, EffectFailed(FailReason.STORAGE, "disk"), [SendMessage, StopTraining, EndJob]),
+        (lambda: Job(max_blob_bytes=1), EffectFailed(FailReason.STORAGE, "disk"), [StopDownload, ReportFailure]),
+    ],
+    ids=["succeeds", "fails", "fails while idle"],
+)
+def test_run_effects_only_a_failed_effect_of_a_job_replaces_the_effects_after_it(make, event, then):
+    handler = Handler(event)
+    run_effects(make(), [PauseTraining(), StopDownload()], handler, lambda: 20.0)
+    assert [type(effect) for effect in handler.performed] == [PauseTraining, *then]
 
 
 @given(st.sampled_from(["", *(one.digest for one in VERSIONS), "77" * 32]), moves)

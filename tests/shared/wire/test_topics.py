@@ -79,7 +79,7 @@ def test_impossible_name_raises_usage_error_with_the_rule(name):
 @pytest.mark.parametrize(("digest", "index"), [("abc", 0), (DIGEST.upper(), 0), (DIGEST, -1), (DIGEST, MAX_CHUNKS)])
 def test_chunk_topic_with_bad_digest_or_index_raises_usage_error(digest, index):
     """A wrong digest or index never becomes a topic."""
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=repr(digest) if digest != DIGEST else f"index {index} "):
         topics.model_chunk("home", digest, index)
 
 
@@ -174,7 +174,13 @@ def test_watcher_filters_are_presence_and_status_of_the_coordinator():
     assert topics.watcher_filters("home") == (topics.coordinator_state("home"), topics.run_status("home"))
 
 
+@pytest.mark.parametrize("build", [topics.coordinator_filters, topics.watcher_filters, topics.mosquitto_acl])
 @pytest.mark.parametrize("fleet", ["", "Home", "a/b", "+", "#"])
-def test_watcher_filters_bad_fleet_raises_usage_error(fleet):
-    with pytest.raises(UsageError, match="fleet"):
-        topics.watcher_filters(fleet)
+def test_filters_and_acl_bad_fleet_raises_usage_error(build, fleet):
+    with pytest.raises(UsageError, match=r"^fleet name"):
+        build(fleet)
+
+
+def test_acl_bad_device_raises_usage_error():
+    with pytest.raises(UsageError, match=r"^device name '\+'"):
+        topics.mosquitto_acl("home", devices=["+"])

@@ -7,7 +7,7 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import BrokerError, UsageError, WireError
@@ -56,6 +56,10 @@ class TestChunks:
         """Foreign bytes raise WireError, never anything else."""
         with pytest.raises(WireError):
             decode_chunk(payload)
+
+    def test_shorter_than_their_header_are_refused(self):
+        with pytest.raises(WireError, match="3 bytes is shorter than its header"):
+            decode_chunk(b"fp\x01")
 
     @given(chunks(), st.data())
     def test_damage_shows(self, chunk, data):
@@ -136,7 +140,7 @@ class TestSizes:
     def test_have_a_largest_number_of_chunks(self):
         """What no manifest could announce is not described; the error gives both figures."""
         blob = bytes(MAX_CHUNKS * 2 + 1)
-        assert announced(blob, 3).chunk_count <= MAX_CHUNKS
+        assert announced(blob[1:], 2).chunk_count == MAX_CHUNKS
         with pytest.raises(UsageError, match=f"65537 chunks of 2 bytes, at most {MAX_CHUNKS} "):
             announced(blob, 2)
 
@@ -156,6 +160,7 @@ class TestSizes:
 
 class TestBitmap:
     @given(st.integers(1, 200), st.sets(st.integers(0, 250)))
+    @example(3, {2, 3})
     def test_comes_back_as_it_was(self, count, indices):
         """The wire form holds exactly the indices below the count."""
         bitmap = Bitmap(count, indices)

@@ -151,6 +151,10 @@ class TestUpload:
         upload = self.granted()
         assert upload.on_ack(self.ack(0, 2), 1.0) == [SendChunk(4), SendChunk(5)]
         assert upload.on_ack(self.ack(0, 2), 1.0) == []
+        assert upload.next_deadline() == 4.0
+
+    def test_acknowledgement_before_a_grant_sends_nothing(self):
+        assert Upload(LONG, 0.0).on_ack(self.ack(0), 1.0) == []
 
     def test_a_window_wider_than_the_rest_sends_the_rest(self):
         """Near the end fewer chunks than the window are left."""
