@@ -100,11 +100,10 @@ def aggregate(
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
     most: Mapping[Part, float] = {}
     now: References = past
+    found: dict[str, dict[Part, float]] = {}
     if needs_cohort(schema, limits.norm):
-        cohort = {
-            device: pace.per_unit(norms(read(device), pace.origin(base, schema), schema))
-            for device, pace in paces.items()
-        }
+        found = {device: norms(read(device), pace.origin(base, schema), schema) for device, pace in paces.items()}
+        cohort = {device: pace.per_unit(found[device]) for device, pace in paces.items()}
         usual = references(cohort, past)
         alone = len(ordered) == 1 and not past
         most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema))
@@ -117,7 +116,7 @@ def aggregate(
         tensors = read(device)
         pace = paces[device]
         own = limits_of(most, base, pace) if limits.norm.action != "off" else {}
-        pulled = clip(tensors, pace.origin(base, schema), schema, own) if own else None
+        pulled = clip(tensors, pace.origin(base, schema), schema, own, found.get(device)) if own else None
         if pulled is not None:
             # Steps beyond those of a capped number of examples are named with it.
             implied = weighs[device] < counted[device]
