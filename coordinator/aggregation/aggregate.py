@@ -133,15 +133,15 @@ def aggregate(
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
     alone = len(ordered) == 1 and not past
     usual: Mapping[Part, float] = {}
+    measured: dict[str, dict[Part, float]] = {}
     if needs_cohort(schema, limits.norm):
-        cohort = {
-            device: pace.per_unit(norms(read(device), pace.origin(base, schema), schema))
-            for device, pace in paces.items()
-        }
+        measured = {device: norms(read(device), pace.origin(base, schema), schema) for device, pace in paces.items()}
+        cohort = {device: pace.per_unit(measured[device]) for device, pace in paces.items()}
         usual = references(cohort, past)
     most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema) if alone else 0.0)
     shares: Mapping[str, float] = {}
-    bounded = _BoundedUpdates(read, weighs, counted, paces, most, schema=schema, base=base, limits=limits)
+    bound = most if limits.norm.action != "off" else None
+    bounded = _BoundedUpdates(read, weighs, counted, paces, bound, measured, schema=schema, base=base)
     if limits.rule.name == "mean":
         mean = _mean_of(bounded, schema)
     else:
@@ -194,26 +194,27 @@ class _BoundedUpdates:
         weights: Mapping[str, int],
         counted: Mapping[str, int],
         paces: Mapping[str, Pace],
-        most: Mapping[Part, float],
+        most: Mapping[Part, float] | None,
+        measured: Mapping[str, Mapping[Part, float]],
         *,
         schema: Schema,
         base: Tensors,
-        limits: Limits,
     ) -> None:
         self.weights = weights
         self.clipped: dict[str, dict[Part, float]] = {}
         self._read, self._counted, self._paces, self._most = read, counted, paces, most
-        self._schema, self._base, self._limits = schema, base, limits
+        self._schema, self._base, self._measured = schema, base, measured
         self._unchanged: set[str] = set()
 
     def read(self, device: str) -> Tensors:
         """Return the tensors of a device's update, clipped where they are beyond a bound."""
         tensors = self._read(device)
-        if self._limits.norm.action == "off" or device in self._unchanged:
+        if self._most is None or device in self._unchanged:
             return tensors
         pace = self._paces[device]
         own = limits_of(self._most, self._base, pace)
-        pulled = clip(tensors, pace.origin(self._base, self._schema), self._schema, own) if own else None
+        origin, found = pace.origin(self._base, self._schema), self._measured.get(device)
+        pulled = clip(tensors, origin, self._schema, own, found) if own else None
         if pulled is None:
             self._unchanged.add(device)
             return tensors

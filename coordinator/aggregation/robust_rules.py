@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.norm_clipping import squared_distance
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 
 CENTRING_PASSES = 3
@@ -226,11 +227,7 @@ def _split(values: Array, shapes: Mapping[str, tuple[int, ...]]) -> Step:
 
 
 def _distance(change: Step, centre: Step) -> float:
-    squares = 0.0
-    for name, values in change.items():
-        apart = np.subtract(values, centre[name]).reshape(-1)
-        squares += float(np.dot(apart, apart))
-    return math.sqrt(squares)
+    return math.sqrt(sum(squared_distance(values, centre[name]) for name, values in change.items()))
 
 
 def _add(total: Step, change: Step, origin: Step | None, factor: float) -> None:

@@ -100,8 +100,7 @@ class WeightedMean:
             for start in range(0, len(values), _BLOCK):
                 part, into = values[start : start + _BLOCK], sums[start : start + _BLOCK]
                 weighted = self._weighted[: len(part)]
-                np.copyto(weighted, part)
-                weighted *= num_examples * share
+                np.multiply(part, num_examples * share, out=weighted, dtype=np.float64)
                 into += weighted
         self.num_updates += 1
         self.weight += num_examples * share
