@@ -33,6 +33,9 @@ _DECLINE_HINTS = {
     "that keeps it too, or have the owners set `private` of their agents",
     DeclineReason.PLAN_LIMIT: "their owners allow less training in one request; begin a run with fewer epochs or steps, or "
     "have the owners raise `max_steps` or `max_epochs` of their agents",
+    DeclineReason.PRIVACY_SPENT: "their owners' `max_epsilon` is reached; begin a run with more noise or fewer rounds, or have "
+    "the owners raise it",
+    DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central",
 }
 
 
