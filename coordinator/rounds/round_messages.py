@@ -174,6 +174,7 @@ class ActiveRound:
         self.bounded: dict[str, int] = {}
         self.offenders: dict[str, str] = dict(ledger.offenders)
         self.bounded_devices: dict[str, Sequence[str]] = {}
+        self.privacy: Mapping[str, float | None] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -431,6 +432,7 @@ class ActiveRound:
             record,
             bounded=self.bounded,
             bounded_devices=self.bounded_devices,
+            privacy=self.privacy,
             offenders=dict(sorted(self.offenders.items())),
         )
 

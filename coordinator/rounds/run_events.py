@@ -115,10 +115,12 @@ class Aggregated:
     Attributes:
         bounded: Number of updates that met each bound.
         bounded_devices: The bounds that the update of a device met (coordinator.aggregation.aggregate).
+        privacy: Account of differential privacy (RoundRecord.privacy).
     """
 
     bounded: Mapping[str, int] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    privacy: Mapping[str, float | None] = field(default_factory=dict)
 
 
 Event = (

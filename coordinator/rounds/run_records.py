@@ -72,6 +72,15 @@ def fleet_loses(independent: Mapping[str, float]) -> bool:
     return bool(independent) and (independent["losing"] > independent["gaining"] or independent["gain"] < 0)
 
 
+def privacy_words(privacy: Mapping[str, float | None]) -> str:
+    """Return the account of differential privacy in words, "" for none."""
+    if not privacy:
+        return ""
+    epsilon, count = privacy["epsilon"], round(privacy["rounds"] or 0)
+    bound = "unbounded" if epsilon is None else f"{epsilon:.3g}"
+    return f"epsilon {bound} at delta {privacy['delta']:g} for the most used device, in {count} releases"
+
+
 def gain_words(independent: Mapping[str, float], label: str) -> str:
     """Return the figures in one line, "" for none; `label` is the name of the user accuracies."""
     if not independent:
@@ -137,6 +146,9 @@ class RoundRecord:
         offenders: Devices that the run does not invite again, each with its offence.
         bounded_devices: The bounds that changed a device's update, of the first devices (coordinator.aggregation.aggregate).
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
+        privacy: With differential privacy `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
+            used, `rounds`, their number, and the `noise_multiplier`; empty without, and in a failed round, which releases
+            nothing.
     """
 
     round: Positive
@@ -171,6 +183,7 @@ class RoundRecord:
     offenders: Mapping[str, str] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     independent: Mapping[str, Measure] = field(default_factory=dict)
+    privacy: Mapping[str, Measure | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""

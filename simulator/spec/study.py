@@ -29,7 +29,8 @@ class Study:
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
-    updates as a run's settings of these names do; the paper has neither.
+    updates as a run's settings of these names do; the paper has neither. So do `dp`, `noise_multiplier`, `dp_clip` and
+    `delta`; user accuracies of a study are exact all the same.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
     """
@@ -55,6 +56,10 @@ class Study:
     encoding: str = EXACT
     norm_bound: str = UNBOUNDED
     max_num_examples: str = UNBOUNDED
+    dp: str = UNBOUNDED
+    noise_multiplier: float | None = None
+    dp_clip: float | None = None
+    delta: float = 1e-5
 
     @property
     def label(self) -> str:
@@ -84,11 +89,14 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
 
-        `encoding` only where it is not exact, bounds only where there are any.
+        `encoding` only where it is not exact, bounds and differential privacy only where there are any.
         """
         plain = asdict(self)
         for name in ("norm_bound", "max_num_examples"):
             if plain[name] == UNBOUNDED:
+                del plain[name]
+        if self.dp == UNBOUNDED:
+            for name in ("dp", "noise_multiplier", "dp_clip", "delta"):
                 del plain[name]
         if self.encoding == EXACT:
             del plain["encoding"]
