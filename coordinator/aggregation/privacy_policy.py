@@ -99,7 +99,7 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
         if value is None
     ]
     if target_ua is not None:
-        text = f"ends the run by raw user accuracies, which dp = {dp} does not release; leave it out, --rounds ends the run"
+        text = f"ends the run by raw user accuracies, which dp = {dp} does not release; set none, --rounds ends the run"
         problems.append(("target_ua", text, "dp"))
     if moments:
         text = (

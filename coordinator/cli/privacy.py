@@ -9,13 +9,15 @@ import typer
 from fedpatch.coordinator.cli.tables import print_json
 from fedpatch.shared.app.command import AsJson, Group, command, no_options
 
+_EXAMPLE = "fedpatch privacy plan --devices 200 --parameters 1000 --rounds 7 --epsilon 8"
+
 
 def add_privacy(app: typer.Typer) -> None:
     """Add the group `privacy` to `app`."""
     group = typer.Typer(cls=Group, no_args_is_help=True, help="Plan differential privacy (setting dp of a run).")
     group.callback()(no_options)
-    command(group, "plan", example="fedpatch privacy plan --devices 200 --parameters 1010 --rounds 7 --epsilon 8")(plan)
-    app.add_typer(group, name="privacy")
+    command(group, "plan", example=_EXAMPLE)(plan)
+    app.add_typer(group, name="privacy", epilog=f"Example: {_EXAMPLE}")
 
 
 def plan(
