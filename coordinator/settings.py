@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.fields import Settings, setting
@@ -17,7 +18,7 @@ from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 CA_DIRECTORY = "ca"
 
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
-_LIMITS = "Limits of a device"
+_LIMITS, _PRIVACY = "Limits of a device", "Differential privacy"
 
 # A broker drops messages from a full queue silently (mosquitto holds 1000 by default), so stay well below.
 MAX_CHUNKS_IN_FLIGHT = 500
@@ -188,9 +189,42 @@ class RoundSettings(Settings):
         help="Known devices; further ones replace absent ones.",
     )
 
+    dp: str = setting(
+        "off",
+        group=_PRIVACY,
+        choices=MECHANISMS,
+        help="central: the coordinator clips updates and adds noise to their sum; records have no user accuracy. norm_bound, "
+        "max_num_examples and independent_every have no effect then.",
+    )
+    noise_multiplier: float | None = setting(
+        None,
+        group=_PRIVACY,
+        ge=1e-3,
+        le=1e6,
+        default_means="none; needed with dp",
+        help="Standard deviation of the noise on the sum of the updates, over dp_clip.",
+    )
+    dp_clip: float | None = setting(
+        None,
+        group=_PRIVACY,
+        ge=1e-6,
+        le=1e9,
+        default_means="none; needed with dp",
+        help="Greatest distance (L2 norm) of an update from the global model; longer ones are shortened to it.",
+    )
+    delta: float = setting(1e-5, group=_PRIVACY, gt=0.0, le=0.5, help="Delta for which epsilon is reported.")
+    max_epsilon: float | None = setting(
+        None,
+        group=_PRIVACY,
+        gt=0.0,
+        le=1e6,
+        default_means="no limit",
+        help="Greatest epsilon of a device in the whole run.",
+    )
+
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
-        problems = [*super().check(), *self._unreadable()]
+        problems = [*super().check(), *self._unreadable(), *self._privacy_problems()]
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
             problems.append(("max_devices", text, "devices"))
@@ -213,6 +247,22 @@ class RoundSettings(Settings):
             text = f"{self.chunk_kib} is too small for max_model_mib = {self.max_model_mib}; make it at least {least}"
             problems.append(("chunk_kib", text, "max_model_mib"))
         return problems
+
+    def _privacy_problems(self) -> list[tuple[str, ...]]:
+        from fedpatch.coordinator.aggregation.strategies import STRATEGIES
+
+        return settings_problems(
+            dp=self.dp,
+            noise_multiplier=self.noise_multiplier,
+            dp_clip=self.dp_clip,
+            delta=self.delta,
+            max_epsilon=self.max_epsilon,
+            rounds=self.rounds,
+            devices=self.devices,
+            target_ua=self.target_ua,
+            moments=STRATEGIES[self.strategy].moments if self.strategy in STRATEGIES else (),
+            aggregate=self.aggregate,
+        )
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""

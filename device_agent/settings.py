@@ -94,6 +94,19 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         unit="epochs",
         help="Most passes over the data in one request.",
     )
+    max_epsilon: float | None = setting(
+        None,
+        group=_LIMITS,
+        gt=0.0,
+        le=1e6,
+        default_means="no limit",
+        help="Greatest epsilon of this device's rounds with differential privacy, over all runs. Rounds beyond it and rounds "
+        "without differential privacy are declined.",
+    )
+    dp_required: bool = setting(
+        False, group=_LIMITS, help="Decline rounds without differential privacy, also without max_epsilon."
+    )
+    dp_delta: float = setting(1e-5, group=_LIMITS, gt=0.0, le=0.5, help="Delta of max_epsilon.")
     ups: str = setting(
         "",
         group=_WORK,

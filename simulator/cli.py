@@ -101,6 +101,15 @@ Aggregate = Annotated[
     str,
     typer.Option(metavar="RULE", help="Rule of aggregation, as of fedpatch run."),
 ]
+Dp = Annotated[str, typer.Option(metavar="off|central", help="Differential privacy, as of fedpatch run.")]
+NoiseMultiplier = Annotated[
+    float | None,
+    typer.Option(metavar="Z", help="Standard deviation of the noise on the sum of updates, over --dp-clip."),
+]
+DpClip = Annotated[
+    float | None, typer.Option(metavar="NORM", help="Greatest distance of an update from the global model.")
+]
+Delta = Annotated[float, typer.Option(metavar="DELTA", help="Delta for which epsilon is shown.")]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
@@ -131,6 +140,10 @@ def simulate(
     norm_bound: NormBound = "off",
     max_num_examples: MaxNumExamples = "off",
     aggregate: Aggregate = "mean",
+    dp: Dp = "off",
+    noise_multiplier: NoiseMultiplier = None,
+    dp_clip: DpClip = None,
+    delta: Delta = 1e-5,
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,
@@ -263,6 +276,11 @@ def _table(outcome: Outcome) -> Table:
     low = study.metric_goal == "max"
     table.add_row("10th percentile" if low else "90th percentile", accuracy(last.p10))
     table.add_row("lowest" if low else "highest", accuracy(last.lowest))
+    if study.dp != "off":
+        from fedpatch.simulator.learners.private_rounds import policy_of_study
+
+        epsilon = policy_of_study(study).epsilon(last.round)
+        table.add_row("epsilon", f"{epsilon:.4g} at delta {study.delta:g}, of a client in all {last.round} rounds")
     if outcome.bytes_up_per_update and outcome.bytes_down_per_download:
         up, down = size(outcome.bytes_up_per_update), size(outcome.bytes_down_per_download)
         table.add_row("bytes", f"{up} an update, {down} a download in {study.encoding}")

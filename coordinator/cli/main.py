@@ -23,6 +23,7 @@ from fedpatch.coordinator.cli.enrol import add_identities
 from fedpatch.coordinator.cli.export import add_export
 from fedpatch.coordinator.cli.inventory import add_inventory
 from fedpatch.coordinator.cli.options import PasswordFile, StateDir
+from fedpatch.coordinator.cli.privacy import add_privacy
 from fedpatch.coordinator.cli.report import add_report
 from fedpatch.coordinator.cli.watch import add_watch
 from fedpatch.coordinator.demo.settings import DemoSettings
@@ -70,7 +71,7 @@ app = make_app(
     "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
     panels={
         "Try it on this machine": ["demo", "simulate", "check-task", "tasks", "strategies"],
-        "Train with a fleet": ["doctor", "run", "resume"],
+        "Train with a fleet": ["doctor", "privacy", "run", "resume"],
         "Look at runs and devices": ["watch", "runs", "show", "report", "devices", "export"],
         "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
     },
@@ -284,7 +285,7 @@ broker_app.callback()(with_debug(broker))
 add_acl(broker_app)
 add_check_task(app, NAME)
 add_devices(app, lambda state_dir: _registry(state_dir))
-for add in (add_identities, add_doctor, add_export, add_inventory, add_report, add_unit, add_watch):
+for add in (add_identities, add_doctor, add_export, add_inventory, add_privacy, add_report, add_unit, add_watch):
     add(app)
 
 

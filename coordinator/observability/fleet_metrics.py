@@ -318,7 +318,7 @@ class FleetMetrics:
     def _reported(self, device: str, history: History) -> None:
         current = self._open
         report = current.reports.get(device) if current else None
-        if current is None or report is None:
+        if current is None or report is None or self._engine.spec.privacy is not None:
             return
         since = current.round.participants[device].since
         history.round_s = history.slow_s = since[State.REPORTED] - since[State.INVITED]

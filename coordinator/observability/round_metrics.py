@@ -72,7 +72,7 @@ class RoundMetrics:
 
     def _reported(self, device: str) -> None:
         report = self._reports.get(device)
-        if report is not None:
+        if report is not None and self._engine.spec.privacy is None:
             self._metrics.phases.labels("download", "device").observe(report.download_s)
             self._metrics.phases.labels("train", "device").observe(report.train_s)
 

@@ -35,5 +35,15 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile("runs/RUN/delta-ROUND.fp", "change of the model, for download", "devices download the whole model"),
     StateFile("runs/RUN/updates/ROUND/DEVICE.fp", "committed update of the open round", "the device's work"),
+    StateFile(
+        "runs/RUN/noise-ROUND.fp",
+        "noise of the open round with differential privacy, deleted before its model is published",
+        "the round draws new noise",
+    ),
+    StateFile(
+        "runs/RUN/privacy-book.fp",
+        "how often each device's updates were released",
+        "the run's epsilon is unknown: **restore it, or start a new run**",
+    ),
     StateFile("runs/RUN/model.npz", "global model for other programs", "written after the next round"),
 )

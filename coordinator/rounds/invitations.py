@@ -102,6 +102,7 @@ class Invitations:
         self._spec = spec
         self._fleet = fleet
         self._measures = measures_independent(spec.independent_every, ledger.round)
+        self._privacy = spec.privacy.terms(ledger.target) if spec.privacy is not None else None
         # The deltas to download by the version that a device holds; "" for an unknown version.
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
@@ -133,6 +134,7 @@ class Invitations:
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
             features=COORDINATOR_FEATURES,
             measure_independent=self._measures and self._fleet.knows(device, INDEPENDENT_FEATURE),
+            privacy=self._privacy,
         )
 
     def encoding(self, device: str) -> str:

@@ -33,6 +33,9 @@ _DECLINE_HINTS = {
     "that keeps it too, or have the owners set `private` of their agents",
     DeclineReason.PLAN_LIMIT: "their owners allow less training in one request; begin a run with fewer epochs or steps, or "
     "have the owners raise `max_steps` or `max_epochs` of their agents",
+    DeclineReason.PRIVACY_SPENT: "their owners' `max_epsilon` is reached; begin a run with more noise or fewer rounds, or have "
+    "the owners raise it",
+    DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central",
 }
 
 
@@ -98,6 +101,7 @@ class Fleet:
         task: Name of the run's task.
         most: Greatest number of devices at a time.
         encoding: The run's encoding.
+        needs: Features that a device must list to be invited.
 
     Attributes:
         members: The devices by name.
@@ -106,7 +110,7 @@ class Fleet:
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
     """
 
-    def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE) -> None:
+    def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE, needs: tuple[str, ...] = ()) -> None:
         self.members: dict[str, Member] = {}
         self.evicted: list[str] = []
         self._most = most
@@ -117,6 +121,7 @@ class Fleet:
         self._gone: dict[str, None] = {}
         self._task = task
         self._encoding = encoding
+        self._needs = needs
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
@@ -156,6 +161,8 @@ class Fleet:
         # A lasting reason stays until the device restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
+        if lacking := [word for word in self._needs if word not in state.features]:
+            member.barred = f"its version does not know {', '.join(lacking)}, which this run needs; update it"
         if known is not None and replace(known.state, online=True) == state:
             # The same presence again, from the broker or after a broken connection: the pause that it asked for stays.
             member.resting, member.rest_until = known.resting, known.rest_until

@@ -433,6 +433,7 @@ class ActiveRound:
             bounded_devices=dict(self.aggregated.bounded_devices),
             pulls=dict(self.aggregated.pulls),
             pull_quantiles=dict(self.aggregated.pull_quantiles),
+            privacy=dict(self.aggregated.privacy),
             offenders=dict(sorted(self.offenders.items())),
         )
 

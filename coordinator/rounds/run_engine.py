@@ -64,7 +64,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope
+from fedpatch.shared.wire.messages import PRIVACY_FEATURE, Decline, DeviceState, Envelope
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3
@@ -102,7 +102,8 @@ class Engine:
         seen: Collection[str] = (),
     ) -> None:
         self.spec = spec
-        self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding)
+        needs = (PRIVACY_FEATURE,) if spec.privacy is not None else ()
+        self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
         self.open: ActiveRound | None = None
         self.records = list(records)
         self.stopped: Stopped | None = None

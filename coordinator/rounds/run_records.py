@@ -72,6 +72,15 @@ def fleet_loses(independent: Mapping[str, float]) -> bool:
     return bool(independent) and (independent["losing"] > independent["gaining"] or independent["gain"] < 0)
 
 
+def privacy_words(privacy: Mapping[str, float | None]) -> str:
+    """Return the account of differential privacy in words, "" for none."""
+    if not privacy:
+        return ""
+    epsilon, count = privacy["epsilon"], round(privacy["rounds"] or 0)
+    bound = "unbounded" if epsilon is None else f"{epsilon:.3g}"
+    return f"epsilon {bound} at delta {privacy['delta']:g} for the most used device, in {count} releases"
+
+
 def gain_words(independent: Mapping[str, float], label: str) -> str:
     """Return the figures in one line, "" for none; `label` is the name of the user accuracies."""
     if not independent:
@@ -139,6 +148,9 @@ class RoundRecord:
         pulls: The share of a device's change that bounds and rule took away, of the devices that were pulled farthest.
         pull_quantiles: `p50`, `p90` and `max` of that share over all aggregated updates.
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
+        privacy: With differential privacy `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
+            used, `rounds`, their number, and the `noise_multiplier`; empty without, and in a failed round, which releases
+            nothing.
     """
 
     round: Positive
@@ -175,6 +187,7 @@ class RoundRecord:
     independent: Mapping[str, Measure] = field(default_factory=dict)
     pulls: Mapping[str, Measure] = field(default_factory=dict)
     pull_quantiles: Mapping[str, Measure] = field(default_factory=dict)
+    privacy: Mapping[str, Measure | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""

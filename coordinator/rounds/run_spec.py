@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import TrainPlan, is_delta
@@ -57,6 +58,7 @@ class RunSpec:
             of the first round.
         longest_pause_s: Longest pause after a failed round, in seconds.
         independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
+        privacy: The terms of differential privacy; None without.
     """
 
     run: str
@@ -87,6 +89,7 @@ class RunSpec:
     auto_deadline: bool = False
     longest_pause_s: float = math.inf
     independent_every: int = 0
+    privacy: PrivacyPolicy | None = None
 
 
 EVERYWHERE = "fp32+zstd"

@@ -19,6 +19,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.delta_history import DeltaHistory
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
+from fedpatch.coordinator.runtime.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.runtime.resume import pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import save_checkpoint
@@ -60,6 +61,9 @@ class Aggregator:
         self._say = say
         self._deltas = DeltaHistory(directory, prepared, spec)
         self._explains_bounds = True
+        self._private = None
+        if spec.privacy is not None:
+            self._private = PrivateAggregation(directory, spec.privacy, prepared.travelling, state.round)
 
     def publish(self, publisher: ModelPublisher) -> ModelPublished:
         """Publish the global model, and the deltas that lead to it. Raises BrokerError if the broker refuses a chunk."""
@@ -74,7 +78,11 @@ class Aggregator:
         return terms_of(self._prepared, self.base, model=self.state.tensors, limits=self._spec.limits)
 
     def aggregate(
-        self, devices: Sequence[str], num_examples: Mapping[str, int], read: Callable[[str], Mapping[str, Array]]
+        self,
+        devices: Sequence[str],
+        num_examples: Mapping[str, int],
+        read: Callable[[str], Mapping[str, Array]],
+        target: int = 0,
     ) -> Aggregated:
         """Make the next global model; `save` makes it the state.
 
@@ -84,7 +92,12 @@ class Aggregator:
             devices: Devices whose updates count, sorted.
             num_examples: Examples of each device.
             read: Returns the tensors of a device's update.
+            target: Devices that the round is meant for, which differential privacy divides by.
         """
+        if self._private is not None:
+            mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
+            self._aim(self._prepared.strategy.finish(self.state, mean, self._prepared.public))
+            return Aggregated(privacy=privacy)
         folded = aggregate(
             {device: num_examples[device] for device in devices},
             read,
@@ -97,13 +110,17 @@ class Aggregator:
         )
         self._show_bounded(folded, num_examples)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
-        aimed = replace(aimed, references=folded.references)
-        self._next = self._deltas.apply(self.state, aimed, self.base)
+        self._aim(replace(aimed, references=folded.references))
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
+
+    def _aim(self, aimed: ServerState) -> None:
+        self._next = self._deltas.apply(self.state, aimed, self.base)
 
     def save(self, record: RoundRecord) -> None:
         """Save the aggregated model and the record of its round, both in one checkpoint."""
         save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
+        if self._private is not None:
+            self._private.saved(self._next.round)
         self._deltas.commit()
         self.state = self._next
 

@@ -113,6 +113,7 @@ class EffectRunner:
             effect.devices,
             {device: stored[device].num_examples for device in effect.devices},
             lambda device: self.updates.read(stored[device]),
+            0 if self._engine.open is None else self._engine.open.round.policy.target,
         )
         self._connection.event_queue.now_is_present()
         return event

@@ -16,6 +16,7 @@ from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.private_reports import without_figures
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
@@ -167,7 +168,10 @@ def _kept_updates(
     terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
     for update in registry.rounds.updates(spec.run, ledger.round):
         try:
-            kept[update.device] = _read_back(directory, update, terms)
+            found = _read_back(directory, update, terms)
+            kept[update.device] = (
+                found if spec.privacy is None else replace(found, report=without_figures(found.report))
+            )
         except (StateError, UpdateRefused) as error:
             # Its device is invited again, like each device that has not reported.
             say(f"the update of {update.device} in round {ledger.round} cannot be read: {error}")

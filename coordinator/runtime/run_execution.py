@@ -10,6 +10,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.aggregation.gaussian_noise import values_of
+from fedpatch.coordinator.aggregation.privacy_policy import policy_of
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
@@ -38,6 +40,8 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.privacy.gaussian import noise_ratio
+from fedpatch.shared.privacy.plan import MOST_RATIO
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -139,6 +143,8 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
             make_directory(directory)
             save_checkpoint(directory, prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
+            if settings.dp != "off":
+                view.say(_privacy_outlook(settings, prepared))
             spec = run_spec(run.id, run.epoch, settings, prepared, connection.chunk_bytes)
             return _play(spec, settings, prepared, registry, connection, view)
 
@@ -221,7 +227,27 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     # The default of this protection has changed: a run of an earlier version continues with the present one.
     free |= {"norm_bound"}
     now = public_values(settings)
+    # A run of a version without the setting had no noise, and its rounds would be lacking in the account.
+    if run.settings.get("dp", "off") != settings.dp:
+        return False
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - free)
+
+
+def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:
+    """Return the epsilon of a device in all rounds, and the ratio of noise and clip for the least fleet."""
+    spec = policy_of(settings.dp, settings.noise_multiplier, settings.dp_clip, settings.delta, settings.max_epsilon)
+    assert spec is not None
+    ratio = noise_ratio(
+        spec.noise_multiplier,
+        values_of(prepared.travelling),
+        max(settings.min_cohort, int(settings.participation * settings.devices)),
+    )
+    verdict = "" if ratio <= MOST_RATIO else "; nothing will be learnt unless the fleet is larger"
+    epsilon, rounds = spec.epsilon(settings.rounds), settings.rounds
+    return (
+        f"dp: epsilon {epsilon:.4g} at delta {settings.delta:g} of a device in all {rounds} rounds; "
+        f"the noise on the mean is {ratio:.2g} times the clip{verdict}"
+    )
 
 
 def _from_anywhere(settings: RunSettings) -> RunSettings:

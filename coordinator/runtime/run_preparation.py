@@ -10,6 +10,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_examples_cap,
     parse_norm_bound,
 )
+from fedpatch.coordinator.aggregation.privacy_policy import check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
 from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
@@ -54,7 +55,8 @@ def prepare(settings: RunSettings) -> Prepared:
     """Find the task and the strategy, and build the initial model (imports torch).
 
     Raises:
-        UsageError: A name is unknown, the target is out of the metric's range, or the model exceeds `max_model_mib`.
+        UsageError: A name is unknown, the target is out of the metric's range, the model exceeds `max_model_mib`, or has public
+            values that differential privacy cannot cover.
     """
     policy = parse_policy(settings.private)
     task = find_task(settings.task)
@@ -70,6 +72,8 @@ def prepare(settings: RunSettings) -> Prepared:
     private_names = policy.private_names(with_moments)
     require_whole_ties(module, private_names)
     public = policy.public(schema)
+    if settings.dp != "off":
+        check_public(public)
     needed_mib = -(-max_blob_bytes(strategy.travelling(public)) // 2**20)
     if needed_mib > settings.max_model_mib:
         raise UsageError(
@@ -118,6 +122,13 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         prepared: The parts that follow from them.
         chunk_bytes: Size of a chunk, in bytes.
     """
+    privacy = policy_of(settings.dp, settings.noise_multiplier, settings.dp_clip, settings.delta, settings.max_epsilon)
+    limits = Limits(
+        parse_norm_bound(settings.norm_bound),
+        parse_examples_cap(settings.max_num_examples),
+        parse_aggregate_rule(settings.aggregate),
+        settings.max_devices,
+    )
     return RunSpec(
         run=run,
         epoch=epoch,
@@ -151,12 +162,9 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         seed=settings.seed,
         round_interval_s=settings.round_interval_s,
         metric=prepared.task.metric_terms,
-        limits=Limits(
-            parse_norm_bound(settings.norm_bound),
-            parse_examples_cap(settings.max_num_examples),
-            parse_aggregate_rule(settings.aggregate),
-            settings.max_devices,
-        ),
+        # The clip of differential privacy takes the place of bounds that depend on the other updates of the round.
+        limits=limits if privacy is None else Limits(max_devices=settings.max_devices),
         auto_deadline=settings.deadline_s is None,
-        independent_every=settings.independent_every,
+        independent_every=settings.independent_every if privacy is None else 0,
+        privacy=privacy,
     )

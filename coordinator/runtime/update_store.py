@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.private_reports import without_figures
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
@@ -151,6 +152,8 @@ class UpdateStore:
             if isinstance(checked, UpdateRefused):
                 raise checked
             report, tensors = checked
+            if self._engine.spec.privacy is not None:
+                report = without_figures(report)
             if awaited:  # an update that does not count leaves no row: its device was not promised anything
                 update = StoredUpdate(
                     effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding

@@ -20,6 +20,7 @@ from fedpatch.device_agent.cli.enrol import add_enrol
 from fedpatch.device_agent.cli.models import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
 from fedpatch.device_agent.cli.new_task.new_task import register as add_new_task
 from fedpatch.device_agent.cli.systemd import add_unit
+from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.app.command import AsJson, command, make_app, run_app
@@ -154,6 +155,7 @@ def _in_words(standing: AgentStatus, now: float) -> list[str]:
         lines.append(f"problem: {told['problem']}")
     if told.get("private"):
         lines.append(f"private: {told['private']['words']}")
+    lines += privacy_in_words(told.get("privacy", {}))
     for task in told.get("tasks", ()):
         lines.append(f"task {task['task']}: {task['num_examples']} training examples")
     if told.get("last_outcome"):

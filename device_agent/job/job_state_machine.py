@@ -74,6 +74,7 @@ from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Up
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     OWNER_LIMITS_FEATURE,
+    PRIVACY_FEATURE,
     STORAGE_FEATURE,
     Accept,
     Ack,
@@ -517,6 +518,9 @@ def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> Declin
         return DeclineReason.UNWILLING
     owner_limits = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
     if reason in owner_limits and OWNER_LIMITS_FEATURE not in request.features:
+        return DeclineReason.UNSUPPORTED
+    privacy = (DeclineReason.PRIVACY_SPENT, DeclineReason.PRIVACY_REQUIRED)
+    if reason in privacy and PRIVACY_FEATURE not in request.features:
         return DeclineReason.UNSUPPORTED
     return reason
 

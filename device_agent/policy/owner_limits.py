@@ -14,6 +14,7 @@ from typing import Any
 
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.training_messages import Ready
+from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.private_floor import (
     LEAST,
     Floor,
@@ -57,9 +58,19 @@ class OwnerLimits:
         private: The owner's setting: a policy's text, "" for the default.
         max_steps: Most training steps of one request.
         max_epochs: Most passes over the data of one request.
+        privacy: The owner's limit of privacy loss; None for none.
     """
 
-    def __init__(self, patch_dir: Path, *, private: str = "", max_steps: int, max_epochs: int) -> None:
+    def __init__(
+        self,
+        patch_dir: Path,
+        *,
+        private: str = "",
+        max_steps: int,
+        max_epochs: int,
+        privacy: PrivacyBudget | None = None,
+    ) -> None:
+        self.privacy = privacy
         self._patch_dir = patch_dir
         self._private = private
         self._max_steps = max_steps
@@ -80,6 +91,8 @@ class OwnerLimits:
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
         """Find why a request exceeds the limits; None where it does not, or is about another model than this device's."""
+        if self.privacy is not None and (spent := self.privacy.refusal(request)) is not None:
+            return spent
         model = self._model
         if model is None or (task, request.schema) != (model.task, model.schema.digest):
             return None

@@ -388,6 +388,7 @@ class Agent:
                 "unwilling": list(self._owner.words),
                 "declines": damaged or self._storage_problem,
                 "private": private,
+                "privacy": {} if self._limits.privacy is None else self._limits.privacy.told(),
                 "last_outcome": self._runner.last_outcome,
                 "problem": "" if stopped else "; ".join(filter(None, (self._presence.problem, self._storage_problem))),
             }

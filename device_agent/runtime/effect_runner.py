@@ -165,6 +165,13 @@ class EffectRunner:
             _log.warning("the update of %s round %d is dropped: %s", spooled.key.run, spooled.key.round, why)
             self._spool.clear()
             return []
+        try:
+            if self._limits.privacy is not None:
+                self._limits.privacy.count(spooled.key, spooled.request, spooled.manifest)
+        except StateError as error:
+            _log.error("the update of %s round %d is dropped: %s", spooled.key.run, spooled.key.round, error)
+            self._spool.clear()
+            return []
         _log.info("an update of %s round %d waits to be committed", spooled.key.run, spooled.key.round)
         self._update = spooled.manifest
         self._make_model_again(spooled)
@@ -278,6 +285,9 @@ class EffectRunner:
 
     def _keep_update(self, effect: SpoolUpdate) -> None:
         known, self._update = self._update, effect.manifest
+        if self._limits.privacy is not None:
+            # Before the update can leave: a crash from here on counts the round, and none misses it.
+            self._limits.privacy.count(effect.key, effect.request, effect.manifest)
         try:
             self._spool.save(Spooled(effect.key, effect.manifest, effect.request))
         except StateError as error:

@@ -19,6 +19,7 @@ from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
+from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
@@ -138,7 +139,17 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
     }
     owner = _make_owner(settings, directory, queue, trainer, ports.root)
     limits = OwnerLimits(
-        directory / PATCHES, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
+        directory / PATCHES,
+        private=settings.private,
+        max_steps=settings.max_steps,
+        max_epochs=settings.max_epochs,
+        privacy=PrivacyBudget(
+            directory,
+            fleet=identity.fleet,
+            max_epsilon=settings.max_epsilon,
+            required=settings.dp_required,
+            delta=settings.dp_delta,
+        ),
     )
     runner = EffectRunner(
         identity,

@@ -43,6 +43,11 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("models/TASK/.lock", "lock while models are published", "none"),
     StateFile("spool", "update that waits for `committed`", "the round's work"),
     StateFile("downloads", "received chunks of a global model", "downloaded again"),
+    StateFile(
+        "privacy-ledger",
+        "how often updates of this device were offered with differential privacy, and with how much noise",
+        "counted from zero: **`max_epsilon` no longer holds for earlier rounds**",
+    ),
     StateFile("status.json", "for `fedpatch-agent status`", "written again"),
     StateFile("usage.json", "today's use of the allowance", "counted from zero"),
     StateFile("agent.lock", "lock of the running agent", "none, unless two agents start"),

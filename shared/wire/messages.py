@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
 from fedpatch.shared.wire.vitals import Vitals
@@ -23,11 +24,11 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent",)
-(INDEPENDENT_FEATURE,) = DEVICE_FEATURES
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp")
+INDEPENDENT_FEATURE, PRIVACY_FEATURE = DEVICE_FEATURES
 # Features of a device's answers that the coordinator of this version understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits")
-STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES
+COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE)
+STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 MAX_FEATURES = 32
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
@@ -135,6 +136,7 @@ class WorkRequest:
             one of these versions downloads only the differences that follow it.
         features: COORDINATOR_FEATURES of the sender.
         measure_independent: Whether the report shall have `user_accuracy_independent`.
+        privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms.
     """
 
     schema: Digest
@@ -147,6 +149,7 @@ class WorkRequest:
     deltas: Annotated[tuple[ModelDelta, ...], Meta(max_length=MAX_DELTAS)] = ()
     features: Features = ()
     measure_independent: bool = False
+    privacy: PrivacyTerms | None = None
 
 
 @dataclass(frozen=True)

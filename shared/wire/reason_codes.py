@@ -41,6 +41,8 @@ class DeclineReason(StrEnum):
     STORAGE = "storage"
     PRIVATE_POLICY = "private_policy"
     PLAN_LIMIT = "plan_limit"
+    PRIVACY_SPENT = "privacy_spent"
+    PRIVACY_REQUIRED = "privacy_required"
 
 
 class FailReason(StrEnum):

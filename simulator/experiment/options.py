@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
-from fedpatch.coordinator.aggregation.strategies import FedAdam, find_strategy, refusal_of_rule
+from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
+from fedpatch.coordinator.aggregation.strategies import STRATEGIES, FedAdam, find_strategy, refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
@@ -64,6 +65,10 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     norm_bound: str = UNBOUNDED,
     max_num_examples: str = UNBOUNDED,
     aggregate: str = MEAN,
+    dp: str = UNBOUNDED,
+    noise_multiplier: float | None = None,
+    dp_clip: float | None = None,
+    delta: float = 1e-5,
 ) -> Study:
     """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
 
@@ -87,7 +92,9 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = Study(task_ref, clients, strategy, policy, data, participation, rounds, target_ua, seed, 0.0, batch_size)
     study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
-    if problems := [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]:
+    study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
+    problems = [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]
+    if problems := [*problems, *_privacy_problems(study)]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
     return replace(study, data=_data(study, task, noisy_fraction), **numbers)
@@ -136,6 +143,40 @@ def _noise_problems(data: str, noisy_fraction: float) -> Iterator[str]:
         yield f"--noisy-fraction: {noisy_fraction} is not a fraction from 0 to 1"
     elif noisy_fraction and data:
         yield "--noisy-fraction: it adds to the task's own data spec; with --data, write it there"
+
+
+def _privacy_problems(study: Study) -> Iterator[str]:
+    """Terms of differential privacy that do not fit together (coordinator.aggregation.privacy_policy)."""
+    if study.dp not in MECHANISMS:
+        yield f"--dp: {study.dp!r} is not {' or '.join(MECHANISMS)}"
+        return
+    for name, least in (("noise_multiplier", 1e-3), ("dp_clip", 1e-6)):
+        value = getattr(study, name)
+        if value is not None and not least <= value <= 1e6:
+            yield f"{_option(name)}: {value:g} is not from {least:g} to 1e6"
+    if not 0 < study.delta < 1:
+        yield f"--delta: {study.delta:g} is not above 0 and below 1"
+        return
+    if study.dp != UNBOUNDED and study.strategy not in STRATEGIES:
+        yield f"--strategy: {study.strategy} has no federated mean to add noise to; choose fedavg or fedadam with --dp"
+        return
+    strategy = STRATEGIES.get(study.strategy)
+    for name, text, *_ in settings_problems(
+        dp=study.dp,
+        noise_multiplier=study.noise_multiplier,
+        dp_clip=study.dp_clip,
+        delta=study.delta,
+        max_epsilon=None,
+        rounds=study.rounds,
+        devices=study.clients,
+        target_ua=None,  # a study measures without noise: it is no release
+        moments=strategy.moments if strategy else (),
+        aggregate=study.aggregate,
+    ):
+        yield f"{_option(name)}: {text}"
+    for name in ("norm_bound", "max_num_examples"):
+        if study.dp != UNBOUNDED and getattr(study, name) != UNBOUNDED:
+            yield f"{_option(name)}: has no effect with --dp {study.dp}, whose clip takes its place; leave it out"
 
 
 def _filled(given: Rates, study: Study, task: Task) -> Rates:

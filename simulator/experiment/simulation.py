@@ -27,6 +27,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
+from fedpatch.coordinator.aggregation.privacy_policy import check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, find_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
@@ -48,6 +49,7 @@ from fedpatch.simulator.learners.baselines import check_baseline, kept_between_r
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeUpdate, change_spooled, fold_spooled
+from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
@@ -171,6 +173,9 @@ class Simulation:
         self._change, self.clipped = change, 0
         plain = (study.norm_bound, study.aggregate, change) == (UNBOUNDED, MEAN, None)
         apart = not plain and len(travelling) > 0
+        if study.dp != UNBOUNDED:
+            check_public(self.public)
+            apart = len(travelling) > 0
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
         ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
@@ -289,6 +294,10 @@ class Simulation:
         folder, base = Path(self._spool.name), self._wire.read(self.server)
         if self._change is not None:
             change_spooled(folder, selected, self._change, base)
+        if self.study.dp != UNBOUNDED:
+            number, schema = self.server.round + 1, self.strategy.travelling(self.public)
+            private = fold_private(folder, selected, study=self.study, round_number=number, schema=schema, base=base)
+            return AggregateResult(private, references=self.server.references)
         folded = fold_spooled(
             folder,
             selected,
@@ -355,7 +364,7 @@ def versions() -> dict[str, str]:
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
         if ground.spool is not None:
-            raise UsageError("--norm-bound and --aggregate are computed on the CPU only; use --device cpu")
+            raise UsageError("--norm-bound, --aggregate and --dp are computed on the CPU only; use --device cpu")
         if ground.uplink is not None:
             raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)

@@ -66,8 +66,7 @@ def fold_spooled(
 
     counted = {device: num_examples[client] for device, client in numbers.items()}
     folded = aggregate(counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references)
-    for client in clients:
-        _file_of(folder, client).unlink()
+    remove_spooled(folder, clients)
     return folded
 
 
@@ -87,6 +86,12 @@ def read_spooled(folder: Path, client: int) -> dict[str, Array]:
     """What `write_spooled` wrote."""
     with np.load(_file_of(folder, client), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
+
+
+def remove_spooled(folder: Path, clients: Sequence[int]) -> None:
+    """Delete the updates of these clients."""
+    for client in clients:
+        _file_of(folder, client).unlink()
 
 
 def _file_of(folder: Path, client: int) -> Path:

@@ -30,7 +30,8 @@ class Study:
     stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
     `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
-    `aggregate` are a run's settings of these names; the paper has no bounds, and aggregates by the mean.
+    `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
+    no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
     """
@@ -57,6 +58,10 @@ class Study:
     norm_bound: str = UNBOUNDED
     max_num_examples: str = UNBOUNDED
     aggregate: str = MEAN
+    dp: str = UNBOUNDED
+    noise_multiplier: float | None = None
+    dp_clip: float | None = None
+    delta: float = 1e-5
 
     @property
     def label(self) -> str:
@@ -86,7 +91,8 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
 
-        `encoding` only where it is not exact, bounds and the rule of aggregation only where they are not the paper's.
+        `encoding` only where it is not exact; bounds, rule of aggregation and differential privacy only where they are not the
+        paper's.
         """
         plain = asdict(self)
         for name in ("norm_bound", "max_num_examples"):
@@ -94,6 +100,9 @@ class Study:
                 del plain[name]
         if self.aggregate == MEAN:
             del plain["aggregate"]
+        if self.dp == UNBOUNDED:
+            for name in ("dp", "noise_multiplier", "dp_clip", "delta"):
+                del plain[name]
         if self.encoding == EXACT:
             del plain["encoding"]
         if self.metric == ACCURACY:

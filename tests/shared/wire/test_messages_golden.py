@@ -35,6 +35,7 @@ from fedpatch.shared.wire.messages import (
     TrainPlan,
     WorkRequest,
 )
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, LinkKind, RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, RunStatus, StateCount
 from fedpatch.shared.wire.vitals import LastRound, Vitals
@@ -91,6 +92,7 @@ BODIES: dict[str, Body] = {
         (ModelDelta(UPDATE, SCHEMA, MANIFEST),),
         ("answers",),
         True,
+        PrivacyTerms(GAUSSIAN, 1.5, 0.25, 1e-5, 200),
     ),
     "grant": Grant(UPDATE, 8, b"\x05"),
     "ack": Ack(UPDATE, b"\x0f"),

@@ -1,0 +1,141 @@
+"""The terms of differential privacy of a run, and the settings and models that do not fit them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.privacy.gaussian import epsilon_of, mu_of
+from fedpatch.shared.tensors.schema import Schema, listing
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+
+MECHANISMS = ("off", "central")
+"""Values of the setting `dp`."""
+
+Problem = tuple[str, ...]
+"""A setting, the reason to refuse it, and the other settings that the reason is about."""
+
+
+@dataclass(frozen=True)
+class PrivacyPolicy:
+    """The terms of differential privacy of a run.
+
+    Attributes:
+        noise_multiplier: Standard deviation of the noise on each value of the sum, over `clip`.
+        clip: Greatest L2 norm of an update's change over all public values.
+        delta: The delta for which epsilon is reported.
+        max_epsilon: The run releases nothing beyond it; None for no limit.
+
+    Example:
+        >>> policy = PrivacyPolicy(noise_multiplier=1.6, clip=0.5)
+        >>> round(policy.epsilon(rounds=7), 2)
+        7.92
+    """
+
+    noise_multiplier: float
+    clip: float
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+
+    def epsilon(self, rounds: int) -> float:
+        """Return the epsilon of a device whose updates are in so many releases."""
+        return epsilon_of(mu_of(self.noise_multiplier, rounds), self.delta)
+
+    def terms(self, denominator: int) -> PrivacyTerms:
+        """Return the terms of a round that is meant for `denominator` devices."""
+        return PrivacyTerms(GAUSSIAN, self.noise_multiplier, self.clip, self.delta, denominator)
+
+
+def policy_of(
+    dp: str, noise_multiplier: float | None, dp_clip: float | None, delta: float, max_epsilon: float | None
+) -> PrivacyPolicy | None:
+    """Return the policy of checked settings; None if `dp` is off."""
+    if dp == "off":
+        return None
+    assert noise_multiplier is not None and dp_clip is not None, "checked by settings_problems"
+    return PrivacyPolicy(noise_multiplier, dp_clip, delta, max_epsilon)
+
+
+def settings_problems(  # noqa: PLR0913  (the settings that depend on each other)
+    *,
+    dp: str,
+    noise_multiplier: float | None,
+    dp_clip: float | None,
+    delta: float,
+    max_epsilon: float | None,
+    rounds: int,
+    devices: int,
+    target_ua: float | None,
+    moments: Collection[str],
+    aggregate: str = "mean",
+) -> list[Problem]:
+    """Return the problems of settings that do not fit together; the arguments are settings of a run.
+
+    Args:
+        dp: One of MECHANISMS.
+        noise_multiplier: None if it is not set.
+        dp_clip: None if it is not set.
+        delta: Above 0, below 1.
+        max_epsilon: None for no limit.
+        rounds: Rounds of the run.
+        devices: Least size of the fleet.
+        target_ua: None for no target.
+        moments: Moments that the strategy shares.
+        aggregate: Rule of the aggregate.
+    """
+    given = {"noise_multiplier": noise_multiplier, "dp_clip": dp_clip}
+    if dp == "off":
+        unused = {**given, "max_epsilon": max_epsilon}
+        return [
+            (name, "has no effect with dp = off; set dp = central, or leave it out", "dp")
+            for name, value in unused.items()
+            if value is not None
+        ]
+    problems: list[Problem] = [
+        (name, f"is needed with dp = {dp}; `fedpatch privacy plan` computes the noise", "dp")
+        for name, value in given.items()
+        if value is None
+    ]
+    if target_ua is not None:
+        text = f"ends the run by raw user accuracies, which dp = {dp} does not release; set none, --rounds ends the run"
+        problems.append(("target_ua", text, "dp"))
+    if moments:
+        text = (
+            "shares the optimizer's moments, which have another scale than the clip, and noise would make second moments "
+            "negative; use fedavg or fedadam"
+        )
+        problems.append(("strategy", text, "dp"))
+    if aggregate != "mean":
+        text = f"{aggregate} depends on single updates in a way that the clip does not bound; use mean with dp = {dp}"
+        problems.append(("aggregate", text, "dp"))
+    if delta * devices >= 1:
+        text = f"{delta:g} lets one of {devices} devices be published whole; make it less than 1 / devices, e.g. 1e-5"
+        problems.append(("delta", text, "devices"))
+    if max_epsilon is not None and noise_multiplier is not None:
+        problems += _beyond(PrivacyPolicy(noise_multiplier, 1.0, delta, max_epsilon), rounds)
+    return problems
+
+
+def _beyond(policy: PrivacyPolicy, rounds: int) -> list[Problem]:
+    spent = policy.epsilon(rounds)
+    assert policy.max_epsilon is not None
+    if spent <= policy.max_epsilon:
+        return []
+    words = f"{spent:.4g}" if math.isfinite(spent) else "no bound at all"
+    text = (
+        f"{policy.max_epsilon:g} is less than the epsilon of a device in all {rounds} rounds, {words}; `fedpatch privacy plan "
+        f"--epsilon {policy.max_epsilon:g} --rounds {rounds}` computes the noise that keeps it"
+    )
+    return [("max_epsilon", text, "noise_multiplier")]
+
+
+def check_public(public: Schema) -> None:
+    """Raise UsageError for public tensors that no clip covers: the noise would break them, or they would travel without it."""
+    tracked = [spec.name for spec in public.specs if not spec.trainable or not spec.dtype.startswith("float")]
+    if tracked:
+        raise UsageError(
+            f"dp: {listing(tracked)} would travel, and is tracked or counted instead of trained, so that noise would break it; "
+            "keep it on the devices with --private all, or as one of names:GLOB,..."
+        )

@@ -1,0 +1,91 @@
+"""Aggregation with central differential privacy: the noise of the round, the book, and the noised mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fedpatch.coordinator.aggregation.gaussian_noise import private_mean, values_of
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.storage.sealed_noise import PrivacyBook, SealedNoise
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tensors.arrays import Array, Schema
+
+
+class PrivateAggregation:
+    """Owns the noise and the book of one run.
+
+    Args:
+        directory: Files of the run.
+        policy: The terms of differential privacy.
+        schema: Names, shapes and dtypes of the tensors that travel.
+        saved_round: The last round whose model is saved; its noise is deleted.
+        noise: Source of the noise; that of the operating system if left out.
+
+    Raises:
+        StateError: The book is damaged, or the disk refuses.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        policy: PrivacyPolicy,
+        schema: Schema,
+        saved_round: int,
+        noise: SealedNoise | None = None,
+    ) -> None:
+        self._policy = policy
+        self._schema = schema
+        self._noise = noise or SealedNoise(directory)
+        self._book = PrivacyBook(directory)
+        self.saved(saved_round)
+
+    def aggregate(
+        self,
+        state: ServerState,
+        devices: Sequence[str],
+        read: Callable[[str], Mapping[str, Array]],
+        denominator: int,
+    ) -> tuple[dict[str, Array], dict[str, float | None]]:
+        """Return the noised mean of a round, and the account for its record.
+
+        Args:
+            state: The state before the round.
+            devices: Devices whose updates count.
+            read: Returns the tensors of a device's update.
+            denominator: Devices that the round is meant for.
+
+        Raises:
+            UsageError: The release would exceed the run's `max_epsilon`. Nothing is released.
+            StateError: The disk refuses, or a file of the account is damaged.
+        """
+        draw = self._noise.of_round(state.round + 1, values_of(self._schema))
+        spent = self._policy.epsilon(used := self._book.most_used_with(draw.digest, devices))
+        limit = self._policy.max_epsilon
+        if limit is not None and spent > limit:
+            raise UsageError(
+                f"epsilon would be {spent:.4g} for the device that {used} releases use; the run's max_epsilon is {limit:g}, so "
+                "its rounds are over; start a new run, which adds to what was released"
+            )
+        self._book.note(draw.digest, devices)
+        mean = private_mean(
+            (read(device) for device in sorted(devices)),
+            draw.values,
+            schema=self._schema,
+            base=state.tensors,
+            policy=self._policy,
+            denominator=denominator,
+        )
+        account = {
+            "epsilon": spent if math.isfinite(spent) else None,
+            "delta": self._policy.delta,
+            "rounds": used,
+            "noise_multiplier": self._policy.noise_multiplier,
+        }
+        return mean, account
+
+    def saved(self, round_number: int) -> None:
+        """Delete the noise of this round and earlier ones: its model is saved, and not yet published."""
+        self._noise.drop_until(round_number)

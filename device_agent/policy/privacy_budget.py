@@ -1,0 +1,150 @@
+"""The owner's limit of privacy loss: whether a request stays within it, and the account for the owner."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger, RunAccount
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
+from fedpatch.shared.wire.messages import Manifest, WorkRequest
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN
+from fedpatch.shared.wire.reason_codes import DeclineReason
+
+_log = logging.getLogger("fedpatch.owner")
+_TOLD_RUNS = 20
+
+
+class PrivacyBudget:
+    """The owner's limit of one agent, over all runs of its state directory.
+
+    Args:
+        directory: State directory, with the ledger.
+        fleet: Fleet of the agent, whose coordinator sends the requests.
+        max_epsilon: Greatest epsilon; None for no limit. With a limit, rounds without differential privacy are declined.
+        required: Whether they are declined without a limit too.
+        delta: The delta of epsilon.
+
+    Example:
+        >>> budget = PrivacyBudget(tmp_path, fleet="home", max_epsilon=8.0)
+        >>> budget.refusal(REQUEST).reason.value
+        'privacy_required'
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fleet: str,
+        max_epsilon: float | None = None,
+        required: bool = False,
+        delta: float = 1e-5,
+    ) -> None:
+        self._directory = directory
+        self._fleet = fleet
+        self._max_epsilon = max_epsilon
+        self._required = required or max_epsilon is not None
+        self._delta = delta
+        self._ledger: PrivacyLedger | None = None
+        self._damage = ""
+        self._told: tuple[tuple[RunAccount, ...], dict[str, Any]] | None = None
+
+    def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
+        """Return the decision to decline a request that the owner's limit does not allow; None if it does."""
+        terms = request.privacy
+        if terms is None:
+            if not self._required:
+                return None
+            return _no(DeclineReason.PRIVACY_REQUIRED, "the owner takes part with differential privacy only")
+        if terms.mechanism != GAUSSIAN:
+            return _no(
+                DeclineReason.UNSUPPORTED, f"mechanism {terms.mechanism!r} of differential privacy is not known here"
+            )
+        ledger = self._open()
+        if ledger is None:
+            _log.error("%s", self._damage)
+            return _no(DeclineReason.PRIVACY_SPENT, "the device's account of privacy is damaged")
+        after = epsilon_of(compose([ledger.mu(), mu_of(terms.noise_multiplier)]), self._delta)
+        if self._max_epsilon is None or after <= self._max_epsilon:
+            return None
+        _log.warning(
+            "privacy: a further round would bring epsilon to %.4g; max_epsilon is %g", after, self._max_epsilon
+        )
+        return _no(DeclineReason.PRIVACY_SPENT, "its owner's limit of privacy loss is reached")
+
+    def count(self, key: JobKey, request: WorkRequest | None, manifest: Manifest) -> None:
+        """Count the round of an update before it is offered; the same update counts once.
+
+        Args:
+            key: The job.
+            request: Its request; None where it is unknown. Without terms of differential privacy nothing is counted.
+            manifest: Manifest of the update.
+
+        Raises:
+            StateError: The account is damaged or cannot be written. The update must not be offered.
+        """
+        if request is None or request.privacy is None:
+            return
+        ledger = self._open()
+        if ledger is None:
+            raise StateError(self._damage)
+        ledger.count(self._fleet, key.run, key.task, manifest.digest, request.privacy.noise_multiplier)
+
+    def told(self) -> dict[str, Any]:
+        """Return the account for status.json: the limit, epsilon of all runs, and the latest runs. It is never sent."""
+        ledger = self._open()
+        told: dict[str, Any] = {"max_epsilon": self._max_epsilon, "required": self._required, "delta": self._delta}
+        if ledger is None:
+            return {**told, "epsilon": None, "rounds": None, "runs": [], "problem": self._damage}
+        if self._told is None or self._told[0] is not ledger.runs:
+            self._told = ledger.runs, {**told, **self._account(ledger)}
+        return self._told[1]
+
+    def _account(self, ledger: PrivacyLedger) -> dict[str, Any]:
+        runs = [
+            {
+                "fleet": one.fleet,
+                "run": one.run,
+                "task": one.task,
+                "rounds": one.rounds,
+                "noise_multipliers": [noisy.noise_multiplier for noisy in one.noisy],
+                "epsilon": self._epsilon(one.mu),
+            }
+            for one in ledger.runs[-_TOLD_RUNS:]
+        ]
+        rounds = sum(one.rounds for one in ledger.runs)
+        return {"epsilon": self._epsilon(ledger.mu()), "rounds": rounds, "runs": runs, "problem": ""}
+
+    def _epsilon(self, mu: float) -> float | None:
+        found = epsilon_of(mu, self._delta)
+        return found if math.isfinite(found) else None
+
+    def _open(self) -> PrivacyLedger | None:
+        """Return the ledger; None while it is damaged, which is looked at again each time, as the owner may restore it."""
+        if self._ledger is None:
+            try:
+                self._ledger = PrivacyLedger(self._directory)
+            except StateError as error:
+                self._damage = str(error)
+        return self._ledger
+
+
+def privacy_in_words(told: dict[str, Any]) -> list[str]:
+    """Return the account of `PrivacyBudget.told` in lines for people; none where there is nothing to tell."""
+    if told.get("problem"):
+        return [f"privacy: {told['problem']}"]
+    if not told or not (told["rounds"] or told["required"]):
+        return []
+    epsilon = "unbounded" if told["epsilon"] is None else f"{told['epsilon']:.3g}"
+    limit = "" if told["max_epsilon"] is None else f" of at most {told['max_epsilon']:g}"
+    lines = [f"privacy: epsilon {epsilon}{limit} at delta {told['delta']:g}, from {told['rounds']} rounds"]
+    return lines + [f"  run {one['run']}: {one['rounds']} rounds" for one in told["runs"]]
+
+
+def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
+    return AdmissionDecision(False, why, reason=reason)

@@ -1,0 +1,130 @@
+"""The device's own account of differential privacy: which rounds its updates were offered to, and with how much noise.
+
+One file, a line of JSON behind a checksum. It is written before an update is offered, so that a crash counts a round and never
+misses it. It holds all runs of this state directory: their releases all come from the same data, so they add up. Rounds without
+differential privacy are not in it, for no epsilon bounds them. Nothing of it is ever sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.privacy.gaussian import compose, mu_of
+from fedpatch.shared.wire.field_types import Count
+
+LEDGER_NAME = "privacy-ledger"
+_LINE = b"fedpatch privacy ledger 1\n"
+
+NoiseMultiplier = Annotated[float, Meta(gt=0.0, le=1e9)]
+
+
+@dataclass(frozen=True)
+class NoisyRounds:
+    """Rounds with the same noise."""
+
+    noise_multiplier: NoiseMultiplier
+    rounds: Count
+
+
+@dataclass(frozen=True)
+class RunAccount:
+    """The account of one run.
+
+    Attributes:
+        fleet: Fleet of its coordinator.
+        run: Name of the run.
+        task: Name of its task.
+        noisy: Its rounds, by noise.
+        last_update: Digest of the update that was counted last.
+    """
+
+    fleet: str
+    run: str
+    task: str
+    noisy: tuple[NoisyRounds, ...] = ()
+    last_update: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """All its rounds."""
+        return sum(one.rounds for one in self.noisy)
+
+    @property
+    def mu(self) -> float:
+        """The mu of these rounds together (shared.privacy.gaussian)."""
+        return compose(mu_of(one.noise_multiplier, one.rounds) for one in self.noisy)
+
+    def with_round(self, update: str, noise_multiplier: float) -> RunAccount:
+        """Return the account with one more round, unless its update was counted last."""
+        if update == self.last_update:
+            return self
+        counts = {one.noise_multiplier: one.rounds for one in self.noisy}
+        counts[noise_multiplier] = counts.get(noise_multiplier, 0) + 1
+        return replace(self, noisy=tuple(NoisyRounds(*one) for one in sorted(counts.items())), last_update=update)
+
+
+@dataclass(frozen=True)
+class _Content:
+    runs: tuple[RunAccount, ...] = field(default=())
+
+
+class PrivacyLedger:
+    """The ledger of one state directory; `runs` are its accounts, the latest last.
+
+    Args:
+        directory: State directory of the agent.
+
+    Raises:
+        StateError: The ledger is damaged, or cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LEDGER_NAME
+        self.runs = self._read()
+
+    def mu(self) -> float:
+        """Return the mu of all rounds in this ledger."""
+        return compose(one.mu for one in self.runs)
+
+    def count(self, fleet: str, run: str, task: str, update: str, noise_multiplier: float) -> None:
+        """Count the round of an update durably; the same update counts once.
+
+        Args:
+            fleet: Fleet of the coordinator.
+            run: Name of the run.
+            task: Name of its task.
+            update: Digest of the update.
+            noise_multiplier: Of the round.
+
+        Raises:
+            StateError: The disk refused; the update must not be offered.
+        """
+        known = next((one for one in self.runs if (one.fleet, one.run) == (fleet, run)), RunAccount(fleet, run, task))
+        account = known.with_round(update, noise_multiplier)
+        if account == known:
+            return
+        runs = (*(one for one in self.runs if one is not known), account)
+        with refusals_of(self._path):
+            write_atomic(self._path, seal(_LINE, msgspec.json.encode(_Content(runs))))
+        self.runs = runs
+
+    def _read(self) -> tuple[RunAccount, ...]:
+        with refusals_of(self._path):
+            if not self._path.exists():
+                return ()
+            data = self._path.read_bytes()
+        try:
+            return msgspec.json.decode(unseal(self._path, _LINE, data, "a privacy ledger"), type=_Content).runs
+        except (StateError, msgspec.DecodeError) as error:
+            raise StateError(
+                f"{self._path}: cannot be read ({error}); it tells how much privacy was spent, so restore it from a copy, or "
+                "move it away to count from zero"
+            ) from error

@@ -1,0 +1,134 @@
+"""The outlook of a run with differential privacy before it begins: how much noise, and whether anything will be learnt."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.privacy.gaussian import MAX_EPSILON, noise_multiplier_for, noise_ratio
+
+MOST_RATIO = 0.5
+"""The norm of the noise over the clip above which rounds undo each other (docs/explanation/privacy.md has the measurements)."""
+GOOD_RATIO = 0.25
+"""Half of it: there accuracy was within 3 points of that without noise."""
+_MOST = 10**12
+
+
+class Verdict(StrEnum):
+    """What to expect of a run."""
+
+    LEARNS = "learns"
+    DOUBTFUL = "doubtful"
+    LEARNS_NOTHING = "learns_nothing"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The outlook of a run.
+
+    Attributes:
+        devices: Devices that each round is meant for.
+        parameters: Public values.
+        rounds: Rounds in which one device takes part at most.
+        epsilon: Of a device in all these rounds.
+        delta: Its delta.
+        noise_multiplier: Standard deviation of the noise on the sum of the updates, over the clip.
+        ratio: Expected L2 norm of the noise on the mean, over the clip.
+
+    Example:
+        >>> plan = make_plan(devices=200, parameters=1_010, rounds=7, epsilon=8.0)
+        >>> round(plan.noise_multiplier, 2), round(plan.ratio, 2), plan.verdict.value
+        (1.59, 0.25, 'doubtful')
+    """
+
+    devices: int
+    parameters: int
+    rounds: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    ratio: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to expect, by `ratio`."""
+        if self.ratio > MOST_RATIO:
+            return Verdict.LEARNS_NOTHING
+        return Verdict.DOUBTFUL if self.ratio > GOOD_RATIO else Verdict.LEARNS
+
+    @property
+    def least_devices(self) -> int:
+        """The least number of devices with a ratio of at most MOST_RATIO."""
+        return math.ceil(self.noise_multiplier * math.sqrt(self.parameters) / MOST_RATIO)
+
+    @property
+    def most_parameters(self) -> int:
+        """The greatest number of public values with a ratio of at most MOST_RATIO; 0 if there is none."""
+        return int((MOST_RATIO * self.devices / self.noise_multiplier) ** 2)
+
+    @property
+    def words(self) -> str:
+        """The verdict with its remedy, in a sentence."""
+        ratio = f"the noise on the mean is {self.ratio:.2g} times the clip"
+        if self.verdict is Verdict.LEARNS:
+            return f"{ratio}: the model will learn, a little slower than without noise"
+        if self.verdict is Verdict.DOUBTFUL:
+            return (
+                f"{ratio}: the model may learn, and less than without noise; try `fedpatch simulate --dp central` first"
+            )
+        remedy = f"it takes {self.least_devices:,} devices"
+        if self.most_parameters:
+            remedy += f", or at most {self.most_parameters:,} public values (keep more on the devices with --private)"
+        return f"{ratio}: nothing will be learnt; {remedy}, or fewer rounds"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data for JSON."""
+        return {
+            "devices": self.devices,
+            "parameters": self.parameters,
+            "rounds": self.rounds,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "ratio": self.ratio,
+            "verdict": self.verdict.value,
+            "least_devices": self.least_devices,
+            "most_parameters": self.most_parameters,
+        }
+
+
+def make_plan(*, devices: int, parameters: int, rounds: int, epsilon: float, delta: float = 1e-5) -> Plan:
+    """Compute the noise that keeps `epsilon`, and the outlook of a run with it.
+
+    Args:
+        devices: Devices that each round is meant for, at least 1.
+        parameters: Public values, at least 1.
+        rounds: Rounds in which one device takes part at most, at least 1.
+        epsilon: Above 0.
+        delta: Above 0, below 1.
+
+    Raises:
+        UsageError: An argument is out of its range.
+    """
+    for name, value in (("devices", devices), ("parameters", parameters), ("rounds", rounds)):
+        if not 1 <= value <= _MOST:
+            raise UsageError(f"--{name}: {value} is not from 1 to {_MOST:,}")
+    if not 0 < epsilon <= MAX_EPSILON:
+        raise UsageError(f"--epsilon: {epsilon:g} is not above 0 and at most {MAX_EPSILON:,.0f}")
+    if not 0 < delta < 1:
+        raise UsageError(f"--delta: {delta:g} is not above 0 and below 1; usual is less than 1 / devices, e.g. 1e-5")
+    noise_multiplier = noise_multiplier_for(epsilon, delta, rounds)
+    # Rounded up to five digits, so that the printed number keeps epsilon too.
+    step = 10.0 ** (math.floor(math.log10(noise_multiplier)) - 4)
+    noise_multiplier = float(f"{math.ceil(noise_multiplier / step) * step:.5g}")
+    return Plan(
+        devices,
+        parameters,
+        rounds,
+        epsilon,
+        delta,
+        noise_multiplier,
+        noise_ratio(noise_multiplier, parameters, devices),
+    )

@@ -1,0 +1,55 @@
+"""The command `fedpatch privacy plan`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedpatch.coordinator.cli.main import NAME, app
+from fedpatch.shared.app.command import run_app
+from tests.support.programs import Program
+
+
+@pytest.fixture
+def plan(monkeypatch, capsys):
+    program = Program(lambda: run_app(app, NAME), monkeypatch, capsys)
+
+    def called(devices: int, parameters: int, *more: str):
+        words = ("--devices", str(devices), "--parameters", str(parameters), "--rounds", "7", "--epsilon", "8", *more)
+        return program("privacy", "plan", *words)
+
+    return called
+
+
+def test_plan_that_learns_prints_the_noise_and_ends_with_0(plan):
+    ended = plan(1000, 1000)
+    assert ended.code == 0
+    assert "noise multiplier 1.588" in ended.out and "will learn" in ended.out
+
+
+def test_plan_of_the_2nn_at_ten_devices_ends_with_1_and_names_remedies(plan):
+    ended = plan(10, 199_210)
+    assert ended.code == 1
+    assert "71 times the clip: nothing will be learnt; it takes 1,418 devices" in ended.out
+
+
+def test_plan_in_json_has_the_promised_keys(plan):
+    ended = plan(200, 1000, "--json")
+    assert json.loads(ended.out).keys() == {
+        "devices",
+        "parameters",
+        "rounds",
+        "epsilon",
+        "delta",
+        "noise_multiplier",
+        "ratio",
+        "verdict",
+        "least_devices",
+        "most_parameters",
+    }
+
+
+def test_plan_without_devices_ends_with_2(plan):
+    ended = plan(0, 1000)
+    assert (ended.code, "--devices" in ended.err) == (2, True)

@@ -1,0 +1,193 @@
+"""Rounds with central differential privacy: one draw under kills, nothing un-noised in what is released, the book."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.observability.status_message import status_message
+from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.sealed_noise import BOOK, PrivacyBook, SealedNoise
+from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.shared.wire.messages import WorkRequest
+from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
+from tests.coordinator.registry_builders import new_run
+from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed, play
+
+POLICY = PrivacyPolicy(1.0, 0.5)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return prepare_private()
+
+
+def play_with_kill(
+    directory: Path, prepared: Prepared, fatal: int, draws: CountedDraws
+) -> tuple[dict[str, bytes], list[Any], int]:
+    """Two rounds with a kill before the `fatal`-th write (0: none). Final model, records, kills."""
+    directory.mkdir()
+    run, kills = "", 0
+    for fatal_write in (fatal, 0) if fatal else (0,):
+        guillotine = Guillotine(fatal_write)
+        with Registry(directory / REGISTRY_FILE) as registry, pytest.MonkeyPatch.context() as patch:
+            run = run or new_run(registry).id
+            guillotine.installed(patch)
+            draws.installed(patch)
+            try:
+                play(PrivateBench(directory, prepared, registry, run, **{**TERMS, "rounds": 2}))
+            except Killed:
+                kills += 1
+                continue
+            records = registry.rounds.records(run)
+    model = {name: array.tobytes() for name, array in load_checkpoint(directory)[0].tensors.items()}
+    return model, [(one.round, one.outcome, one.reported, one.privacy) for one in records], kills
+
+
+def test_kill_before_any_write_uses_one_draw_a_round_and_its_bits(tmp_path, prepared):
+    records = play_with_kill(tmp_path / "whole", prepared, 0, CountedDraws())[1]
+    for fatal in itertools.count(1):
+        draws = CountedDraws()
+        found = play_with_kill(tmp_path / f"killed-{fatal}", prepared, fatal, draws)
+        assert {number: len(digests) for number, digests in draws.digests.items()} == {1: 1, 2: 1}, fatal
+        again = play_with_kill(tmp_path / f"again-{fatal}", prepared, 0, CountedDraws(draws.by_round))
+        assert found[:2] == (again[0], records), f"killed before write {fatal}"
+        assert files_of_noise(tmp_path / f"killed-{fatal}") == []
+        if not found[2]:
+            assert fatal > 20
+            return
+
+
+def test_noise_of_equal_rounds_of_two_runs_differs(tmp_path, prepared):
+    """It comes from the operating system, and not from the run's seed."""
+    models = []
+    for name in ("one", "other"):
+        directory = tmp_path / name
+        directory.mkdir()
+        with Registry(directory / REGISTRY_FILE) as registry:
+            play(PrivateBench(directory, prepared, registry, **TERMS))
+        models.append(load_checkpoint(directory)[0].tensors["fc1.weight"].tobytes())
+    assert models[0] != models[1]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, prepared: Prepared, registry: Registry) -> PrivateBench:
+    return PrivateBench(tmp_path, prepared, registry, **{**TERMS, "rounds": 3, "independent_every": 2})
+
+
+def test_record_status_and_rows_of_a_private_round_have_no_figure_of_a_device(bench, registry):
+    """Each update reports accuracy 0.5, loss 0.5 and ten examples."""
+    bench.begin()
+    bench.upload("a", 0.1)
+    status = status_message(bench.engine, 0.0).status
+    assert status.user_accuracy is None
+    number, run = bench.engine.last_round, bench.engine.spec.run
+    assert [one.num_examples for one in registry.rounds.updates(run, number)] == [1]
+    bench.upload("b", 0.7)
+    record = registry.rounds.records(run)[-1]
+    assert record.outcome == "aggregated"
+    assert (record.user_accuracy, record.user_accuracy_after, record.user_accuracy_min) == (None, None, None)
+    assert (record.user_accuracies, record.bounded, record.bounded_devices, record.independent) == ({}, {}, {}, {})
+    assert (record.num_examples, record.measured) == (2, 0)
+    plain = json.dumps(record.to_dict())
+    assert "0.5" not in plain.replace(str(record.to_dict()["phase_seconds"]), "")
+    assert all("0.5" not in line for line in bench.said)
+
+
+def test_continued_private_round_has_no_figure_of_a_device(bench, registry):
+    bench.begin()
+    bench.upload("a", 0.1)
+    terms = {**TERMS, "rounds": 3}
+    later = PrivateBench(bench.directory, bench.prepared, registry, bench.engine.spec.run, **terms).begin()
+    assert later.engine.open is not None
+    assert later.engine.open.user_accuracy() is None
+    assert {one.num_examples for one in later.engine.open.reports.values()} == {1}
+
+
+def test_record_has_epsilon_of_the_most_used_device(bench, registry):
+    for number in (1, 2, 3):
+        bench.begin()
+        bench.upload("ab", 0.1 * number)
+    accounts = [record.privacy for record in registry.rounds.records(bench.engine.spec.run)]
+    assert [one["rounds"] for one in accounts] == [1, 2, 3]
+    assert [one["epsilon"] for one in accounts] == [POLICY.epsilon(rounds) for rounds in (1, 2, 3)]
+    assert accounts[0]["delta"] == POLICY.delta
+
+
+def test_request_of_a_private_run_has_its_terms_and_asks_for_no_comparison(bench):
+    bench.begin()
+    bench.upload("ab", 0.1)
+    bench.begin()
+    requests = [envelope.body for _, envelope in bench.sent if isinstance(envelope.body, WorkRequest)]
+    assert {request.privacy for request in requests} == {POLICY.terms(denominator=2)}
+    assert not any(request.measure_independent for request in requests)
+
+
+def test_device_without_the_feature_is_not_asked_and_is_named(bench):
+    super(PrivateBench, bench).begin()
+    assert not [envelope for _, envelope in bench.sent if isinstance(envelope.body, WorkRequest)]
+    assert "does not know dp, which this run needs; update it" in bench.engine.fleet.missing_text(2, 1.0)
+
+
+def test_noise_is_readable_for_its_owner_alone_while_its_round_is_open(tmp_path):
+    SealedNoise(tmp_path).of_round(1, 5)
+    assert stat.S_IMODE((tmp_path / "noise-000001.fp").stat().st_mode) == 0o600
+
+
+def test_noise_of_saved_rounds_is_deleted_when_a_run_is_resumed(bench):
+    noise = SealedNoise(bench.directory)
+    noise.of_round(1, 5)
+    noise.of_round(2, 5)
+    noise.drop_until(1)
+    assert files_of_noise(bench.directory) == ["noise-000002.fp"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"fedpatch noise 1\n", b"else"])
+def test_damaged_noise_is_never_replaced_by_another_draw(tmp_path, damage):
+    noise = SealedNoise(tmp_path)
+    noise.of_round(1, 5)
+    (tmp_path / "noise-000001.fp").write_bytes(damage)
+    with pytest.raises(StateError, match="remove the file"):
+        noise.of_round(1, 5)
+
+
+def test_noise_of_another_size_is_refused(tmp_path):
+    noise = SealedNoise(tmp_path)
+    noise.of_round(1, 5)
+    with pytest.raises(StateError, match="noise for 5 values, not for 6"):
+        noise.of_round(1, 6)
+
+
+def test_book_counts_a_repeated_draw_once_and_another_draw_again(tmp_path):
+    book = PrivacyBook(tmp_path)
+    book.note("one", ["a"])
+    book.note("one", ["a", "b"])
+    assert PrivacyBook(tmp_path).most_used == 1
+    PrivacyBook(tmp_path).note("other", ["b"])
+    assert PrivacyBook(tmp_path).most_used == 2
+    assert PrivacyBook(tmp_path).most_used_with("third", ["a"]) == 2
+
+
+def test_damaged_book_ends_the_run_instead_of_counting_from_zero(tmp_path):
+    (tmp_path / BOOK).write_bytes(b"fedpatch privacy book 1\n")
+    with pytest.raises(StateError, match="the epsilon of this run is unknown"):
+        PrivacyBook(tmp_path)
+
+
+def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, prepared, registry):
+    """A round that is repeated after its checkpoint was lost would be a second release."""
+    first = PrivateBench(tmp_path, prepared, registry, **{**TERMS, "max_epsilon": 5.0})
+    PrivacyBook(tmp_path).note("lost", ["a"])
+    bench = PrivateBench(tmp_path, prepared, registry, first.engine.spec.run, **{**TERMS, "max_epsilon": 5.0})
+    bench.begin()
+    with pytest.raises(UsageError, match="max_epsilon is 5"):
+        bench.upload("ab", 0.1)
+    assert PrivacyBook(tmp_path).most_used == 1

@@ -1,0 +1,190 @@
+"""The device's account of differential privacy, and the owner's limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.device_agent.job.job_effects import JobKey, SpoolUpdate
+from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget, privacy_in_words
+from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
+from fedpatch.device_agent.state.update_spool import NOTE
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
+from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, WorkRequest
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from fedpatch.shared.wire.reason_codes import DeclineReason
+from tests.device_agent.disk_change_killer import Guillotine
+from tests.device_agent.effect_runners import performer_of
+from tests.device_agent.fake_link import Wire
+from tests.device_agent.jobs import KEY, REQUEST, requested, said_back
+from tests.support.specs import TASKS, said, update
+
+DELTA = 1e-5
+ROUND_EPSILON = epsilon_of(mu_of(2.0), DELTA)
+
+
+def noisy(noise_multiplier: float = 2.0) -> WorkRequest:
+    """A request with differential privacy."""
+    return replace(
+        REQUEST, privacy=PrivacyTerms(GAUSSIAN, noise_multiplier, 1.0, DELTA, 10), features=COORDINATOR_FEATURES
+    )
+
+
+def budget_of(directory: Path, **limits: Any) -> PrivacyBudget:
+    return PrivacyBudget(directory, fleet="lab", **limits)
+
+
+def manifest(number: int) -> Any:
+    return replace(update(), digest=f"{number:064x}")
+
+
+def reason(decision: AdmissionDecision | None) -> DeclineReason | None:
+    return None if decision is None else decision.reason
+
+
+def test_request_that_exceeds_max_epsilon_is_declined_and_counts_nothing(tmp_path):
+    budget = budget_of(tmp_path, max_epsilon=epsilon_of(mu_of(2.0, 2), DELTA))
+    for number in (1, 2):
+        assert budget.refusal(noisy()) is None
+        budget.count(replace(KEY, round=number), noisy(), manifest(number))
+    assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
+    assert budget.told()["rounds"] == 2
+    assert reason(budget_of(tmp_path, max_epsilon=1.0).refusal(noisy())) is DeclineReason.PRIVACY_SPENT
+
+
+def test_limit_holds_over_all_runs(tmp_path):
+    budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
+    budget.count(KEY, noisy(), manifest(1))
+    budget.count(replace(KEY, run="another"), noisy(), manifest(2))
+    told = budget.told()
+    assert [one["rounds"] for one in told["runs"]] == [1, 1]
+    assert told["epsilon"] == pytest.approx(epsilon_of(mu_of(2.0, 2), DELTA))
+    assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, None),
+        ({"required": True}, DeclineReason.PRIVACY_REQUIRED),
+        ({"max_epsilon": 8.0}, DeclineReason.PRIVACY_REQUIRED),
+    ],
+)
+def test_request_without_privacy_is_declined_where_the_owner_limits_epsilon(tmp_path, limits, expected):
+    assert reason(budget_of(tmp_path, **limits).refusal(REQUEST)) is expected
+
+
+def test_unknown_mechanism_is_declined_as_unsupported(tmp_path):
+    request = replace(noisy(), privacy=PrivacyTerms("laplace", 2.0, 1.0, DELTA, 10))
+    assert reason(budget_of(tmp_path).refusal(request)) is DeclineReason.UNSUPPORTED
+
+
+@pytest.mark.parametrize("word", [DeclineReason.PRIVACY_SPENT, DeclineReason.PRIVACY_REQUIRED])
+@pytest.mark.parametrize("knows", [True, False])
+def test_decline_word_is_sent_only_to_a_coordinator_that_knows_it(word, knows):
+    request = replace(REQUEST, features=COORDINATOR_FEATURES if knows else ())
+    decision = AdmissionDecision(False, "spent", reason=word)
+    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, decision), 0.0))
+    assert answer == Decline(word if knows else DeclineReason.UNSUPPORTED, "spent")
+
+
+def test_decline_tells_the_coordinator_no_figure_of_the_account(tmp_path):
+    budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
+    budget.count(KEY, noisy(), manifest(1))
+    decision = budget.refusal(noisy())
+    assert decision is not None
+    assert not any(char.isdigit() for char in decision.why)
+
+
+def spooling(directory: Path, budget: PrivacyBudget) -> Any:
+    limits = OwnerLimits(directory / "patches", max_steps=1, max_epochs=1, privacy=budget)
+    runner = performer_of(directory, Wire(), None, limits=limits)
+    return lambda: runner.run_effect(SpoolUpdate(KEY, update(), noisy()))
+
+
+def test_kill_before_any_write_of_an_offer_never_leaves_an_uncounted_update(tmp_path):
+    """An update with a note would be offered after the restart."""
+    fatal, counted_without_note = 1, 0
+    while True:
+        directory = tmp_path / str(fatal)
+        directory.mkdir()
+        changes = Guillotine(fatal).run(spooling(directory, budget_of(directory)))
+        noted = (directory / "spool" / NOTE).exists()
+        counted = sum(one.rounds for one in PrivacyLedger(directory).runs)
+        assert counted or not noted, f"killed before change {fatal}"
+        counted_without_note += counted and not noted
+        if changes < fatal:
+            break
+        fatal += 1
+    assert (noted, counted) == (True, 1)
+    assert counted_without_note > 0
+
+
+def test_update_that_cannot_be_counted_is_not_spooled(tmp_path):
+    (tmp_path / LEDGER_NAME).write_bytes(b"damaged")
+    [failed] = spooling(tmp_path, budget_of(tmp_path))()
+    assert "move it away to count from zero" in failed.detail
+    assert not (tmp_path / "spool" / NOTE).exists()
+
+
+def test_same_update_counts_once_and_a_repeated_round_again(tmp_path):
+    for number in (1, 1, 2):
+        budget_of(tmp_path).count(KEY, noisy(), manifest(number))
+    budget_of(tmp_path).count(replace(KEY, epoch=KEY.epoch + 1), noisy(), manifest(2))
+    assert [one.rounds for one in PrivacyLedger(tmp_path).runs] == [2]
+
+
+def test_round_without_privacy_leaves_no_file(tmp_path):
+    budget_of(tmp_path).count(KEY, REQUEST, manifest(1))
+    budget_of(tmp_path).count(KEY, None, manifest(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"fedpatch privacy ledger 1\n" + bytes(40)])
+def test_damaged_ledger_declines_private_rounds_and_status_names_it(tmp_path, damage):
+    (tmp_path / LEDGER_NAME).write_bytes(damage)
+    with pytest.raises(StateError, match="cannot be read"):
+        PrivacyLedger(tmp_path)
+    budget = budget_of(tmp_path)
+    assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
+    assert budget.refusal(REQUEST) is None
+    [line] = privacy_in_words(budget.told())
+    assert LEDGER_NAME in line
+    (tmp_path / LEDGER_NAME).unlink()
+    assert budget.refusal(noisy()) is None
+
+
+def test_status_shows_epsilon_limit_and_runs(tmp_path):
+    budget = budget_of(tmp_path, max_epsilon=8.0)
+    budget.count(KEY, noisy(), manifest(1))
+    lines = privacy_in_words(budget.told())
+    assert f"epsilon {ROUND_EPSILON:.3g} of at most 8 at delta 1e-05" in lines[0]
+    assert KEY.run in lines[1]
+
+
+def test_status_of_a_device_without_private_rounds_and_limit_says_nothing(tmp_path):
+    assert privacy_in_words(budget_of(tmp_path).told()) == []
+    assert privacy_in_words({}) == []
+
+
+rounds_of = st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from([0.5, 2.0, 9.0])), max_size=12)
+
+
+@given(rounds_of)
+def test_ledger_composes_all_rounds_of_all_runs_in_any_order(tmp_path_factory, rounds):
+    directory = tmp_path_factory.mktemp("ledger")
+    for number, (run, noise_multiplier) in enumerate(rounds):
+        key = JobKey(run, 1, number + 1, "task")
+        budget_of(directory).count(key, noisy(noise_multiplier), manifest(number))
+    ledger = PrivacyLedger(directory)
+    assert ledger.mu() == pytest.approx(compose(mu_of(one) for _, one in rounds))
+    assert sum(one.rounds for one in ledger.runs) == len(rounds)
