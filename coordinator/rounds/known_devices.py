@@ -25,6 +25,7 @@ _FAILURE_HINTS = {
     FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
     FailReason.STORAGE: "its disk failed; see the device's log",
     FailReason.UNWILLING: "its owner's preferences no longer allow the work",
+    FailReason.MASKING: "its group could not mask the update; see the device's log",
 }
 
 
@@ -33,6 +34,9 @@ _DECLINE_HINTS = {
     "that keeps it too, or have the owners set `private` of their agents",
     DeclineReason.PLAN_LIMIT: "their owners allow less training in one request; begin a run with fewer epochs or steps, or "
     "have the owners raise `max_steps` or `max_epochs` of their agents",
+    DeclineReason.INSECURE_REQUEST: "their owners let no update leave unmasked; begin a run with --secure groups",
+    DeclineReason.SECURE_TERMS: "their owners want larger groups or a smaller clip; change the run's settings, or have the "
+    "owners change `min_group` or `clip` of their agents",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
+from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
 from fedpatch.shared.wire.vitals import Vitals
@@ -25,9 +26,11 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Features of the work request that devices of this version understand:
 DEVICE_FEATURES: tuple[str, ...] = ("independent",)
 (INDEPENDENT_FEATURE,) = DEVICE_FEATURES
+# A feature of devices that have `cryptography` and whose owner allows it:
+MASKED_FEATURE = "masked"
 # Features of a device's answers that the coordinator of this version understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits")
-STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES
+COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", MASKED_FEATURE)
+STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 MAX_FEATURES = 32
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
@@ -128,13 +131,15 @@ class WorkRequest:
         private: Text form of the patch policy.
         plan: Local training.
         model: The whole global model.
-        encoding: Encoding of the update, one of ENCODINGS.
+        encoding: Encoding of the update, one of ENCODINGS, or of MASKED_ENCODINGS where `secure` is set.
         chunk_bytes: Data bytes of each chunk of the update.
         deadline_s: Time left until the round ends.
         deltas: Differences that lead from an older version to `model`, the oldest first, without a gap. A device that holds
             one of these versions downloads only the differences that follow it.
         features: COORDINATOR_FEATURES of the sender.
         measure_independent: Whether the report shall have `user_accuracy_independent`.
+        secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
+            a masked update.
     """
 
     schema: Digest
@@ -147,6 +152,7 @@ class WorkRequest:
     deltas: Annotated[tuple[ModelDelta, ...], Meta(max_length=MAX_DELTAS)] = ()
     features: Features = ()
     measure_independent: bool = False
+    secure: SecureTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -200,9 +206,15 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Accept:
-    """The device takes part in the round and begins to download."""
+    """The device takes part in the round and begins to download.
+
+    Attributes:
+        num_examples: Training examples; 1 where the update is masked, for then the number travels in the sum only.
+        keys: Keys of the device where the request has `secure`.
+    """
 
     num_examples: Positive
+    keys: MaskingKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -305,7 +317,7 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES.
+        features: Its DEVICE_FEATURES, and MASKED_FEATURE where it can mask an update.
     """
 
     online: bool
@@ -348,8 +360,8 @@ class UpdateReport:
     user_accuracy_independent: Measure | None = None
 
 
-DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel
-UpBody = Accept | Decline | Need | Progress | Offer | Failed
+DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask
+UpBody = Accept | Decline | Need | Progress | Offer | Failed | Shares | Reveal
 StateBody = CoordinatorState | Claim | DeviceState | Vitals
 Body = DownBody | UpBody | StateBody | RunStatus
 

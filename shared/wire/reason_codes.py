@@ -41,6 +41,8 @@ class DeclineReason(StrEnum):
     STORAGE = "storage"
     PRIVATE_POLICY = "private_policy"
     PLAN_LIMIT = "plan_limit"
+    INSECURE_REQUEST = "insecure_request"
+    SECURE_TERMS = "secure_terms"
 
 
 class FailReason(StrEnum):
@@ -52,6 +54,7 @@ class FailReason(StrEnum):
     NOT_FINITE = "not_finite"
     STORAGE = "storage"
     UNWILLING = "unwilling"
+    MASKING = "masking"
 
 
 class RefuseReason(StrEnum):
