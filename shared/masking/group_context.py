@@ -20,7 +20,6 @@ from fedpatch.shared.wire.masking_messages import (
     MASKED_ENCODINGS,
     MAX_GROUP,
     GroupMember,
-    MaskingKeys,
     Roster,
     SecureTerms,
     ThresholdRule,
@@ -41,6 +40,7 @@ class MaskingGroup:
         members: The members, sorted by name.
 
     Example:
+        >>> from fedpatch.shared.wire.masking_messages import MaskingKeys
         >>> members = tuple(GroupMember(name, MaskingKeys(bytes(32), bytes(32))) for name in ("pi-1", "pi-2", "pi-3"))
         >>> group = MaskingGroup.of_roster(bytes(32), Roster(0, 2, members))
         >>> len(group), group.index("pi-2"), group.context.hex()[:8]
@@ -183,10 +183,10 @@ def members_of(bitmap: bytes, size: int) -> frozenset[int] | None:
 
 
 def bitmap_of(members: frozenset[int], size: int) -> bytes:
-    """Return the bitmap of a set of members: member i is bit i % 8 of byte i // 8.
+    r"""Return the bitmap of a set of members: member i is bit i % 8 of byte i // 8.
 
     Example:
         >>> bitmap_of(frozenset({0, 9}), 10), sorted(members_of(bytes([1, 2]), 10) or ())
-        (b'\\x01\\x02', [0, 9])
+        (b'\x01\x02', [0, 9])
     """
     return sum(1 << index for index in members).to_bytes((size + 7) // 8, "little")

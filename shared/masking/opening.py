@@ -1,8 +1,8 @@
 """The coordinator's part after the reveals: rebuild one secret of each member, and derive the masks that are in the sum.
 
-A member that reported gives its self-mask secret, which a commitment checks; a member that was lost gives its mask key, which
-its public key checks. Never both. A wrong share is found because the secret it leads to fails the check: other subsets of shares
-are tried, and a member whose share does not lie on the polynomial of a good subset is named.
+Of a member that reported it is the self-mask secret, which a commitment checks; of a member that was lost the mask key, which its
+public key checks. Never both. A wrong share is found because the secret it leads to fails the check: other subsets of shares are
+tried, and a member whose share does not lie on the polynomial of a good subset is named.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from fedpatch.shared.errors import WireError
@@ -64,11 +65,7 @@ def masks_of_member(
     Raises:
         WireError: A public key of the roster is not usable.
     """
-    pairs = (
-        Mask(pair_mask_seed(mask_key, group.members[other].keys.mask, group.context), 1 if index < other else -1)
-        for other in sorted(masking_set)
-        if other != index
-    )
+    pairs = (_pair_mask(group, index, other, mask_key) for other in sorted(masking_set) if other != index)
     return (Mask(self_mask_seed(self_mask, group.context), 1), *pairs)
 
 
@@ -102,18 +99,27 @@ def open_group(
     for member in sorted(masking_set):
         shares = {index: sent[member] for index, sent in reveals.items() if len(sent[member]) == SHARE_BYTES}
         if member in reported:
-            commitment = commitments[member]
-            secret = subsets.join(shares, member, lambda b, c=commitment: commitment_to(b, group.context) == c)
+            secret = subsets.join(shares, member, partial(_is_self_mask, commitments[member], group.context))
             masks.append(Mask(self_mask_seed(secret, group.context), -1))
         else:
-            public = group.members[member].keys.mask
-            secret = subsets.join(shares, member, lambda s, p=public: public_key(s) == p)
+            secret = subsets.join(shares, member, partial(_is_mask_key, group.members[member].keys.mask))
             # The lost member's part of each pair is absent from the sum: adding it cancels the other member's part.
-            masks += [
-                Mask(pair_mask_seed(secret, group.members[other].keys.mask, group.context), 1 if member < other else -1)
-                for other in sorted(reported)
-            ]
+            masks += [_pair_mask(group, member, other, secret) for other in sorted(reported)]
     return Opening(tuple(masks), frozenset(subsets.wrong))
+
+
+def _pair_mask(group: MaskingGroup, index: int, other: int, mask_key: bytes) -> Mask:
+    """Return what member `index` adds for its pair with `other`."""
+    seed = pair_mask_seed(mask_key, group.members[other].keys.mask, group.context)
+    return Mask(seed, 1 if index < other else -1)
+
+
+def _is_self_mask(commitment: bytes, context: bytes, secret: bytes) -> bool:
+    return commitment_to(secret, context) == commitment
+
+
+def _is_mask_key(public: bytes, secret: bytes) -> bool:
+    return public_key(secret) == public
 
 
 class _Subsets:
