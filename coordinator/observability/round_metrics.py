@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from fedpatch.coordinator.observability.metric_definitions import MOMENTS, RoundGauges
-from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import policy_of
 from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport

@@ -27,7 +27,6 @@ from dataclasses import replace
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
-from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED, Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, RoundJournal, RoundStart
@@ -61,7 +60,7 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, policy_of
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Decline, DeviceState, Envelope

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
-from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
-from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
