@@ -17,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan, is_delta
 
 FIRST_DEADLINE_S = 600.0
@@ -76,6 +78,7 @@ class RunSpec:
             of the first round.
         longest_pause_s: Longest pause after a failed round, in seconds.
         independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
+        secure: The conditions of masked rounds; None for rounds without masks.
     """
 
     run: str
@@ -106,6 +109,37 @@ class RunSpec:
     auto_deadline: bool = False
     longest_pause_s: float = math.inf
     independent_every: int = 0
+    secure: SecurePolicy | None = None
+
+
+@dataclass(frozen=True)
+class SecurePolicy:
+    """The conditions of a masked run (coordinator.rounds.masked_round).
+
+    Attributes:
+        size: Greatest size of a group, except where groups are merged (coordinator.masking.group_drawing).
+        least: Least size of a group.
+        threshold: Rule for the number of members that must reveal their shares.
+        bits: Bits of a masked value.
+        keep: One of so many consecutive values travels in a round.
+        clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
+        weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
+        share_deadline_s: Time for the members of a group to send their shares, in seconds.
+    """
+
+    size: int
+    least: int
+    threshold: ThresholdRule
+    bits: int
+    keep: int
+    clip: float | None
+    weight_cap: int | None
+    share_deadline_s: float
+
+    @property
+    def largest(self) -> int:
+        """The greatest number of devices that a group can have."""
+        return largest_group(self.size, self.least)
 
 
 EVERYWHERE = "fp32+zstd"
@@ -113,7 +147,8 @@ EVERYWHERE = "fp32+zstd"
 
 ENCODING_HELP = (
     "Encoding of models and updates: fp32, fp16 (values), fp32+zstd, fp16+zstd (compressed values), delta-bf16, delta-int8 or "
-    "delta-int4 (compressed differences). A device without it uses another."
+    "delta-int4 (compressed differences). A device without it uses another. With secure = groups, that of updates: masked-u8 "
+    "or masked-u16 (masked values of 8 or 16 bits); models then travel as delta-int8."
 )
 
 _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")
