@@ -155,9 +155,12 @@ def from_limbs(limbs: list[int]) -> int:
 
 
 def _subset(terms: SecureTerms, spec: TensorSpec) -> Array:
-    """One of each `keep` consecutive values, by SHAKE-128 of the round's seed and the tensor's name."""
+    """One of each `keep` consecutive values, by SHAKE-128 of the round's seed and the tensor's name.
+
+    Statistics are small and have no error feedback, so all their values travel.
+    """
     size = math.prod(spec.shape)
-    if terms.keep == 1:
+    if terms.keep == 1 or not spec.trainable:
         return np.arange(size)
     rows = -(-size // terms.keep)
     stream = hashlib.shake_128(terms.seed + spec.name.encode()).digest(rows)
