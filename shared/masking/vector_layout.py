@@ -100,7 +100,7 @@ class VectorLayout:
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Type of an element."""
-        return np.dtype(np.uint8 if self.terms.bits == 8 else np.dtype("<u2"))
+        return element_type(self.terms.bits)
 
     @cached_property
     def subsets(self) -> tuple[Array, ...]:
@@ -131,6 +131,11 @@ class VectorLayout:
     def nbytes(self) -> int:
         """Bytes of the vector."""
         return self.size * self.dtype.itemsize
+
+
+def element_type(bits: int) -> np.dtype[np.unsignedinteger]:
+    """Return the type of an element of 8 or 16 bits, little-endian."""
+    return np.dtype("<u1" if bits == 8 else "<u2")
 
 
 def travelling(schema: Schema) -> tuple[TensorSpec, ...]:
