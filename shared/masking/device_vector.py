@@ -1,8 +1,9 @@
 """A device's vector: its step, clipped and rounded to the grid, and its report as limbs.
 
 A value is w * step / range * top, cut off at +-top and rounded at random, so that its expectation is exact; w is
-min(examples, weight_cap) / weight_cap. The error of the rounding, of the cut and of the values that do not travel in this round
-is the residual, which is added to the next step (error feedback: Karimireddy et al. 2019, EF-SGD).
+min(examples, weight_cap) / weight_cap. The residual is what the vector lacks of the step: the error of the rounding and of the
+cut, and the values that do not travel in this round. It is added to the next step (error feedback: Karimireddy et al. 2019,
+EF-SGD). Only trained tensors have one: statistics are measured anew in each round.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def make_vector(
     Args:
         layout: Layout of the round.
         step: Tensors after training minus the global model's; others than `layout.specs` are ignored.
-        residual: Residual of the round before; an absent tensor counts as zero.
+        residual: Residual of the round before, by the name of its tensor; an absent tensor counts as zero.
         report: Report of the training.
         metric: Metric of the task.
         seed: Seed of the rounding.
@@ -77,7 +78,8 @@ def make_vector(
         clipped += int((np.abs(exact) > layout.top).sum())
         flat[subset] -= code * unit
         codes.append(code.astype(np.int64).astype(layout.dtype))
-        left[spec.name] = flat.reshape(spec.shape).astype(np.float32)
+        if spec.trainable:
+            left[spec.name] = flat.reshape(spec.shape).astype(np.float32)
         spreads[f"spread {spec.name}"] = _ratio(_root_mean_square(exact) / layout.top)
     figures = _figures(report, metric) | spreads
     figures |= {"weight": weight, "clipped_values": clipped}

@@ -16,7 +16,7 @@ import numpy as np
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.keys import keystream
 from fedpatch.shared.masking.opening import Mask
-from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.masking.vector_layout import VectorLayout, element_type
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
@@ -57,6 +57,19 @@ def read_masked_blob(blob: bytes, layout: VectorLayout) -> MaskedUpdate:
         )
     context, base = blob[len(_MAGIC) : 36], blob[36:HEADER_BYTES].hex()
     return MaskedUpdate(context, base, np.frombuffer(blob, layout.dtype, offset=HEADER_BYTES))
+
+
+def mask_blob(blob: bytes, context: bytes, masks: Iterable[Mask], bits: int) -> bytes:
+    """Return a blob with masks on its vector.
+
+    Args:
+        blob: A blob of `write_masked_blob` with an unmasked vector, whose context is ignored.
+        context: The group.
+        masks: Masks of this device in the group.
+        bits: Bits of an element.
+    """
+    elements = np.frombuffer(blob, element_type(bits), offset=HEADER_BYTES)
+    return write_masked_blob(MaskedUpdate(context, blob[36:HEADER_BYTES].hex(), add_masks(elements, masks)))
 
 
 def add_masks(elements: Array, masks: Iterable[Mask]) -> Array:

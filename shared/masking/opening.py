@@ -1,15 +1,15 @@
 """The coordinator's part after the reveals: rebuild one secret of each member, and derive the masks that are in the sum.
 
-Of a member that reported it is the self-mask secret, which a commitment checks; of a member that was lost the mask key, which its
-public key checks. Never both. A wrong share is found because the secret it leads to fails the check: other subsets of shares are
-tried, and a member whose share does not lie on the polynomial of a good subset is named.
+That secret is the self-mask of a member that reported, which a commitment checks, or the mask key of a member that was lost,
+which its public key checks. It is never both. A wrong share is found because the rebuilt secret fails the check: other subsets
+of shares are tried, and a member whose share does not lie on the polynomial of a good subset is named.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -29,9 +29,9 @@ class OpeningFailed(WireError):
 
 @dataclass(frozen=True)
 class Mask:
-    """A keystream that is in a sum: add it (`sign` 1) or subtract it (-1) to be rid of it, or to put it on."""
+    """A keystream to add to elements (`sign` 1) or to subtract from them (-1)."""
 
-    seed: bytes
+    seed: bytes = field(repr=False)
     sign: int
 
 

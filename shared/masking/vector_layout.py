@@ -100,7 +100,7 @@ class VectorLayout:
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Type of an element."""
-        return np.dtype(np.uint8 if self.terms.bits == 8 else np.dtype("<u2"))
+        return element_type(self.terms.bits)
 
     @cached_property
     def subsets(self) -> tuple[Array, ...]:
@@ -133,6 +133,11 @@ class VectorLayout:
         return self.size * self.dtype.itemsize
 
 
+def element_type(bits: int) -> np.dtype[np.unsignedinteger]:
+    """Return the type of an element of 8 or 16 bits, little-endian."""
+    return np.dtype("<u1" if bits == 8 else "<u2")
+
+
 def travelling(schema: Schema) -> tuple[TensorSpec, ...]:
     """Return the tensors of a schema whose values are in the vector: those of floating-point numbers."""
     return tuple(spec for spec in schema.specs if np.dtype(spec.dtype).kind == "f")
@@ -155,9 +160,12 @@ def from_limbs(limbs: list[int]) -> int:
 
 
 def _subset(terms: SecureTerms, spec: TensorSpec) -> Array:
-    """One of each `keep` consecutive values, by SHAKE-128 of the round's seed and the tensor's name."""
+    """One of each `keep` consecutive values, by SHAKE-128 of the round's seed and the tensor's name.
+
+    Statistics are small and have no error feedback, so all their values travel.
+    """
     size = math.prod(spec.shape)
-    if terms.keep == 1:
+    if terms.keep == 1 or not spec.trainable:
         return np.arange(size)
     rows = -(-size // terms.keep)
     stream = hashlib.shake_128(terms.seed + spec.name.encode()).digest(rows)
