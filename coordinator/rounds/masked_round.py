@@ -84,6 +84,8 @@ class MaskedRound:
             effects += self._draw(now)
         if self._round.phase is Phase.COLLECTING:
             effects += [effect for device, why in self._out().items() for effect in self.leave(device, why, now)]
+            self._round.sharing = any(group.state is GroupState.KEYED for group in self.groups)
+            self._round.tick(now)
         return effects
 
     def on_message(self, device: str, body: Body) -> list[Effect] | None:

@@ -109,6 +109,8 @@ class Round:
         self.phase = Phase.SELECTING
         self.participants: dict[str, Participant] = {}
         self.failure = ""
+        # Whether groups of a masked round still exchange shares: their devices cannot report yet, so no grace runs.
+        self.sharing = False
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
         # Participants that do not count any more (coordinator.cohort.quorum).
@@ -385,7 +387,7 @@ class Round:
 
     def _advance_collecting(self, now: float) -> None:
         reported, active = self.count(State.REPORTED), self.count(*AT_WORK)
-        if reported >= self.needed and self._quorum_at is None:
+        if reported >= self.needed and self._quorum_at is None and not self.sharing:
             self._quorum_at = now
         due = now >= self._collecting_ends_at()
         if self._quorum_at is None and (due or reported + active < self.needed):

@@ -80,6 +80,7 @@ def _with_reports(record: RoundRecord, reports: Mapping[str, UpdateReport], metr
         user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports.values()),
         num_examples=sum(report.num_examples for report in reports.values()),
         measured=len(before),
+        train_loss=mean_accuracy(report.train_loss for report in reports.values()),
         independent=comparison((reports[device] for device in sorted(reports)), metric),
     )
 
@@ -94,6 +95,8 @@ def _with_sums(record: RoundRecord, figures: SummedReport, metric: MetricTerms) 
         user_accuracy_p10=figures.worst_tenth(metric),
         num_examples=figures.num_examples,
         measured=figures.measured["user_accuracy_before"],
+        train_loss=means["train_loss"],
+        user_accuracy_histogram=figures.histogram if any(figures.histogram) else (),
         independent=_comparison_of(figures),
     )
 
