@@ -75,11 +75,11 @@ class MaskedDevice:
         self._random = random.Random(f"{seed}/{name}")
         self.rounds = MaskingRounds(name, self._random.randbytes)
 
-    def accept(self, request: WorkRequest, name: RoundName = NAME) -> MaskingKeys | None:
+    def accept(self, request: WorkRequest, name: RoundName = NAME) -> MaskingKeys:
         """Begin a round, save, and return the keys that are sent."""
         keys = self.rounds.begin(name, request)
-        if keys is not None and self.rounds.state is not None:
-            self.save(self.rounds.state)
+        assert keys is not None, "the device has revealed in this round"
+        self.save(self.state)
         return keys
 
     def take(self, body: MaskingBody, name: RoundName = NAME, *, die: str = "") -> MaskingAnswer:
@@ -94,6 +94,18 @@ class MaskedDevice:
                 raise Killed
             self.sent.append(answer.body)
         return answer
+
+    @property
+    def state(self) -> MaskingRound:
+        """State of the round that the device is in."""
+        assert self.rounds.state is not None
+        return self.rounds.state
+
+    def share(self, roster: Roster, name: RoundName = NAME) -> Shares:
+        """Take a roster, and return the shares that are sent."""
+        body = self.take(roster, name).body
+        assert isinstance(body, Shares)
+        return body
 
     def save(self, state: MaskingRound) -> None:
         """Write the state to the disk."""
@@ -133,9 +145,7 @@ class PlayedGroup:
         devices = [MaskedDevice(f"pi-{index:02}", seed) for index in range(size)]
         members = []
         for device in devices:
-            keys = device.accept(request)
-            assert keys is not None
-            members.append(GroupMember(device.name, keys))
+            members.append(GroupMember(device.name, device.accept(request)))
         roster = Roster(0, threshold_of(terms.threshold, size), tuple(members))
         digest = request_digest(NAME.task, NAME.run, NAME.round, request)
         return cls(devices, roster, MaskingGroup.of_roster(digest, roster))
@@ -148,9 +158,7 @@ class PlayedGroup:
     def share(self, members: Iterable[int] | None = None) -> None:
         """Send the roster to the members (all), and take their shares."""
         for index in range(len(self.devices)) if members is None else members:
-            body = self.devices[index].take(self.roster).body
-            assert isinstance(body, Shares)
-            self.shares[index] = body
+            self.shares[index] = self.devices[index].share(self.roster)
 
     def inbox_of(self, index: int, masking_set: frozenset[int]) -> Inbox:
         """Return the boxes for a member."""

@@ -72,7 +72,7 @@ def accepted():
     job = job_of()
     effects = ask_masked(job)
     assert isinstance(effects[0], SendAfterSave)
-    return job, effects[0].envelope.body.keys
+    return job, effects[0].state.secrets.public()
 
 
 def training():
@@ -89,7 +89,7 @@ def group_with(keys):
     theirs = [device.accept(MASKED, NAME) for device in OTHERS]
     members = [GroupMember("pi", keys), *(GroupMember(d.name, k) for d, k in zip(OTHERS, theirs, strict=True))]
     roster = Roster(0, 2, tuple(members))
-    shares = [device.take(roster, NAME).body for device in OTHERS]
+    shares = [device.share(roster, NAME) for device in OTHERS]
     group = MaskingGroup.of_roster(request_digest(TASK, RUN, 1, MASKED), roster)
     return roster, Inbox(group.context, (b"", *(one.boxes[0] for one in shares))), group
 
@@ -147,7 +147,8 @@ def test_roster_is_answered_after_it_is_saved():
     [effect] = receive(job, roster)
     assert isinstance(effect, SendAfterSave)
     assert effect.state.roster == roster
-    assert effect.envelope.body.context == group.context
+    assert effect.envelope.body == effect.state.shares_message()
+    assert effect.state.group.context == group.context
 
 
 @pytest.mark.parametrize("inbox_first", [True, False])

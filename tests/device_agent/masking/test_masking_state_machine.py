@@ -76,8 +76,8 @@ def test_device_that_has_revealed_takes_no_part_in_the_round_again(request_):
     group = ready()
     group.devices[0].take(group.unmask(ALL))
     group.devices[0].reboot()
-    assert group.devices[0].accept(request_) is None
-    assert group.devices[0].accept(request_, replace(NAME, round=2)) is not None
+    assert group.devices[0].rounds.begin(NAME, request_) is None
+    assert group.devices[0].rounds.begin(replace(NAME, round=2), request_) is not None
 
 
 def test_repeated_messages_have_the_same_answers_also_after_a_restart():
@@ -240,8 +240,8 @@ def test_device_whose_request_differs_shares_nothing_with_its_group():
     keys = stranger.accept(request_of(terms_of(SIZE), "ac" * 32))
     members = (GroupMember("pi-00", keys), *group.roster.members[1:])
     roster = replace(group.roster, members=members)
-    shares = stranger.take(roster).body
-    theirs = [device.take(roster).body for device in group.devices[1:]]
+    shares = stranger.share(roster)
+    theirs = [device.share(roster) for device in group.devices[1:]]
     assert {one.context for one in theirs}.isdisjoint({shares.context})
     inbox = Inbox(theirs[0].context, (shares.boxes[1], b"", *(one.boxes[1] for one in theirs[1:])))
     group.devices[1].take(inbox)
@@ -287,7 +287,7 @@ def test_no_device_gives_both_kinds_of_share_under_any_faults(first_seed):
             if random_.random() < 0.1:
                 device.reboot()
             if random_.random() < 0.05:  # a newer epoch asks for the same work
-                device.accept(REQUEST)
+                device.rounds.begin(NAME, REQUEST)
         check_transcript(group.devices, groups)
 
 

@@ -12,7 +12,7 @@ from fedpatch.device_agent.policy.secure_terms import ALLOWED, OFF, REQUIRED, Se
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.wire.messages import MASKED_FEATURE, Decline
 from fedpatch.shared.wire.reason_codes import DeclineReason
-from tests.device_agent.job.test_masked_job import MASKED, job_of
+from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
 from tests.device_agent.jobs import REQUEST, requested
 from tests.device_agent.owners import READY
 from tests.support.specs import TASK, TASKS, said, update
@@ -21,7 +21,7 @@ MASKED_UPDATE = replace(update(), encoding="masked-u8")
 
 
 def secure(**changes):
-    return replace(MASKED, secure=replace(MASKED.secure, **changes))
+    return replace(MASKED, secure=replace(TERMS, **changes))
 
 
 @pytest.mark.parametrize(

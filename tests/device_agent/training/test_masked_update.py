@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Trained
+from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Trained, TrainFailed
 from fedpatch.device_agent.state.patch_store import PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
@@ -50,7 +50,9 @@ def terms(scene, **changes):
 def train(device, scene, secure, tensors=None, round=1):
     """The layout, and what was written."""
     command = scene.command(tensors, round, encoding=f"masked-u{secure.bits}", secure=secure)
-    manifest, report = device.run(command, lambda done, total: None, lambda: False)
+    done = device.run(command, lambda done, total: None, lambda: False)
+    assert done is not None
+    manifest, report = done
     blob = (scene.folder / "update").read_bytes()
     return manifest, report, read_masked_blob(blob, VectorLayout(scene.public, secure)), command
 
@@ -63,8 +65,9 @@ def test_vector_holds_the_step_and_the_report(tmp_path, device):
     other = LocalUpdate(
         LocalTrainer(TOY, random_data("ann", 23)), PatchStore(tmp_path / "other"), "ann", private="none"
     )
-    unmasked, _ = other.run(plain.command(), lambda done, total: None, lambda: False)
-    _, update = plain.update(unmasked)
+    trained = other.run(plain.command(), lambda done, total: None, lambda: False)
+    assert trained is not None
+    _, update = plain.update(trained[0])
     secure = terms(scene)
     manifest, report, vector, command = train(device, scene, secure)
     layout = VectorLayout(scene.public, secure)
@@ -131,7 +134,9 @@ def test_vector_that_changed_on_the_disk_is_not_masked(tmp_path, device):
     (tmp_path / "update").write_bytes(b"other")
     with pytest.raises(StateError, match="no longer what training wrote"):
         mask_update(command_of(scene, manifest))
-    assert masked(command_of(scene, manifest)).reason is FailReason.STORAGE
+    answer = masked(command_of(scene, manifest))
+    assert isinstance(answer, TrainFailed)
+    assert answer.reason is FailReason.STORAGE
     assert not (tmp_path / "masked").exists()
 
 

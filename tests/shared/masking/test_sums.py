@@ -125,9 +125,9 @@ def test_two_rounds_of_a_device_have_other_secrets():
     """A self-mask secret that served twice would show the difference of two updates."""
     group = PlayedGroup.of(3)
     device = group.devices[0]
-    before = device.rounds.state.secrets
-    device.accept(request_of(terms_of(3)), replace(device.rounds.state.name, round=2))
-    after = device.rounds.state.secrets
+    before = device.state.secrets
+    device.accept(request_of(terms_of(3)), replace(device.state.name, round=2))
+    after = device.state.secrets
     assert len({before.share, before.mask, before.self_mask} & {after.share, after.mask, after.self_mask}) == 0
 
 

@@ -19,7 +19,7 @@ from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.ranges import MAX_CHANGE, first_clip, first_ranges, next_clip, next_ranges
 from fedpatch.shared.masking.vector_layout import LIMB_BITS, VectorLayout, from_limbs, to_limbs
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.wire.messages import UpdateReport
 from tests.support.masked_group import terms_of
 
@@ -102,7 +102,8 @@ def test_residual_is_added_to_the_next_step():
     """With one value of eight in a round, all of a step has arrived after enough rounds."""
     step = {"fc.weight": np.full((5, 7), 0.1, "f4"), "bn.running_mean": np.zeros(5, "f4")}
     none = {name: np.zeros_like(values) for name, values in step.items()}
-    residual, arrived = {}, np.zeros((5, 7))
+    residual: dict[str, Array] = {}
+    arrived = np.zeros((5, 7))
     for number in range(60):
         layout = layout_of(keep=8, seed=number.to_bytes(16))
         vector = vector_of(layout, step if number == 0 else none, residual=residual, seed=number)
@@ -259,7 +260,7 @@ def test_blob_of_another_form_is_refused_as_damaged(change):
 
 def test_ranges_follow_the_spread_of_the_values():
     """After some rounds a range is four times the root mean square, from wherever it began."""
-    ranges = (100.0, 1e-5)
+    ranges: tuple[float, ...] = (100.0, 1e-5)
     for number in range(12):
         layout = layout_of(ranges=ranges, bits=16, seed=number.to_bytes(16))
         steps = [step_of(index, scale=0.01) for index in range(10)]
