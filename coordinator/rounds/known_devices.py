@@ -14,7 +14,7 @@ from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, Decline, DeviceState, Failed
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, Decline, DeviceState, Failed
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
 # Details stay in the device's log, since the text of an exception may hold private names and values.
@@ -61,6 +61,7 @@ def lasts(decline: Decline) -> bool:
 
 
 QUARANTINED, DRAINED, REVOKED = "quarantined", "drained", "revoked"
+CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
 _NAMED = 5
 
 
@@ -102,6 +103,7 @@ class Fleet:
         task: Name of the run's task.
         most: Greatest number of devices at a time.
         encoding: The run's encoding.
+        masked: Whether the run needs devices that can mask an update. Others leave its count.
 
     Attributes:
         members: The devices by name.
@@ -110,7 +112,7 @@ class Fleet:
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
     """
 
-    def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE) -> None:
+    def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE, *, masked: bool = False) -> None:
         self.members: dict[str, Member] = {}
         self.evicted: list[str] = []
         self._most = most
@@ -121,6 +123,7 @@ class Fleet:
         self._gone: dict[str, None] = {}
         self._task = task
         self._encoding = encoding
+        self._masked = masked
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
@@ -160,6 +163,10 @@ class Fleet:
         # A lasting reason stays until the device restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
+        if self._masked and state.tasks and MASKED_FEATURE not in state.features:
+            member.barred = CANNOT_MASK
+        elif member.barred == CANNOT_MASK:
+            member.barred = ""
         if known is not None and replace(known.state, online=True) == state:
             # The same presence again, from the broker or after a broken connection: the pause that it asked for stays.
             member.resting, member.rest_until = known.resting, known.rest_until
@@ -170,7 +177,7 @@ class Fleet:
         """Return the parts of a presence that are kept, so that each device takes the same memory."""
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
-        known = tuple(word for word in DEVICE_FEATURES if word in state.features)
+        known = tuple(word for word in (*DEVICE_FEATURES, MASKED_FEATURE) if word in state.features)
         return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
     def encoding(self, device: str) -> str:

@@ -121,7 +121,7 @@ class RoundRecord:
         failures: Number of failed devices by reason.
         refused: Number of refused updates by reason.
         late: Number of devices that were still at work at the end.
-        failure: "too_few_accepted" or "quorum_missed" in a failed round, else "".
+        failure: "too_few_accepted", "quorum_missed" or "groups_lost" in a failed round, else "".
         metric: Name of the metric.
         metric_goal: "max" or "min".
         user_accuracy_p10: The bound of the worst tenth (MetricTerms.worst_tenth).
@@ -137,6 +137,9 @@ class RoundRecord:
         offenders: Devices that the run does not invite again, each with its offence.
         bounded_devices: The bounds that changed a device's update, of the first devices (coordinator.aggregation.aggregate).
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
+        train_loss: Mean training loss of the devices that reported.
+        user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16
+            equal bins over the range of the metric. Empty for a metric without limits, and in other rounds.
     """
 
     round: Positive
@@ -171,6 +174,8 @@ class RoundRecord:
     offenders: Mapping[str, str] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     independent: Mapping[str, Measure] = field(default_factory=dict)
+    train_loss: Measure | None = None
+    user_accuracy_histogram: tuple[Count, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""
