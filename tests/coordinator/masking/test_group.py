@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpatch.coordinator.masking.group import Group, GroupState
+from fedpatch.coordinator.masking.group import GroupState, MaskedGroup
 from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.errors import IllegalTransition, WireError
@@ -43,7 +43,7 @@ class Members:
             assert keys is not None
             members.append(GroupMember(name, keys))
         digest = request_digest(ROUND.task, ROUND.run, ROUND.round, asked)
-        self.group = Group(digest, Roster(0, threshold_of(rule, size), tuple(members)))
+        self.group = MaskedGroup(digest, Roster(0, threshold_of(rule, size), tuple(members)))
         self.vectors = {
             name: np.random.default_rng(at).integers(0, 256, VALUES, np.uint8) for at, name in enumerate(self.rounds)
         }
@@ -170,7 +170,7 @@ class TestMessages:
             wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
             group.add_reveal(name, wrong if name == "pi-02" else reveal)
             group.open()
-        assert (group.state, group.offenders) == (GroupState.OPEN, {"pi-02"})
+        assert (group.state, group.offenders) == (GroupState.OPEN, frozenset({"pi-02"}))
 
     def test_group_with_too_few_right_shares_stays_closed(self):
         members = Members().share(names(8))
@@ -181,7 +181,7 @@ class TestMessages:
             wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
             group.add_reveal(name, wrong if name < "pi-04" else reveal)
             group.open()
-        assert group.state is GroupState.UNMASKING
+        assert not group.over
         group.end_unmasking()
         assert group.state is GroupState.LOST
 
