@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
@@ -12,13 +14,21 @@ from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 
 CA_DIRECTORY = "ca"
 
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
-_LIMITS, _PRIVACY = "Limits of a device", "Differential privacy"
+_LIMITS, _PRIVACY, _SECURE = "Limits of a device", "Differential privacy", "Secure aggregation"
+LEAST_GROUP = 8
+"""Least size of a masked group; more colluding devices than half of it would see the update of another one."""
+MAX_GROUP_OF_U8 = 42
+"""In larger groups a value of 8 bits has fewer than seven levels."""
+MASKED_MODEL_ENCODING = "delta-int8"
+"""The encoding of the models of a masked run: the way down is as in other runs."""
 
 # A broker drops messages from a full queue silently (mosquitto holds 1000 by default), so stay well below.
 MAX_CHUNKS_IN_FLIGHT = 500
@@ -117,7 +127,7 @@ class RoundSettings(Settings):
     grace_s: float = _deadline(10.0, ge=0.0, help="Time for other devices after the quorum.")
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
-    encoding: str = setting("delta-int8", group=_TRANSFER, choices=ENCODINGS, help=ENCODING_HELP)
+    encoding: str = setting("delta-int8", group=_TRANSFER, choices=(*ENCODINGS, *MASKED_ENCODINGS), help=ENCODING_HELP)
     chunk_kib: int = setting(
         96,
         group=_TRANSFER,
@@ -222,9 +232,89 @@ class RoundSettings(Settings):
         help="Greatest epsilon of a device in the whole run.",
     )
 
+    secure: str = setting(
+        "off",
+        group=_SECURE,
+        choices=("off", "groups"),
+        help="Secure aggregation. groups: devices mask their updates in random groups, and the coordinator learns sums only; "
+        "settings that are not set take values that fit (fedavg, masked-u8, no norm_bound), and only devices that can mask "
+        "are asked.",
+    )
+    group_size: int = setting(
+        32, group=_SECURE, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of a masked group, at most."
+    )
+    threshold: str = setting(
+        "half",
+        group=_SECURE,
+        choices=("half", "two_thirds"),
+        help="Share of a group, more than which must stay to the end; otherwise the group is lost.",
+    )
+    keep: int = setting(
+        1, group=_SECURE, ge=1, le=8, unit="values", help="One of so many values travels in a round: 1, 2, 4 or 8."
+    )
+    clip: float | None = setting(
+        None,
+        group=_SECURE,
+        gt=0.0,
+        le=1e9,
+        default_means="follows from the sums of earlier rounds",
+        none_word="auto",
+        help="Longest step of a masked update (L2 norm); a device shortens a longer one.",
+    )
+    weight_cap: int | None = setting(
+        None,
+        group=_SECURE,
+        ge=1,
+        le=2**31,
+        unit="examples",
+        default_means="the median of the registered numbers",
+        none_word="auto",
+        help="Examples that a masked update weighs, at most.",
+    )
+    share_deadline_s: float = setting(
+        30.0,
+        group=_SECURE,
+        gt=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="Time for the members of a group to exchange their secret shares.",
+    )
+    unmask_s: float = setting(
+        30.0,
+        group=_SECURE,
+        gt=0.0,
+        le=_YEAR_S,
+        unit="seconds",
+        help="Time after collecting for the groups to reveal the masks of their sums.",
+    )
+
+    @property
+    def masked(self) -> bool:
+        """Whether devices mask their updates."""
+        return self.secure != "off"
+
+    @property
+    def model_encoding(self) -> str:
+        """The encoding of models, and of updates that are not masked."""
+        return MASKED_MODEL_ENCODING if self.encoding in MASKED_ENCODINGS else self.encoding
+
+    @classmethod
+    def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of a masked run, where `secure` is set."""
+        if values["secure"] == "off":
+            return {}
+        return {
+            "strategy": "fedavg",
+            "norm_bound": "off",
+            "max_num_examples": "off",
+            "aggregate": "mean",
+            "encoding": MASKED_ENCODINGS[0 if values["group_size"] <= MAX_GROUP_OF_U8 else 1],
+            "devices": max(values["devices"], LEAST_GROUP),
+        }
+
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
-        problems = [*super().check(), *self._unreadable(), *self._privacy_problems()]
+        problems = [*super().check(), *self._unreadable(), *self._privacy_problems(), *self._unmaskable()]
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
             problems.append(("max_devices", text, "devices"))
@@ -263,6 +353,38 @@ class RoundSettings(Settings):
             moments=STRATEGIES[self.strategy].moments if self.strategy in STRATEGIES else (),
             aggregate=self.aggregate,
         )
+
+    def _unmaskable(self) -> list[tuple[str, ...]]:
+        """Problems of settings that need single updates, in a masked run; and of masked encodings in another run."""
+        if not self.masked:
+            words = f"{self.encoding} is for masked updates; set secure = groups, or another encoding"
+            return [("encoding", words, "secure")] if self.encoding in MASKED_ENCODINGS else []
+        problems: list[tuple[str, ...]] = []
+        only_sums = "the coordinator sees the sums of masked groups only"
+        if self.strategy == "fedavg-adam":
+            words = "fedavg-adam averages second moments, which masked sums are too coarse for; use fedavg or fedadam"
+            problems.append(("strategy", words, "secure"))
+        if self.norm_bound != "off":
+            words = f"{self.norm_bound} bounds single updates, and {only_sums}; set clip instead, which devices apply"
+            problems.append(("norm_bound", words, "secure"))
+        if self.max_num_examples != "off":
+            words = f"{self.max_num_examples} bounds single updates, and {only_sums}; set weight_cap instead"
+            problems.append(("max_num_examples", words, "secure"))
+        if self.aggregate != "mean":
+            words = f"{self.aggregate} looks at single updates, and {only_sums}; use mean"
+            problems.append(("aggregate", words, "secure"))
+        if self.dp != "off":
+            words = f"{self.dp} adds noise to single sums on the coordinator, and {only_sums}; leave one of the two out"
+            problems.append(("dp", words, "secure"))
+        if self.encoding not in MASKED_ENCODINGS:
+            words = f"{self.encoding} cannot be summed under masks; use masked-u8 or masked-u16, or leave it out"
+            problems.append(("encoding", words, "secure"))
+        elif self.encoding == MASKED_ENCODINGS[0] and self.group_size > MAX_GROUP_OF_U8:
+            words = f"masked-u8 is for groups of {MAX_GROUP_OF_U8}; use masked-u16 for groups of {self.group_size}"
+            problems.append(("encoding", words, "group_size"))
+        if self.keep not in KEEPS:
+            problems.append(("keep", f"{self.keep} is none of 1, 2, 4 and 8; use one of these"))
+        return problems
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from fedpatch.device_agent.policy.secure_terms import ALLOWED, MIN_GROUP, REQUIRED, SECURE_MODES
 from fedpatch.device_agent.policy.settings import PreferenceSettings
 from fedpatch.device_agent.sensors.power import parse_ups
 from fedpatch.shared.config.fields import NAME, Pattern, setting
 from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.masking.keys import is_available
 from fedpatch.shared.mqtt.broker_settings import CONNECTION, BrokerSettings
 from fedpatch.shared.tasks.task import check_name
 from fedpatch.shared.tensors.patch_policy import PatchPolicy, parse_policy
+from fedpatch.shared.wire.masking_messages import MAX_GROUP
 
 _WORK = "Work"
 _LIMITS = "Limits to work requests"
@@ -107,6 +110,27 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         False, group=_LIMITS, help="Decline rounds without differential privacy, also without max_epsilon."
     )
     dp_delta: float = setting(1e-5, group=_LIMITS, gt=0.0, le=0.5, help="Delta of max_epsilon.")
+    secure: str = setting(
+        ALLOWED,
+        group=_LIMITS,
+        choices=SECURE_MODES,
+        help="Masked updates (secure aggregation): off, allowed, or required, which declines requests for unmasked ones.",
+    )
+    min_group: int = setting(
+        MIN_GROUP,
+        group=_LIMITS,
+        ge=2,
+        le=MAX_GROUP,
+        unit="devices",
+        help="Smallest group of a masked round.",
+    )
+    clip: float = setting(
+        0.0,
+        group=_LIMITS,
+        ge=0.0,
+        le=1e9,
+        help="Longest step, as an L2 norm, that a masked round may allow; 0: any. Requests with a larger clip are declined.",
+    )
     ups: str = setting(
         "",
         group=_WORK,
@@ -189,4 +213,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
                 f"torch itself takes more than {self.max_memory_mib}; at least {_LEAST_MEMORY_MIB}, or 0 for no limit"
             )
             problems.append(("max_memory_mib", text))
+        if self.secure == REQUIRED and not is_available():
+            text = "masked updates need cryptography, which is not installed; pip install 'fedpatch[secure]'"
+            problems.append(("secure", text))
         return problems

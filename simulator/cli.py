@@ -110,6 +110,16 @@ DpClip = Annotated[
     float | None, typer.Option(metavar="NORM", help="Greatest distance of an update from the global model.")
 ]
 Delta = Annotated[float, typer.Option(metavar="DELTA", help="Delta for which epsilon is shown.")]
+Secure = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="off, or groups: updates are masked and summed in groups, as of fedpatch run."),
+]
+GroupSize = Annotated[int, typer.Option(metavar="N", help="Largest masked group, 8 to 64.")]
+Keep = Annotated[int, typer.Option(metavar="N", help="One of N values of a masked update travels: 1, 2, 4 or 8.")]
+Clip = Annotated[
+    float | None,
+    typer.Option(metavar="NORM", help="Longest step of a masked update (L2 norm); default: by earlier rounds."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
@@ -144,6 +154,10 @@ def simulate(
     noise_multiplier: NoiseMultiplier = None,
     dp_clip: DpClip = None,
     delta: Delta = 1e-5,
+    secure: Secure = "off",
+    group_size: GroupSize = 32,
+    keep: Keep = 1,
+    clip: Clip = None,
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,
@@ -153,7 +167,8 @@ def simulate(
 
     The clients train as devices do; strategies, patches and selection are those of a run. The same options give the same
     result. With --out a repeated command continues an interrupted study. A missed target is a result: rounds_to_target is
-    null, exit code 0. per-fedavg, pfedme and independent keep no patch.
+    null, exit code 0. per-fedavg, pfedme and independent keep no patch. With --secure groups the strategy is fedavg unless
+    another is given.
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)
@@ -163,6 +178,8 @@ def simulate(
 
     no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format", "version", "data_root"}
     given = {name: value for name, value in context.params.items() if name not in no_terms}
+    if secure != "off" and _is_default(context, "strategy"):
+        given["strategy"] = strategy = "fedavg"
     own = private if private is not None else "affine" if strategy in STRATEGIES_OF_MTFL else "none"
     study = make_study(task=find_task(task), task_ref=task, private=own, **given)
     root = None if data_root is None else data_root.expanduser()
@@ -173,6 +190,11 @@ app.callback()(with_debug(simulate))
 command(app, "paper", example="fedpatch simulate paper table2 --cells 'mnist/*/affine/W200/*'")(paper)
 command(app, "compare", example="fedpatch simulate compare --task digits --clients 10 --rounds 30 --seeds 2")(compare)
 command(app, "fleet", example="fedpatch simulate fleet --devices 1000 --compare over_select=1.0,1.3")(fleet)
+
+
+def _is_default(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT"
 
 
 def _refuse_options_of_its_own(context: typer.Context) -> None:

@@ -23,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
+from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.norm_clipping import References
 from fedpatch.shared.errors import UsageError, unknown_name
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors, moment_name
@@ -38,12 +39,14 @@ class ServerState:
         tensors: The public global model and the moments that clients share, by name. Devices download these.
         server: The tensors of the server optimizer by name, which stay on the coordinator.
         references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
+        scale: In a masked run the ranges and the clip of the next round (coordinator.aggregation.masked_mean).
     """
 
     round: int
     tensors: dict[str, Array]
     server: dict[str, Array]
     references: References = field(default_factory=dict)
+    scale: MaskedScale | None = None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ NOT_OFFENCES: Mapping[tuple[str, str], str] = {
     ("ignored", "over_limit"): "excess messages are dropped without harm",
     ("ignored", "not_granted"): "unrequested chunks, dropped",
     ("ignored", "fleet_full"): "no room for the device",
+    ("ignored", "other_context"): "a masked group of another request, which may have changed on its way to the device",
 }
 """Events that are counted and are no offence, each with the reason."""
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from fedpatch.coordinator.observability.metric_definitions import MOMENTS, RoundGauges
-from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import policy_of
 from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
@@ -25,7 +25,7 @@ class RoundMetrics:
     def __init__(self, metrics: RoundGauges, engine: Engine, strategy: str) -> None:
         self._metrics = metrics
         self._engine = engine
-        self._reports: Mapping[str, UpdateReport] = {}
+        self._reports: Mapping[str, UpdateReport | None] = {}
         self._began_at = self._aggregated_at = self._ended_at = -math.inf
         self._overlap_s = 0.0
         self._failed = 0
@@ -95,10 +95,13 @@ class RoundMetrics:
             metrics.pulls.labels(stat).set(record.pull_quantiles.get(stat, 0.0))
         if aggregated:
             metrics.aggregated_at.set_to_current_time()
-            self._user_accuracy()
+            self._user_accuracy(record)
 
-    def _user_accuracy(self) -> None:
-        reports = self._reports.values()
+    def _user_accuracy(self, record: RoundRecord) -> None:
+        reports = [report for report in self._reports.values() if report is not None]
+        if not reports:
+            self._summed_accuracy(record)
+            return
         measured = zip(
             MOMENTS,
             ([one.user_accuracy_before for one in reports], [one.user_accuracy_after for one in reports]),
@@ -106,6 +109,17 @@ class RoundMetrics:
         )
         for moment, values in measured:
             for stat, value in spread(values, self._engine.spec.metric).items():
+                self._metrics.user_accuracy.labels(stat, moment).set(value)
+
+    def _summed_accuracy(self, record: RoundRecord) -> None:
+        """Set the figures of a masked round, of which there are only sums."""
+        sums = (
+            ("mean", MOMENTS[0], record.user_accuracy),
+            ("p10", MOMENTS[0], record.user_accuracy_p10),
+            ("mean", MOMENTS[1], record.user_accuracy_after),
+        )
+        for stat, moment, value in sums:
+            if value is not None:
                 self._metrics.user_accuracy.labels(stat, moment).set(value)
 
 

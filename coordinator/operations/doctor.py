@@ -28,7 +28,7 @@ from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.messages import CoordinatorState, DeviceState
+from fedpatch.shared.wire.messages import MASKED_FEATURE, CoordinatorState, DeviceState
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -160,12 +160,16 @@ def _misfits(
     if other_version:
         remedy = "install the same version everywhere: what changed between them may matter"
         yield "device_version", other_version, f"run another fedpatch than {__version__}", remedy
-    asked = {name: encoding_for(settings.encoding, state.encodings) for name, state in online.items()}
-    no_encoding = [name for name, encoding in asked.items() if encoding != settings.encoding]
+    asked = {name: encoding_for(settings.model_encoding, state.encodings) for name, state in online.items()}
+    no_encoding = [name for name, encoding in asked.items() if encoding != settings.model_encoding]
     if no_encoding:
         instead = " or ".join(sorted({asked[name] for name in no_encoding}))
-        words = f"lacks {settings.encoding} and will be asked for {instead}: it takes part, but saves no bytes"
+        words = f"lacks {settings.model_encoding} and will be asked for {instead}: it takes part, but saves no bytes"
         yield "device_encoding", no_encoding, words, "install a newer fedpatch there, or leave it so"
+    maskless = [name for name, state in online.items() if MASKED_FEATURE not in state.features]
+    if settings.masked and maskless:
+        remedy = "install fedpatch[agent] of this version with cryptography there, or set secure = off"
+        yield "device_masking", maskless, "cannot mask updates, and will not be asked", remedy
     if prepared is None:
         return
     task, schema = prepared.task.name, prepared.schema.digest

@@ -17,6 +17,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SecureTerms
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
@@ -72,6 +73,11 @@ class ChunkResender:
         return wanted
 
 
+def masked_encoding(bits: int) -> str:
+    """Return the encoding of updates whose masked values have `bits` bits."""
+    return MASKED_ENCODINGS[bits // 8 - 1]
+
+
 def measures_independent(every: int, round: int) -> bool:
     """Return whether devices measure in this round the user accuracy of learning alone; never in the first round."""
     return every > 0 and round > 1 and round % every == 0
@@ -87,6 +93,7 @@ class Invitations:
         model: The manifest of the round's model.
         deltas: Model deltas that lead to it, the oldest first.
         now: The time at which these were published, in seconds.
+        secure: The terms of a masked round. Its updates travel masked, its models in the encodings of other rounds.
     """
 
     def __init__(
@@ -97,8 +104,10 @@ class Invitations:
         model: Manifest,
         deltas: Sequence[ModelDelta] = (),
         now: float = 0.0,
+        secure: SecureTerms | None = None,
     ) -> None:
         self.model = model
+        self._secure = secure
         self._spec = spec
         self._fleet = fleet
         self._measures = measures_independent(spec.independent_every, ledger.round)
@@ -122,24 +131,34 @@ class Invitations:
 
     def request(self, device: str, remaining_s: float) -> WorkRequest:
         """Return the work request of a participant; `remaining_s` is the time to the deadline."""
-        spec = self._spec
+        return replace(
+            self.common_request,
+            encoding=self.encoding(device),
+            deadline_s=remaining_s,
+            deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
+            measure_independent=self._measures and self._fleet.knows(device, INDEPENDENT_FEATURE),
+        )
+
+    @property
+    def common_request(self) -> WorkRequest:
+        """The work request of all participants, without what differs between them."""
+        spec, secure = self._spec, self._secure
         return WorkRequest(
             schema=spec.schema,
             private=spec.private,
             plan=spec.plan,
             model=self.model,
-            encoding=self.encoding(device),
+            encoding=spec.encoding if secure is None else masked_encoding(secure.bits),
             chunk_bytes=spec.chunk_bytes,
-            deadline_s=remaining_s,
-            deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
+            deadline_s=0.0,
             features=COORDINATOR_FEATURES,
-            measure_independent=self._measures and self._fleet.knows(device, INDEPENDENT_FEATURE),
             privacy=self._privacy,
+            secure=secure,
         )
 
     def encoding(self, device: str) -> str:
         """Return the encoding of a participant's update."""
-        return self._encodings[device]
+        return self._encodings[device] if self._secure is None else masked_encoding(self._secure.bits)
 
     def restarted(self, device: str) -> None:
         """Choose the encoding of a restarted device anew: it has lost its work, and may have another version."""

@@ -14,7 +14,7 @@ from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, Decline, DeviceState, Failed
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, Decline, DeviceState, Failed
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
 # Details stay in the device's log, since the text of an exception may hold private names and values.
@@ -25,6 +25,7 @@ _FAILURE_HINTS = {
     FailReason.NOT_FINITE: "training diverged; try a smaller --learning-rate",
     FailReason.STORAGE: "its disk failed; see the device's log",
     FailReason.UNWILLING: "its owner's preferences no longer allow the work",
+    FailReason.MASKING: "its group could not mask the update; see the device's log",
 }
 
 
@@ -36,6 +37,9 @@ _DECLINE_HINTS = {
     DeclineReason.PRIVACY_SPENT: "their owners' `max_epsilon` is reached; begin a run with more noise or fewer rounds, or have "
     "the owners raise it",
     DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central",
+    DeclineReason.INSECURE_REQUEST: "their owners let no update leave unmasked; begin a run with --secure groups",
+    DeclineReason.SECURE_TERMS: "their owners want larger groups or a smaller clip; change the run's settings, or have the "
+    "owners change `min_group` or `clip` of their agents",
 }
 
 
@@ -60,6 +64,8 @@ def lasts(decline: Decline) -> bool:
 
 
 QUARANTINED, DRAINED, REVOKED = "quarantined", "drained", "revoked"
+NO_PRIVACY = "its version does not know dp, which this run needs; update it"
+CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
 _NAMED = 5
 
 
@@ -101,7 +107,7 @@ class Fleet:
         task: Name of the run's task.
         most: Greatest number of devices at a time.
         encoding: The run's encoding.
-        needs: Features that a device must list to be invited.
+        needs: Features that a device must list to be invited, each with the reason to leave out a device that lacks it.
 
     Attributes:
         members: The devices by name.
@@ -110,7 +116,9 @@ class Fleet:
         absent: Missed rounds in a row by absent device (coordinator.rounds.missed_rounds).
     """
 
-    def __init__(self, task: str, most: int = 100_000, encoding: str = EVERYWHERE, needs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, task: str, most: int = 100_000, encoding: str = EVERYWHERE, needs: Mapping[str, str] | None = None
+    ) -> None:
         self.members: dict[str, Member] = {}
         self.evicted: list[str] = []
         self._most = most
@@ -121,7 +129,7 @@ class Fleet:
         self._gone: dict[str, None] = {}
         self._task = task
         self._encoding = encoding
-        self._needs = needs
+        self._needs = needs or {}
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
@@ -161,8 +169,11 @@ class Fleet:
         # A lasting reason stays until the device restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
-        if lacking := [word for word in self._needs if word not in state.features]:
-            member.barred = f"its version does not know {', '.join(lacking)}, which this run needs; update it"
+        lacking = [why for word, why in self._needs.items() if state.tasks and word not in state.features]
+        if lacking:
+            member.barred = lacking[0]
+        elif member.barred in self._needs.values():
+            member.barred = ""
         if known is not None and replace(known.state, online=True) == state:
             # The same presence again, from the broker or after a broken connection: the pause that it asked for stays.
             member.resting, member.rest_until = known.resting, known.rest_until
@@ -173,7 +184,7 @@ class Fleet:
         """Return the parts of a presence that are kept, so that each device takes the same memory."""
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
-        known = tuple(word for word in DEVICE_FEATURES if word in state.features)
+        known = tuple(word for word in (*DEVICE_FEATURES, MASKED_FEATURE) if word in state.features)
         return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
     def encoding(self, device: str) -> str:

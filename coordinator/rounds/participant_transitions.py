@@ -6,7 +6,7 @@ on disk before its device gets `committed`. The coordinator learns the rest (dev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ class Phase(StrEnum):
     SELECTING = "selecting"
     RECRUITING = "recruiting"
     COLLECTING = "collecting"
+    UNMASKING = "unmasking"
     AGGREGATING = "aggregating"
     CLOSED = "closed"
     FAILED = "failed"
@@ -77,6 +78,23 @@ EVENT_OF_JOB = {
 
 
 @dataclass(frozen=True)
+class MaskingEntry:
+    """A step of a masked round, on disk before the messages that depend on it (coordinator.rounds.masked_round).
+
+    Attributes:
+        group: Number of the group; 0 for the terms, which are those of the round.
+        step: "terms", "roster", "shares", "masking" (the masking set is fixed), "reported" (the reported set) or "reveal".
+        device: The sender of shares and of a reveal; "" for other steps.
+        content: The step, packed by shared.wire.codec.
+    """
+
+    group: int
+    step: str
+    device: str
+    content: bytes
+
+
+@dataclass(frozen=True)
 class RoundJournal:
     """The journal of an open round.
 
@@ -92,6 +110,8 @@ class RoundJournal:
         negotiated: Devices with another encoding of their updates.
         absent: Invited devices that `target` does not count.
         offenders: Devices whose updates were refused for an offence, each with the offence.
+        grouped: Whether the groups of a masked round are drawn, after which no device joins.
+        unmasking: Whether unmasking has begun, after which no update counts.
     """
 
     round: int
@@ -105,6 +125,8 @@ class RoundJournal:
     negotiated: Mapping[str, str] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     offenders: Mapping[str, str] = field(default_factory=dict)
+    grouped: bool = False
+    unmasking: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,12 +136,12 @@ class CommittedUpdate:
     Attributes:
         digest: SHA-256 of the packed update.
         size_bytes: Size of the packed update.
-        report: The device's report.
+        report: The device's report; None for a masked update.
     """
 
     digest: str
     size_bytes: int
-    report: UpdateReport
+    report: UpdateReport | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +151,9 @@ class RoundStart:
     Attributes:
         ledger: The journal; that of a new round has no `base` yet.
         updates: The committed updates of a continued round, by device.
+        masking: The steps of its groups, in the order in which they were saved.
     """
 
     ledger: RoundJournal
     updates: Mapping[str, CommittedUpdate] = field(default_factory=dict)
+    masking: Sequence[MaskingEntry] = ()

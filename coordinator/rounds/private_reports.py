@@ -7,8 +7,10 @@ from dataclasses import replace
 from fedpatch.shared.wire.messages import UpdateReport
 
 
-def without_figures(report: UpdateReport) -> UpdateReport:
+def without_figures(report: UpdateReport | None) -> UpdateReport | None:
     """Return the report without figures that depend on the device's data; each update counts as one example."""
+    if report is None:
+        return None
     return replace(
         report,
         num_examples=1,

@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fedpatch.coordinator.aggregation.norm_clipping import lower_median
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.cohort.offences import is_offence
 from fedpatch.coordinator.cohort.unresponsive_devices import (
@@ -22,23 +23,38 @@ from fedpatch.coordinator.cohort.unresponsive_devices import (
 )
 from fedpatch.coordinator.rounds.invitations import Invitations
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, Fleet, hint_for, lasts, word_of
+from fedpatch.coordinator.rounds.masked_round import NO_KEYS, OTHER_KEYS, MaskedRound
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
     EVENT_OF_JOB,
     Event,
+    MaskingEntry,
     Phase,
+    RoundJournal,
     RoundStart,
     State,
 )
 from fedpatch.coordinator.rounds.round_phases import NO_ANSWER, Participant, Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
-from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SendMessage, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import (
+    AggregateUpdates,
+    CountEvent,
+    Effect,
+    MaskedOrigin,
+    SaveGroupSteps,
+    SaveJournal,
+    SendMessage,
+    StoreUpdate,
+)
 from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
 from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     Accept,
     Body,
@@ -151,7 +167,9 @@ class ActiveRound:
 
     Attributes:
         round: The state machine.
-        reports: Reports of committed updates by device.
+        reports: Reports of committed updates by device; None for masked ones.
+        masked: The groups of a masked round, once the model is published; None without masks.
+        figures: Figures of a masked round, once it is aggregated.
         dismissed: Whether collecting has ended and devices at work were cancelled.
         missed: After that, the participants that missed the round (coordinator.rounds.missed_rounds).
     """
@@ -169,7 +187,8 @@ class ActiveRound:
         ledger = opening.ledger
         deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else ledger.spent_s + limit_s)
         self.round = Round(ledger.round, replace(spec.policy, target=ledger.target, deadline_s=deadline_s), now)
-        self.reports: dict[str, UpdateReport] = {}
+        self.reports: dict[str, UpdateReport | None] = {}
+        self.masked: MaskedRound | None = None
         self.dismissed = False
         self.missed: list[str] = []
         self.aggregated = Aggregated()
@@ -189,19 +208,25 @@ class ActiveRound:
         self._unresponsive = UnresponsiveDevices(now)
         self._probed_at_quorum = False
 
-    def begin(self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = ()) -> list[Effect]:
+    def begin(
+        self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = (), secure: SecureTerms | None = None
+    ) -> list[Effect]:
         """Invite the devices that have not reported, once the model is published.
 
         Args:
             model: The manifest of the published global model.
             now: The time, in seconds.
             deltas: The published model deltas that lead to it, the oldest first.
+            secure: The terms of a masked round. A continued round keeps those that it began with.
 
         Returns:
             The effects: the journal first, then the invitations.
         """
         known, updates = self._opening.ledger, self._opening.updates
-        self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now)
+        terms = self._terms(secure)
+        self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now, terms)
+        if terms is not None:
+            known = self._resume_groups(known, terms, now)
         if known.base:
             self.round.resume(known, updates, now)
         else:
@@ -215,7 +240,8 @@ class ActiveRound:
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         ledger = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
-        return [SaveJournal(ledger), *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+        saved = self._save_terms(terms)
+        return [SaveJournal(ledger), *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
 
     def spent_s(self, now: float) -> float:
         """Return the seconds of the deadline that have passed, also before the model is published."""
@@ -230,13 +256,15 @@ class ActiveRound:
             now: The time, in seconds.
         """
         self._unresponsive.note_message(device, now)
+        if self.masked is not None and (answer := self.masked.on_message(device, body)) is not None:
+            return answer
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
             # The round no longer waits for this device, and it does not know that yet.
             return [self._send(device, Cancel(state))]
         match body:
             case Accept():
-                return self._seen(device, Event.ACCEPT, now)
+                return self._accepted(device, body, now)
             case Decline():
                 return self._declined(device, body, now)
             case Progress():
@@ -283,7 +311,9 @@ class ActiveRound:
             return [self._send(device, answer)]
         if not answer.intact:
             return self.refuse(device, answer.manifest.digest, RefuseReason.DAMAGED, "SHA-256 differs", now)
-        return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob)]
+        group = self.masked.group_of(device) if self.masked is not None else None
+        masked = None if self.masked is None or group is None else MaskedOrigin(group.context, self.masked.terms)
+        return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob, masked)]
 
     def on_presence(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
         """Handle a participant that has disconnected, restarted, or come back.
@@ -313,7 +343,8 @@ class ActiveRound:
                 if known_boot:
                     self._issued_invitations.restarted(device)
         # A device at work ignores a repeated request; a device that has lost the request needs it.
-        return [*effects, self._request_to(device, now)] if participant.state in AT_WORK else effects
+        reminders = self.masked.remind(device) if self.masked is not None else []
+        return [*effects, *([self._request_to(device, now)] if participant.state in AT_WORK else []), *reminders]
 
     def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
         """Exclude a device from the round; an update that is committed counts.
@@ -331,13 +362,13 @@ class ActiveRound:
             else []
         )
 
-    def stored(self, device: str, digest: str, report: UpdateReport, now: float) -> list[Effect]:
+    def stored(self, device: str, digest: str, report: UpdateReport | None, now: float) -> list[Effect]:
         """Count a stored update, and send `committed`. Only updates that count get it: `committed` is a promise.
 
         Args:
             device: The device.
             digest: SHA-256 of its packed update.
-            report: Its report.
+            report: Its report; None for a masked update.
             now: The time, in seconds.
         """
         if not self.round.handle(device, Event.REPORT, now):
@@ -385,6 +416,7 @@ class ActiveRound:
         if self._invitations is None:
             return []
         effects = self.ask(self.round.devices(State.INVITED) if connected and now >= self._invite_at else [], now)
+        effects += self.masked.tick(now, connected=connected) if self.masked is not None else []
         if now < self._listen_at:
             return effects
         self._listen_at = now + PROBE_S / 2
@@ -400,8 +432,33 @@ class ActiveRound:
         """Return the next time at which `tick` or `grant` may change something."""
         invite_at = self._invite_at if self.round.count(State.INVITED) else None
         listen_at = self._listen_at if self.round.count(*AT_WORK) and self._invitations is not None else None
-        candidates = (self.round.next_deadline(), self._uploads.next_deadline(), invite_at, listen_at)
+        masked_at = self.masked.next_deadline() if self.masked is not None else None
+        candidates = (self.round.next_deadline(), self._uploads.next_deadline(), invite_at, listen_at, masked_at)
         return min((c for c in candidates if c is not None), default=None)
+
+    def advance_masking(self, now: float) -> list[Effect]:
+        """Return the effects of the next step of a masked round; called after every event."""
+        masked = self.masked
+        if masked is None:
+            return []
+        effects = masked.advance(now)
+        if self.round.phase is Phase.UNMASKING and not self.dismissed:
+            effects += [*self.dismiss(), *masked.end_collecting(self.reports, now)]
+        if self.round.phase is Phase.UNMASKING and (masked.settled or now >= self.round.unmasking_ends_at):
+            effects += masked.end_unmasking(now)
+            counted = set(self.round.devices(State.REPORTED))
+            self.reports = {device: report for device, report in self.reports.items() if device in counted}
+        return effects
+
+    def leave_out(self, devices: Sequence[str]) -> None:
+        """Drop the reports of devices whose group has an impossible sum."""
+        self.reports = {device: report for device, report in self.reports.items() if device not in devices}
+
+    def aggregation(self) -> AggregateUpdates:
+        """Return the effect that aggregates the updates that count."""
+        groups = self.masked.results() if self.masked is not None else ()
+        terms = self.masked.terms if self.masked is not None else None
+        return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms)
 
     def dismiss(self) -> list[Effect]:
         """End collecting: cancel the devices that are still at work."""
@@ -413,7 +470,7 @@ class ActiveRound:
 
     def user_accuracy(self) -> float | None:
         """Return the mean user accuracy of the reports before local training (paper, section 4.2); None without any."""
-        return mean_accuracy(report.user_accuracy_before for report in self.reports.values())
+        return mean_accuracy(report.user_accuracy_before for report in self.reports.values() if report is not None)
 
     def traffic(self) -> RoundTraffic:
         """Return the bytes that have travelled so far."""
@@ -425,7 +482,13 @@ class ActiveRound:
     def record(self, outcome: str) -> RoundRecord:
         """Return the record of the round with its outcome, "aggregated" or "failed"."""
         record = build_record(
-            self.round, outcome, self.reports, self.traffic(), self._refused, metric=self._spec.metric
+            self.round,
+            outcome,
+            self.reports,
+            self.traffic(),
+            self._refused,
+            metric=self._spec.metric,
+            figures=self.aggregated.figures,
         )
         return replace(
             record,
@@ -482,6 +545,44 @@ class ActiveRound:
                 )
         return now - since >= limit_s
 
+    def _terms(self, secure: SecureTerms | None) -> SecureTerms | None:
+        """Return the terms of a masked round: those of the journal, or the given ones for the cohort.
+
+        The smaller the largest group, the finer the values. The weight cap is the median of the registered examples.
+        """
+        policy = self._spec.secure
+        if policy is None or secure is None:
+            return None
+        known = next((entry.content for entry in self._opening.masking if entry.step == "terms"), None)
+        if known is not None:
+            return from_bytes(known, SecureTerms)
+        invited = self._opening.ledger.invited
+        registered = (self._fleet.registered(device) for device in invited)
+        examples = [count for count in registered if count]
+        usual = round(lower_median(examples)) if examples else 1
+        largest = min(policy.largest, max(policy.least, len(invited)))
+        return replace(secure, group_max=largest, weight_cap=policy.weight_cap or usual)
+
+    def _save_terms(self, terms: SecureTerms | None) -> list[Effect]:
+        """Return the effect that saves new terms, before the first request that has them."""
+        if terms is None or any(entry.step == "terms" for entry in self._opening.masking):
+            return []
+        return [SaveGroupSteps(self.round.number, (MaskingEntry(0, "terms", "", to_bytes(terms)),))]
+
+    def _resume_groups(self, known: RoundJournal, terms: SecureTerms, now: float) -> RoundJournal:
+        """Begin masking, or continue it; return the journal with its phase."""
+        spec, entries = self._spec, self._opening.masking
+        assert spec.secure is not None
+        request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
+        self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send)
+        self.masked.resume(entries, self._opening.updates, now, closing=known.closing)
+        return replace(
+            known,
+            accepted=known.accepted | self.masked.keys.keys(),
+            grouped=self.masked.drawn,
+            unmasking=any(entry.step == "reported" for entry in entries),
+        )
+
     @property
     def _issued_invitations(self) -> Invitations:
         assert self._invitations is not None, "the round has no model before `begin`"
@@ -498,6 +599,13 @@ class ActiveRound:
         if event is not Event.ACCEPT:
             self._issued_invitations.mark_downloaded(device)
         return [CountEvent(device, "accepted")] if participant.accepted and not before else []
+
+    def _accepted(self, device: str, body: Accept, now: float) -> list[Effect]:
+        if self.masked is None:
+            return self._seen(device, Event.ACCEPT, now)
+        if not self.masked.add_keys(device, body.keys):
+            return self.masked.leave(device, OTHER_KEYS if self.masked.drawn else NO_KEYS, now)
+        return [*self._seen(device, Event.ACCEPT, now), *self.masked.remind(device)]
 
     def _declined(self, device: str, body: Decline, now: float) -> list[Effect]:
         self._uploads.release(device)
@@ -516,7 +624,8 @@ class ActiveRound:
                 return [self._send(device, Committed(manifest.digest))]
             detail = "another update of this round is committed already"
             return [self._send(device, Refused(manifest.digest, RefuseReason.ALREADY_COMMITTED, detail))]
-        if self.round.participants[device].state in (State.LATE, State.DECLINED, State.FAILED):
+        masks = self.masked is None or self.masked.may_upload(device)
+        if not masks or self.round.participants[device].state in (State.LATE, State.DECLINED, State.FAILED):
             refused = Refused(manifest.digest, RefuseReason.LATE, "the round went on without this device")
             return [self._send(device, refused), CountEvent(device, "late", RefuseReason.LATE)]
         spec = self._spec

@@ -4,9 +4,12 @@
                       |             |
                       +-> FAILED <--+        (the model stays as it was)
 
+A masked round is UNMASKING between COLLECTING and AGGREGATING: the groups of its devices open or are lost
+(coordinator.masking), and only reports in open groups count. It fails with `groups_lost` if they are no quorum.
+
 No event of a device is illegal: it moves the device as `TABLE` says, or changes nothing. A call of the program out of order
 raises IllegalTransition and changes nothing. Whatever the order of the events, collecting ends at `deadline_s + grace_s` at
-the latest, and a device counts once.
+the latest, and a device counts once. Unmasking ends `unmask_s` later at the latest.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from fedpatch.shared.errors import IllegalTransition
 RETURN_S = 60.0
 # The reason of a device that neither accepted nor declined.
 NO_ANSWER = "no answer"
+# The reason of a device whose masked group is lost.
+GROUP_LOST = "group_lost"
 _ROUNDING_S = 1e-6
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
@@ -46,6 +51,7 @@ class RoundPolicy:
         grace_s: Time after the quorum for devices that are still at work, not past the deadline. At the deadline, devices that
             upload get it too if the quorum depends on them.
         rejoin_s: Time that a device may be disconnected.
+        unmask_s: Time for the groups of a masked round to open after collecting; None for a round without masks.
     """
 
     target: int
@@ -55,6 +61,7 @@ class RoundPolicy:
     deadline_s: float
     grace_s: float
     rejoin_s: float
+    unmask_s: float | None = None
 
 
 @dataclass
@@ -102,6 +109,8 @@ class Round:
         self.phase = Phase.SELECTING
         self.participants: dict[str, Participant] = {}
         self.failure = ""
+        # Whether groups of a masked round still exchange shares: their devices cannot report yet, so no grace runs.
+        self.sharing = False
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
         # Participants that do not count any more (coordinator.cohort.quorum).
@@ -153,10 +162,15 @@ class Round:
             self._move(device, State.FAILED, ledger.offenders[device])
             self._leave(device)
         self._give_up_at = -math.inf
-        if ledger.closing:
+        if ledger.grouped:
+            for device in self.devices(_I):
+                self._move(device, State.LATE, NO_ANSWER)
+            self.phase = Phase.COLLECTING
+        if ledger.closing or ledger.unmasking:
             self._quorum_at = self._closing_at = now
             self._leave_behind()
-            self.phase = Phase.AGGREGATING
+            self.phase = Phase.UNMASKING if self.policy.unmask_s is not None else Phase.AGGREGATING
+            self._asked_at = now + max(0.0, RETURN_S - (self.policy.unmask_s or 0.0))
         self._advance(now)
 
     def handle(self, device: str, event: Event, now: float, reason: str = "", *, leaves: bool = False) -> bool:
@@ -194,6 +208,24 @@ class Round:
         """Check the deadlines."""
         if self.phase in (Phase.RECRUITING, Phase.COLLECTING):
             self._advance(now)
+
+    def finish_unmasking(self, lost: Collection[str], now: float) -> None:
+        """End unmasking: the reports in lost groups do not count, and the round fails if the others are no quorum.
+
+        Args:
+            lost: The devices of lost groups.
+            now: The time, in seconds.
+
+        Raises:
+            IllegalTransition: The round is in another phase.
+        """
+        self._require(Phase.UNMASKING, "finish_unmasking")
+        for device in self._in[State.REPORTED].intersection(lost):
+            self._move(device, State.FAILED, GROUP_LOST)
+        if self.count(State.REPORTED) < self.needed:
+            self._fail("groups_lost", now)
+        else:
+            self.phase = Phase.AGGREGATING
 
     def finish(self, now: float) -> None:
         """Close the round after its aggregation; raise IllegalTransition in another phase."""
@@ -281,8 +313,15 @@ class Round:
         """Return the seconds to the deadline, at least 0."""
         return max(0.0, self._invited_at + self.policy.deadline_s - now)
 
+    @property
+    def unmasking_ends_at(self) -> float:
+        """The time at which unmasking ends, in seconds; a resumed round leaves devices RETURN_S to connect again."""
+        return max(self._closing_at, self._asked_at) + (self.policy.unmask_s or 0.0)
+
     def next_deadline(self) -> float | None:
         """Return the next time at which `tick` may change something; None if there is none."""
+        if self.phase is Phase.UNMASKING:
+            return self.unmasking_ends_at
         if self.phase not in (Phase.RECRUITING, Phase.COLLECTING):
             return None
         end = self._recruiting_ends_at() if self.phase is Phase.RECRUITING else self._collecting_ends_at()
@@ -348,19 +387,19 @@ class Round:
 
     def _advance_collecting(self, now: float) -> None:
         reported, active = self.count(State.REPORTED), self.count(*AT_WORK)
-        if reported >= self.needed and self._quorum_at is None:
+        if reported >= self.needed and self._quorum_at is None and not self.sharing:
             self._quorum_at = now
         due = now >= self._collecting_ends_at()
         if self._quorum_at is None and (due or reported + active < self.needed):
             self._fail("quorum_missed", now)
         elif self._quorum_at is not None and (due or active == 0):
             self._leave_behind()
-            self.phase = Phase.AGGREGATING
+            self.phase = Phase.AGGREGATING if self.policy.unmask_s is None else Phase.UNMASKING
             self._closing_at = now
 
     def _fail(self, failure: str, now: float) -> None:
         self._leave_behind()
-        if self.phase is not Phase.AGGREGATING:
+        if self.phase not in (Phase.UNMASKING, Phase.AGGREGATING):
             self._closing_at = now
         self.phase = Phase.FAILED
         self.failure = failure

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_phases import Round
-from fedpatch.coordinator.rounds.run_records import RoundRecord, figures
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import figures as comparison
+from fedpatch.shared.masking.group_sum import SummedReport
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
@@ -42,24 +44,82 @@ def mean_accuracy(values: Iterable[float | None]) -> float | None:
 def build_record(
     current: Round,
     outcome: str,
-    reports: Mapping[str, UpdateReport],
+    reports: Mapping[str, UpdateReport | None],
     traffic: RoundTraffic,
     refused: Mapping[str, int],
     *,
     metric: MetricTerms,
+    figures: SummedReport | None = None,
 ) -> RoundRecord:
     """Build the record of a round.
 
     Args:
         current: The round, which is over.
         outcome: "aggregated" or "failed".
-        reports: The reports of committed updates by device.
+        reports: The reports of committed updates by device; None for masked ones.
         traffic: The bytes that travelled.
         refused: Number of refused updates by reason.
         metric: The metric of the user accuracies.
+        figures: The figures that the sums of a masked round give, in place of the reports.
     """
+    known = {device: report for device, report in reports.items() if report is not None}
+    record = _without_figures(current, outcome, traffic, refused, metric)
+    record = replace(record, reported=len(reports))
+    return _with_sums(record, figures, metric) if figures is not None else _with_reports(record, known, metric)
+
+
+def _with_reports(record: RoundRecord, reports: Mapping[str, UpdateReport], metric: MetricTerms) -> RoundRecord:
     measured = {device: report.user_accuracy_before for device, report in reports.items()}
     before = {device: value for device, value in measured.items() if value is not None}
+    return replace(
+        record,
+        user_accuracy=mean_accuracy(before.values()),
+        user_accuracy_min=metric.worst(before.values()),
+        user_accuracy_p10=metric.worst_tenth(before.values()),
+        user_accuracies=_by_device(before),
+        user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports.values()),
+        num_examples=sum(report.num_examples for report in reports.values()),
+        measured=len(before),
+        train_loss=mean_accuracy(report.train_loss for report in reports.values()),
+        independent=comparison((reports[device] for device in sorted(reports)), metric),
+    )
+
+
+def _with_sums(record: RoundRecord, figures: SummedReport, metric: MetricTerms) -> RoundRecord:
+    """Add the figures that the sums give. No device has figures of its own, so the worst one is not known."""
+    means = figures.means
+    return replace(
+        record,
+        user_accuracy=means["user_accuracy_before"],
+        user_accuracy_after=means["user_accuracy_after"],
+        user_accuracy_p10=figures.worst_tenth(metric),
+        num_examples=figures.num_examples,
+        measured=figures.measured["user_accuracy_before"],
+        train_loss=means["train_loss"],
+        user_accuracy_histogram=figures.histogram if any(figures.histogram) else (),
+        independent=_comparison_of(figures),
+    )
+
+
+def _comparison_of(figures: SummedReport) -> dict[str, float]:
+    """Return the comparison with learning alone (coordinator.rounds.run_records.figures) by the sums."""
+    count, alone, gain = figures.measured["gain"], figures.means["user_accuracy_independent"], figures.means["gain"]
+    if not count or alone is None or gain is None:
+        return {}
+    found = {
+        "measured": count,
+        "user_accuracy": alone,
+        "gaining": figures.gaining / count,
+        "losing": figures.losing / count,
+        "gain": gain,
+    }
+    after = figures.means["gain_after"]
+    return found if after is None else found | {"gain_after": after}
+
+
+def _without_figures(
+    current: Round, outcome: str, traffic: RoundTraffic, refused: Mapping[str, int], metric: MetricTerms
+) -> RoundRecord:
     return RoundRecord(
         round=current.number,
         outcome=outcome,
@@ -67,13 +127,7 @@ def build_record(
         cohort=len(current.participants),
         accepted=len(current.accepted()),
         declined=len(current.devices(State.DECLINED)),
-        reported=len(reports),
-        user_accuracy=mean_accuracy(before.values()),
-        user_accuracy_min=metric.worst(before.values()),
-        user_accuracy_p10=metric.worst_tenth(before.values()),
-        user_accuracies=_by_device(before),
-        user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports.values()),
-        num_examples=sum(report.num_examples for report in reports.values()),
+        reported=0,
         phase_seconds=current.phase_seconds(),
         bytes_down=traffic.down,
         bytes_up=traffic.up,
@@ -87,8 +141,6 @@ def build_record(
         deadline_s=current.policy.deadline_s,
         report_p90_s=_p90(current.report_seconds()),
         needed=current.needed,
-        measured=len(before),
-        independent=figures((reports[device] for device in sorted(reports)), metric),
     )
 
 

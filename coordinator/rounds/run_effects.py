@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_events import Event
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import Stopped
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Envelope, Manifest
 
 
@@ -39,6 +41,14 @@ class SaveJournal:
 
 
 @dataclass(frozen=True)
+class SaveGroupSteps:
+    """Write steps of a masked round, before the messages that depend on them."""
+
+    round: int
+    entries: tuple[MaskingEntry, ...]
+
+
+@dataclass(frozen=True)
 class SavePause:
     """Write the seconds of the deadline that the open round has used, at the end of a run that can be resumed."""
 
@@ -59,21 +69,47 @@ class RetractModel:
 
 
 @dataclass(frozen=True)
+class MaskedOrigin:
+    """What the form of a masked update is checked against: the context of its device's group and the terms of the round."""
+
+    context: bytes
+    terms: SecureTerms
+
+
+@dataclass(frozen=True)
 class StoreUpdate:
-    """Check an update and write it to disk; then UpdateStored or UpdateRejected."""
+    """Check an update and write it to disk; then UpdateStored or UpdateRejected.
+
+    Attributes:
+        round: Number of the round.
+        device: The device.
+        manifest: The manifest of its offer.
+        blob: The packed update.
+        masked: In a masked round what its form must fit.
+    """
 
     round: int
     device: str
     manifest: Manifest
     blob: bytes
+    masked: MaskedOrigin | None = None
 
 
 @dataclass(frozen=True)
 class AggregateUpdates:
-    """Aggregate the stored updates of these devices and save the new global model; then Aggregated."""
+    """Aggregate the stored updates of these devices and save the new global model; then Aggregated.
+
+    Attributes:
+        round: Number of the round.
+        devices: The devices whose updates count, sorted.
+        groups: In a masked round its open groups, which these devices are in, and the terms of the round.
+        terms: The terms of a masked round.
+    """
 
     round: int
     devices: tuple[str, ...]
+    groups: tuple[OpenGroup, ...] = ()
+    terms: SecureTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +142,7 @@ Effect = (
     SendMessage
     | PublishModel
     | SaveJournal
+    | SaveGroupSteps
     | SavePause
     | ResendChunks
     | RetractModel

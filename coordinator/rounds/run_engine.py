@@ -27,14 +27,12 @@ from dataclasses import replace
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
-from fedpatch.coordinator.rounds.auto_deadline import policy_of
-from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED, Fleet
+from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, NO_PRIVACY, QUARANTINED, REVOKED, Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import (
-    AggregateUpdates,
     Effect,
     EffectHandler,
     EndRun,
@@ -61,10 +59,10 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
+from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, policy_of
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.messages import PRIVACY_FEATURE, Decline, DeviceState, Envelope
+from fedpatch.shared.wire.messages import MASKED_FEATURE, PRIVACY_FEATURE, Decline, DeviceState, Envelope, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3
@@ -102,7 +100,8 @@ class Engine:
         seen: Collection[str] = (),
     ) -> None:
         self.spec = spec
-        needs = (PRIVACY_FEATURE,) if spec.privacy is not None else ()
+        needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
+        needs |= {MASKED_FEATURE: CANNOT_MASK} if spec.secure is not None else {}
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
         self.open: ActiveRound | None = None
         self.records = list(records)
@@ -110,6 +109,8 @@ class Engine:
         self._unfinished = unfinished
         self._resumed = bool(self.records) or unfinished is not None
         self._selected = False
+        # Whether the aggregation of the open round was requested.
+        self._aggregates = False
         self._envelopes = EnvelopeFactory(spec, resumable)
         self._jitter = jitter
         self._started_at = 0.0
@@ -269,7 +270,8 @@ class Engine:
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
         # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.
-        return self._current(event).begin(event.manifest, now, event.deltas) + self._advance(now)
+        begun = self._current(event).begin(event.manifest, now, event.deltas, event.secure)
+        return begun + self._advance(now)
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
         # Algorithm 1, lines 15 to 18: the upload of a client is complete.
@@ -286,6 +288,10 @@ class Engine:
         # Algorithm 1, lines 19 to 22 are done: the round closes, and line 2 is next.
         current = self._current(event)
         current.aggregated = event
+        current.leave_out(event.left_out)
+        if event.left_out and len(current.reports) < current.round.needed:
+            current.round.abandon(now, "groups_lost")
+            return self._close("failed", now) + self._advance(now)
         current.round.finish(now)
         assert current.round.quorum_s is not None
         self._quorum_seconds.append(current.round.quorum_s)
@@ -352,7 +358,10 @@ class Engine:
             return RefuseReason.LATE
         if device not in self.open.round.participants:
             return RefuseReason.NOT_INVITED
-        return None if self.open.round.phase in (Phase.RECRUITING, Phase.COLLECTING) else RefuseReason.LATE
+        phase = self.open.round.phase
+        if phase is Phase.UNMASKING:
+            return RefuseReason.LATE if isinstance(envelope.body, Offer) else None
+        return None if phase in (Phase.RECRUITING, Phase.COLLECTING) else RefuseReason.LATE
 
     def _advance(self, now: float) -> list[Effect]:
         """Return the effects of the next step, if its condition is met; called after every event."""
@@ -360,14 +369,15 @@ class Engine:
             return []
         if self.open is None:
             return self._next_round(now)
-        effects = self.open.grant(now)
+        effects = [*self.open.advance_masking(now), *self.open.grant(now)]
         phase = self.open.round.phase
         if phase is Phase.FAILED:
             return effects + self._close("failed", now) + self._advance(now)
-        if phase is Phase.AGGREGATING and not self.open.dismissed:
+        if phase is Phase.AGGREGATING and not self._aggregates:
             # Algorithm 1, lines 19 to 22: a new global model from the updates of the round's clients.
-            reported = tuple(sorted(self.open.reports))
-            effects += [*self.open.dismiss(), AggregateUpdates(self.open.round.number, reported)]
+            self._aggregates = True
+            effects += [] if self.open.dismissed else self.open.dismiss()
+            effects.append(self.open.aggregation())
         return effects
 
     def _next_round(self, now: float) -> list[Effect]:
@@ -446,6 +456,7 @@ class Engine:
         left_s = None if self._ends_at is None else self._ends_at - now
         self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
         spec = replace(self.spec, policy=policy_of(self.spec, self.records))
+        self._aggregates = False
         self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now)
         return [PublishModel(opening.ledger.round)]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedpatch.shared.masking.group_sum import SummedReport
 from fedpatch.shared.wire.chunked_transfer import Chunk
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import DeviceState, Envelope, Manifest, ModelDelta, UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
@@ -81,20 +83,34 @@ class Suspended:
 
 @dataclass(frozen=True)
 class ModelPublished:
-    """Completion of PublishModel: the global model and the `deltas` that lead to it are on the broker."""
+    """Completion of PublishModel: the global model and the `deltas` that lead to it are on the broker.
+
+    Attributes:
+        manifest: The manifest of the model.
+        deltas: The deltas, the oldest first.
+        secure: In a masked run the terms of the round, which follow from the model's state.
+    """
 
     manifest: Manifest
     deltas: Sequence[ModelDelta] = ()
+    secure: SecureTerms | None = None
 
 
 @dataclass(frozen=True)
 class UpdateStored:
-    """Completion of StoreUpdate: the bytes of an update are on disk, and its row is committed."""
+    """Completion of StoreUpdate: the bytes of an update are on disk, and its row is committed.
+
+    Attributes:
+        round: Number of the round.
+        device: The device.
+        digest: SHA-256 of the packed update.
+        report: The device's report; None for a masked update.
+    """
 
     round: int
     device: str
     digest: str
-    report: UpdateReport
+    report: UpdateReport | None
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,8 @@ class Aggregated:
         pulls: Of the devices whose updates were pulled farthest: the share of its change that was taken away.
         pull_quantiles: `p50`, `p90` and `max` of that share over all updates; empty without bounds and with a plain mean.
         privacy: Account of differential privacy (RoundRecord.privacy).
+        figures: In a masked round the figures that its sums give.
+        left_out: Devices of masked groups whose sum was impossible, and does not count.
     """
 
     bounded: Mapping[str, int] = field(default_factory=dict)
@@ -125,6 +143,8 @@ class Aggregated:
     pulls: Mapping[str, float] = field(default_factory=dict)
     pull_quantiles: Mapping[str, float] = field(default_factory=dict)
     privacy: Mapping[str, float | None] = field(default_factory=dict)
+    figures: SummedReport | None = None
+    left_out: tuple[str, ...] = ()
 
 
 Event = (

@@ -130,7 +130,7 @@ class RoundRecord:
         failures: Number of failed devices by reason.
         refused: Number of refused updates by reason.
         late: Number of devices that were still at work at the end.
-        failure: "too_few_accepted" or "quorum_missed" in a failed round, else "".
+        failure: "too_few_accepted", "quorum_missed" or "groups_lost" in a failed round, else "".
         metric: Name of the metric.
         metric_goal: "max" or "min".
         user_accuracy_p10: The bound of the worst tenth (MetricTerms.worst_tenth).
@@ -151,6 +151,9 @@ class RoundRecord:
         privacy: With differential privacy `epsilon` (None: unbounded) and `delta` of the device that most releases of the run
             used, `rounds`, their number, and the `noise_multiplier`; empty without, and in a failed round, which releases
             nothing.
+        train_loss: Mean training loss of the devices that reported.
+        user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16
+            equal bins over the range of the metric. Empty for a metric without limits, and in other rounds.
     """
 
     round: Positive
@@ -188,6 +191,8 @@ class RoundRecord:
     pulls: Mapping[str, Measure] = field(default_factory=dict)
     pull_quantiles: Mapping[str, Measure] = field(default_factory=dict)
     privacy: Mapping[str, Measure | None] = field(default_factory=dict)
+    train_loss: Measure | None = None
+    user_accuracy_histogram: tuple[Count, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""

@@ -1,17 +1,38 @@
-"""The terms of a run, which stay the same for its length, the reasons for its end, and the choice of encodings."""
+"""The terms of a run, which stay the same for its length, the reasons for its end, the choice of encodings, and the deadlines.
+
+The automatic deadline of a round follows from the times of the devices in earlier rounds:
+
+    deadline = 3 * median over the last 10 rounds of (time by which 90 % of the round's updates had arrived)
+
+The first round has 600 s. A round that missed its quorum at its deadline doubles the next deadline, so that a slower fleet
+succeeds before `max_failed_rounds`. The deadline is at least 60 s and twice the recruiting deadline, and at most one day.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan, is_delta
+
+FIRST_DEADLINE_S = 600.0
+SHORTEST_DEADLINE_S = 60.0
+LONGEST_DEADLINE_S = 86_400.0
+DEADLINE_FACTOR = 3.0
+DEADLINE_WINDOW = 10
+"""The number of rounds whose times count."""
+
+_ROUNDING_S = 1e-6
 
 
 class Stopped(StrEnum):
@@ -54,11 +75,12 @@ class RunSpec:
         round_interval_s: Least time from the beginning of a round to the next, in seconds.
         metric: The metric of user accuracies.
         limits: The bounds of updates.
-        auto_deadline: Whether the deadline follows from earlier rounds (auto_deadline.py). The one in `policy` is then that
+        auto_deadline: Whether the deadline follows from earlier rounds (`policy_of`). The one in `policy` is then that
             of the first round.
         longest_pause_s: Longest pause after a failed round, in seconds.
         independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
         privacy: The terms of differential privacy; None without.
+        secure: The conditions of masked rounds; None for rounds without masks.
     """
 
     run: str
@@ -90,6 +112,37 @@ class RunSpec:
     longest_pause_s: float = math.inf
     independent_every: int = 0
     privacy: PrivacyPolicy | None = None
+    secure: SecurePolicy | None = None
+
+
+@dataclass(frozen=True)
+class SecurePolicy:
+    """The conditions of a masked run (coordinator.rounds.masked_round).
+
+    Attributes:
+        size: Greatest size of a group, except where groups are merged (coordinator.masking.group_drawing).
+        least: Least size of a group.
+        threshold: Rule for the number of members that must reveal their shares.
+        bits: Bits of a masked value.
+        keep: One of so many consecutive values travels in a round.
+        clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
+        weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
+        share_deadline_s: Time for the members of a group to send their shares, in seconds.
+    """
+
+    size: int
+    least: int
+    threshold: ThresholdRule
+    bits: int
+    keep: int
+    clip: float | None
+    weight_cap: int | None
+    share_deadline_s: float
+
+    @property
+    def largest(self) -> int:
+        """The greatest number of devices that a group can have."""
+        return largest_group(self.size, self.least)
 
 
 EVERYWHERE = "fp32+zstd"
@@ -97,7 +150,8 @@ EVERYWHERE = "fp32+zstd"
 
 ENCODING_HELP = (
     "Encoding of models and updates: fp32, fp16 (values), fp32+zstd, fp16+zstd (compressed values), delta-bf16, delta-int8 or "
-    "delta-int4 (compressed differences). A device without it uses another."
+    "delta-int4 (compressed differences). A device without it uses another. With secure = groups, that of updates: masked-u8 "
+    "or masked-u16 (masked values of 8 or 16 bits); models then travel as delta-int8."
 )
 
 _FALLBACKS = (EVERYWHERE, "fp32", "fp16+zstd", "fp16")
@@ -111,3 +165,33 @@ def encoding_for(wanted: str, known: Collection[str]) -> str:
 def whole_model_encoding(wanted: str) -> str:
     """Return the encoding of a whole model: a lossless one if the updates of the run are differences from it."""
     return EVERYWHERE if is_delta(wanted) else wanted
+
+
+def policy_of(spec: RunSpec, records: Sequence[RoundRecord]) -> RoundPolicy:
+    """Return the policy of the round after `records`; a deadline in the settings stays as it is."""
+    if not spec.auto_deadline:
+        return spec.policy
+    return replace(spec.policy, deadline_s=auto_deadline_s(records, spec.policy.recruit_deadline_s))
+
+
+def auto_deadline_s(records: Sequence[RoundRecord], recruit_deadline_s: float) -> float:
+    """Return the deadline of the round after `records`, in seconds from its invitation.
+
+    Equal records give equal deadlines, so that a resumed round keeps the deadline in its work requests.
+
+    Args:
+        records: The rounds of the run so far, in order.
+        recruit_deadline_s: Time to answer the invitation, in seconds; the deadline is at least twice that.
+    """
+    shortest_s = max(SHORTEST_DEADLINE_S, 2 * recruit_deadline_s)
+    times = [record.report_p90_s for record in records if record.report_p90_s is not None][-DEADLINE_WINDOW:]
+    deadline_s = DEADLINE_FACTOR * statistics.median(times) if times else FIRST_DEADLINE_S
+    if records and _used_up(records[-1]):
+        deadline_s = max(deadline_s, 2 * records[-1].deadline_s)
+    return min(max(deadline_s, shortest_s), max(LONGEST_DEADLINE_S, shortest_s))
+
+
+def _used_up(record: RoundRecord) -> bool:
+    """Return whether the round missed its quorum at its deadline."""
+    collected_s = record.seconds - record.phase_seconds.select
+    return record.failure == "quorum_missed" and 0 < record.deadline_s <= collected_s + _ROUNDING_S

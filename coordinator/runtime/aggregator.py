@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,8 +13,11 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
+from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
+from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
+from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
@@ -23,7 +27,10 @@ from fedpatch.coordinator.runtime.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.runtime.resume import pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import save_checkpoint
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.masking_messages import SecureTerms
 
 _FAR_BEYOND = 10.0
 """Times its bound: an update that is so far beyond it is shown to the operator as it comes."""
@@ -71,7 +78,7 @@ class Aggregator:
         deltas = self._deltas.path_to(self.state, manifest.size_bytes)
         publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas])
         self.base = manifest.digest
-        return ModelPublished(manifest, tuple(delta for _, delta in deltas))
+        return ModelPublished(manifest, tuple(delta for _, delta in deltas), self._terms())
 
     def requirements(self) -> UpdateRequirements:
         """Return the requirements of an update that was trained on the published model."""
@@ -116,6 +123,46 @@ class Aggregator:
     def _aim(self, aimed: ServerState) -> None:
         self._next = self._deltas.apply(self.state, aimed, self.base)
 
+    def aggregate_masked(
+        self, groups: Sequence[OpenGroup], terms: SecureTerms, read: Callable[[str], MaskedUpdate]
+    ) -> Aggregated:
+        """Make the next global model of a masked round; `save` makes it the state.
+
+        Args:
+            groups: The open groups.
+            terms: The terms of the round.
+            read: Returns the masked update of a device.
+        """
+        schema = self._prepared.travelling
+        layout = vector_layout(schema, terms)
+        folded = masked_mean(groups, read, layout=layout, schema=schema, base=self.state.tensors)
+        if folded.left_out:
+            self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(folded.left_out)}")
+        if folded.report is None:
+            return Aggregated(left_out=folded.left_out)
+        aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        scale = MaskedScale(layout.ranges, terms.clip).after(folded.report)
+        self._next = self._deltas.apply(self.state, replace(aimed, scale=scale), self.base)
+        return Aggregated(figures=folded.report, left_out=folded.left_out)
+
+    def _terms(self) -> SecureTerms | None:
+        """Return the terms of the next masked round; its weight cap may follow from the cohort."""
+        policy = self._spec.secure
+        if policy is None:
+            return None
+        scale = self.state.scale or MaskedScale.first(self._prepared.travelling, self.state.tensors)
+        return SecureTerms(
+            threshold=policy.threshold,
+            group_min=policy.least,
+            group_max=policy.largest,
+            bits=policy.bits,
+            keep=policy.keep,
+            seed=subset_seed(self._spec.seed, self.state.round + 1),
+            clip=policy.clip or scale.clip,
+            weight_cap=policy.weight_cap or 1,
+            grid=write_grid(scale.ranges),
+        )
+
     def save(self, record: RoundRecord) -> None:
         """Save the aggregated model and the record of its round, both in one checkpoint."""
         save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
@@ -147,6 +194,11 @@ class Aggregator:
             self._say(
                 f"{device} bounded: its {count} examples count as {weight}; raise max_num_examples if it has that many"
             )
+
+
+def subset_seed(run_seed: int, round_number: int) -> bytes:
+    """Return the public seed of the values that travel in a masked round: the same after a crash, another in each round."""
+    return hashlib.sha256(f"subset {run_seed} {round_number}".encode()).digest()[:16]
 
 
 def _parts_words(times: Mapping[str, float]) -> str:

@@ -13,6 +13,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     PublishModel,
     ResendChunks,
     RetractModel,
+    SaveGroupSteps,
     SaveJournal,
     SavePause,
     SaveRecord,
@@ -83,7 +84,7 @@ class EffectRunner:
                 self.counters.count(effect)
             case PublishModel() | StoreUpdate() | AggregateUpdates():
                 return self._run_awaited(effect)
-            case SaveJournal() | SavePause() | SaveRecord():
+            case SaveJournal() | SaveGroupSteps() | SavePause() | SaveRecord():
                 self._save(effect)
             case ResendChunks():
                 self._publisher.repair(effect.digest, effect.indices)
@@ -109,20 +110,27 @@ class EffectRunner:
 
     def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
         stored = self.updates.close_round(effect.round)
-        event = self._aggregator.aggregate(
-            effect.devices,
-            {device: stored[device].num_examples for device in effect.devices},
-            lambda device: self.updates.read(stored[device]),
-            0 if self._engine.open is None else self._engine.open.round.policy.target,
-        )
+        if (terms := effect.terms) is not None:
+            event = self._aggregator.aggregate_masked(
+                effect.groups, terms, lambda device: self.updates.read_masked(stored[device], terms)
+            )
+        else:
+            event = self._aggregator.aggregate(
+                effect.devices,
+                {device: stored[device].num_examples for device in effect.devices},
+                lambda device: self.updates.read(stored[device]),
+                0 if self._engine.open is None else self._engine.open.round.policy.target,
+            )
         self._connection.event_queue.now_is_present()
         return event
 
-    def _save(self, effect: SaveJournal | SavePause | SaveRecord) -> None:
+    def _save(self, effect: SaveJournal | SaveGroupSteps | SavePause | SaveRecord) -> None:
         """Save the data from which another process can resume the run."""
         match effect:
             case SaveJournal():
                 self.updates.open_round(effect.ledger, self._connection.ports.boot_time())
+            case SaveGroupSteps():
+                self.updates.save_masking(effect)
             case SavePause():
                 self.updates.pause_round(effect.spent_s)
             case SaveRecord():

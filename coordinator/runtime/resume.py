@@ -14,12 +14,11 @@ from pathlib import Path
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
-from fedpatch.coordinator.rounds.auto_deadline import policy_of
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.private_reports import without_figures
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
-from fedpatch.coordinator.rounds.run_spec import RunSpec, whole_model_encoding
+from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of, whole_model_encoding
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import (
@@ -35,6 +34,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StateError, UpdateRefused
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 from fedpatch.shared.wire.messages import Manifest
 
 Say = Callable[[str], None]
@@ -99,9 +99,12 @@ def resume_round(
         _, model = pack_model(state, prepared, spec)
         if model.digest == ledger.base:
             stored = registry.rounds.updates(spec.run, ledger.round)
+            masking = registry.rounds.masking(spec.run, ledger.round)
             kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
             # If an update is lost, its device is invited again, so the round collects again.
-            opening = RoundStart(replace(ledger, closing=ledger.closing and len(kept) == len(stored)), kept)
+            # A lost masked update loses its group only.
+            closing = ledger.closing and (len(kept) == len(stored) or bool(masking))
+            opening = RoundStart(replace(ledger, closing=closing), kept, masking)
             say(_in_words(opening, policy_of(spec, registry.rounds.records(spec.run))))
         else:
             say(f"round {ledger.round} was open with another model; it starts again")
@@ -190,6 +193,8 @@ def _report_lost(registry: Registry, directory: Path, run: str, number: int, say
 
 def _read_back(directory: Path, update: StoredUpdate, terms: UpdateRequirements) -> CommittedUpdate:
     blob = load_update(directory, update.round, update.device)
+    if update.encoding in MASKED_ENCODINGS:
+        return CommittedUpdate(update.digest, len(blob), None)
     report, _ = decode_and_validate_update(blob, terms, encoding=update.encoding, raw_bytes=update.raw_bytes)
     return CommittedUpdate(update.digest, len(blob), report)
 

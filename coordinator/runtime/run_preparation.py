@@ -12,15 +12,15 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 )
 from fedpatch.coordinator.aggregation.privacy_policy import check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
-from fedpatch.coordinator.rounds.auto_deadline import FIRST_DEADLINE_S
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
-from fedpatch.coordinator.rounds.run_spec import RunSpec
-from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
+from fedpatch.coordinator.settings import LEAST_GROUP, RunSettings
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.tensors.patches import PatchPolicy, parse_policy
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
 
 
@@ -137,7 +137,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         public_schema=prepared.travelling.digest,
         private=str(prepared.policy),
         plan=prepared.plan,
-        encoding=settings.encoding,
+        encoding=settings.model_encoding,
         chunk_bytes=chunk_bytes,
         max_blob_bytes=min(settings.max_model_mib * 2**20, max_blob_bytes(prepared.travelling)),
         rounds=settings.rounds,
@@ -156,6 +156,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
             deadline_s=settings.deadline_s or FIRST_DEADLINE_S,
             grace_s=settings.grace_s,
             rejoin_s=settings.rejoin_s,
+            unmask_s=settings.unmask_s if settings.masked else None,
         ),
         upload_slots=settings.upload_slots,
         upload_window=settings.upload_window,
@@ -167,4 +168,19 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         auto_deadline=settings.deadline_s is None,
         independent_every=settings.independent_every if privacy is None else 0,
         privacy=privacy,
+        secure=secure_policy(settings) if settings.masked else None,
+    )
+
+
+def secure_policy(settings: RunSettings) -> SecurePolicy:
+    """Return the conditions of a masked run."""
+    return SecurePolicy(
+        size=settings.group_size,
+        least=LEAST_GROUP,
+        threshold=ThresholdRule(settings.threshold),
+        bits=8 * (1 + MASKED_ENCODINGS.index(settings.encoding)),
+        keep=settings.keep,
+        clip=settings.clip,
+        weight_cap=settings.weight_cap,
+        share_deadline_s=settings.share_deadline_s,
     )

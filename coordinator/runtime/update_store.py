@@ -13,10 +13,11 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, vector_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.private_reports import without_figures
-from fedpatch.coordinator.rounds.run_effects import StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import SaveGroupSteps, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
@@ -25,13 +26,15 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, store_update
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 R = TypeVar("R")
-Checked = tuple[UpdateReport, dict[str, Array]]
-"""Report and tensors of an update that is on the disk."""
+Checked = tuple[UpdateReport | None, dict[str, Array]]
+"""Report and tensors of an update that is on the disk; neither of a masked one."""
 
 THREADS = 2
 MAX_IN_PROGRESS = 4
@@ -120,6 +123,15 @@ class UpdateStore:
             blob, self._requirements(), encoding=update.encoding, raw_bytes=update.raw_bytes
         )[1]
 
+    def read_masked(self, update: StoredUpdate, terms: SecureTerms) -> MaskedUpdate:
+        """Return a committed masked update; its form was checked before it was stored."""
+        blob = load_update(self._directory, update.round, update.device)
+        return read_masked_blob(blob, vector_layout(self._requirements().schema, terms))
+
+    def save_masking(self, effect: SaveGroupSteps) -> None:
+        """Write steps of the groups of the open round."""
+        self._registry.rounds.save_masking(self._run, effect.round, effect.entries)
+
     def finish_round(self, record: RoundRecord) -> None:
         """Write the record of a round, whose model is saved; its files are deleted later."""
         self._registry.rounds.finish(self._run, record)
@@ -131,17 +143,22 @@ class UpdateStore:
         """Check an update, then write its file."""
         manifest = effect.manifest
         try:
-            checked = decode_and_validate_update(
-                effect.blob,
-                self._requirements(),
-                encoding=manifest.encoding,
-                raw_bytes=manifest.raw_bytes,
-                registered=self._engine.fleet.registered(effect.device),
-            )
+            checked = self._check(effect)
             store_update(self._directory, effect.round, effect.device, effect.blob, manifest.digest)
         except UpdateRefused as error:
             return error
         return checked
+
+    def _check(self, effect: StoreUpdate) -> Checked:
+        manifest, terms = effect.manifest, self._requirements()
+        if effect.masked is None:
+            registered = self._engine.fleet.registered(effect.device)
+            return decode_and_validate_update(
+                effect.blob, terms, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, registered=registered
+            )
+        layout = vector_layout(terms.schema, effect.masked.terms)
+        check_masked_update(effect.blob, layout, context=effect.masked.context, base=terms.base)
+        return None, {}
 
     def _complete(
         self, effect: StoreUpdate, checked: Checked | UpdateRefused, *, awaited: bool
@@ -155,12 +172,14 @@ class UpdateStore:
             if self._engine.spec.privacy is not None:
                 report = without_figures(report)
             if awaited:  # an update that does not count leaves no row: its device was not promised anything
+                examples = 0 if report is None else report.num_examples
                 update = StoredUpdate(
-                    effect.round, device, manifest.digest, manifest.raw_bytes, report.num_examples, manifest.encoding
+                    effect.round, device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding
                 )
                 self._registry.rounds.add_update(self._run, update, self._counters.accepted)
                 self._counters.accepted.clear()
-                self._decoded.keep(device, tensors)
+                if tensors:
+                    self._decoded.keep(device, tensors)
         except UpdateRefused as error:
             return UpdateRejected(effect.round, device, manifest.digest, RefuseReason(error.reason), str(error))
         return UpdateStored(effect.round, device, manifest.digest, report)

@@ -24,6 +24,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.checksummed_file import file_head, unseal
@@ -64,6 +65,8 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
     """
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
     content["references"] = {part: list(values) for part, values in state.references.items()}
+    if state.scale is not None:
+        content["scale"] = {"ranges": list(state.scale.ranges), "clip": state.scale.clip}
     for part, tensors in (("tensors", state.tensors), ("server", state.server)):
         own = _schema_of(tensors, schema)
         packed = pack(tensors, own, {}, ENCODING)
@@ -287,7 +290,7 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
             encoding = part.get("encoding", _ENCODING_BEFORE)
             parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
         past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
-        state = ServerState(content["round"], parts[0], parts[1], past)
+        state = ServerState(content["round"], parts[0], parts[1], past, _scale_of(content.get("scale")))
         return state, Schema.from_lists(content["schema"]), content["meta"]
     except (
         ValueError,
@@ -299,6 +302,12 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
         SchemaMismatch,
     ) as error:
         raise StateError(f"{path}: cannot be read back ({error})") from error
+
+
+def _scale_of(content: Mapping[str, Any] | None) -> MaskedScale | None:
+    if content is None:
+        return None
+    return MaskedScale(tuple(map(float, content["ranges"])), float(content["clip"]))
 
 
 def _write(path: Path, line: bytes, content: bytes, digest: bytes = b"") -> None:

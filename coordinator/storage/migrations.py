@@ -117,8 +117,21 @@ _VERSION_7 = """
 ALTER TABLE open_rounds ADD COLUMN absent TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE open_rounds ADD COLUMN offenders TEXT NOT NULL DEFAULT '{}';
 """
+# The steps of the groups of an open masked round, in the order of their numbers.
+_VERSION_8 = """
+CREATE TABLE masking (
+    number INTEGER PRIMARY KEY,
+    run TEXT NOT NULL REFERENCES runs (id),
+    round INTEGER NOT NULL,
+    team INTEGER NOT NULL,
+    step TEXT NOT NULL CHECK (step IN ('terms', 'roster', 'shares', 'masking', 'reported', 'reveal')),
+    device TEXT NOT NULL,
+    content BLOB NOT NULL,
+    UNIQUE (run, round, team, step, device)
+);
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
+_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4
 """The first version whose rows can be checked as they are; of open rounds, what version 7 added may be absent."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import damaged, keep_copy
@@ -78,6 +78,26 @@ class RoundLedger(Tables):
             for (text,) in db.execute("SELECT offenders FROM open_rounds WHERE run = ?", (run,)).fetchall():
                 offenders = json.dumps({**self._json(text, dict), device: offence})
                 db.execute("UPDATE open_rounds SET offenders = ? WHERE run = ?", (offenders, run))
+
+    def save_masking(self, run: str, round: int, entries: Sequence[MaskingEntry]) -> None:
+        """Write steps of a masked round; a step that is there already stays as it is.
+
+        Args:
+            run: Name of the run.
+            round: Number of the round.
+            entries: The steps, in order.
+        """
+        with self._change() as db:
+            db.executemany(
+                "INSERT OR IGNORE INTO masking (run, round, team, step, device, content) VALUES (?, ?, ?, ?, ?, ?)",
+                [(run, round, one.group, one.step, one.device, one.content) for one in entries],
+            )
+
+    def masking(self, run: str, round: int) -> list[MaskingEntry]:
+        """Return the steps of a masked round, in the order in which they were saved."""
+        query = "SELECT team, step, device, content FROM masking WHERE (run, round) = (?, ?) ORDER BY number"
+        rows = self._read(query, (run, round))
+        return [MaskingEntry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
 
     def add_update(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> bool:
         """Add an update whose file is on disk, and the devices that accepted.
@@ -202,6 +222,7 @@ def _forget(db: sqlite3.Connection, run: str, keep_updates_of: int | None = None
     db.execute("DELETE FROM acceptances WHERE run = ?", (run,))
     db.execute("DELETE FROM open_rounds WHERE run = ?", (run,))
     db.execute("DELETE FROM updates WHERE run = ? AND round IS NOT ?", (run, keep_updates_of))
+    db.execute("DELETE FROM masking WHERE run = ? AND round IS NOT ?", (run, keep_updates_of))
 
 
 def _accept(db: sqlite3.Connection, run: str, devices: Collection[str]) -> None:

@@ -33,6 +33,8 @@ def first_problem(db: sqlite3.Connection) -> str | None:
         return None
     for table, check in _CHECKS.items():
         columns = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
+        if not columns:  # a table of a later version
+            continue
         for values in db.execute(f"SELECT * FROM main.{table}"):  # our tables  # nosec B608
             if problem := row_problem(table, dict(zip(columns, values, strict=True)), check):
                 return problem
@@ -133,6 +135,16 @@ def _check_acceptance_row(row: Row) -> None:
     _require_name(row["device"], "device")
 
 
+def _check_masking_row(row: Row) -> None:
+    for name in ("run", "step"):
+        _require_text(row[name], name)
+    for name in ("round", "team"):
+        _require_count(row[name], name)
+    if row["device"]:
+        _require_name(row["device"], "device")
+    _require(isinstance(row["content"], bytes), "content", row["content"])
+
+
 def _check_hold_row(row: Row) -> None:
     _require_name(row["fleet"], "fleet")
     _require_name(row["id"], "id")
@@ -155,6 +167,7 @@ _CHECKS: Mapping[str, Callable[[Row], None]] = {
     "updates": _check_update_row,
     "open_rounds": _check_open_row,
     "acceptances": _check_acceptance_row,
+    "masking": _check_masking_row,
     "holds": _check_hold_row,
     "offences": _check_offence_row,
 }

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.masking.masking_round import MaskingRound
+from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import Envelope, Manifest, WorkRequest
 
@@ -103,6 +105,43 @@ class StopTraining:
 
 
 @dataclass(frozen=True)
+class MaskUpdate:
+    """Mask the trained vector -> UpdateTrained, or TrainingFailed.
+
+    Attributes:
+        key: The key that the training process was given; the answer repeats it.
+        request: The work request.
+        context: The group.
+        masks: Masks to add.
+    """
+
+    key: JobKey
+    request: WorkRequest
+    context: bytes
+    masks: tuple[Mask, ...]
+
+
+@dataclass(frozen=True)
+class SaveMasking:
+    """Write the state of the masked round to disk."""
+
+    state: MaskingRound
+
+
+@dataclass(frozen=True)
+class SendAfterSave:
+    """Write the state of the masked round to disk, then publish the message; if the disk refuses, nothing is published."""
+
+    state: MaskingRound
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class ForgetMasking:
+    """Delete the state of the last masked round: an unmasked one has begun."""
+
+
+@dataclass(frozen=True)
 class SpoolUpdate:
     """Note on disk that this update waits to be committed, and which request it answers; again for each newer epoch."""
 
@@ -130,7 +169,7 @@ class EndJob:
 
 @dataclass(frozen=True)
 class ReportFailure:
-    """Log that an effect failed while no job was in hand; nothing is given up for it."""
+    """Log a failed effect while no job was in hand, or a refused message about a masked group; nothing is given up for it."""
 
     detail: str
 
@@ -145,6 +184,10 @@ Effect = (
     | PauseTraining
     | ContinueTraining
     | StopTraining
+    | MaskUpdate
+    | SaveMasking
+    | SendAfterSave
+    | ForgetMasking
     | SpoolUpdate
     | EndJob
     | ReportFailure

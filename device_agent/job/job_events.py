@@ -99,8 +99,15 @@ class TrainingProgressed:
 
 
 @dataclass(frozen=True)
+class VectorTrained:
+    """StartTraining: the vector of a masked round lies on the disk, not masked yet."""
+
+    key: JobKey
+
+
+@dataclass(frozen=True)
 class UpdateTrained:
-    """StartTraining: the update lies on the disk."""
+    """StartTraining, or MaskUpdate: the update lies on the disk."""
 
     key: JobKey
     manifest: Manifest
@@ -160,6 +167,7 @@ Completion = (
     DownloadStarted
     | DownloadDamaged
     | TrainingProgressed
+    | VectorTrained
     | UpdateTrained
     | TrainingFailed
     | EffectFailed

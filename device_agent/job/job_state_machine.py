@@ -11,6 +11,7 @@
 | DOWNLOADING | DownloadStarted, ChunkReceived | WriteChunk; after the last Progress, StartTraining | TRAINING |
 | DOWNLOADING | time | Need for missing chunks | unchanged |
 | TRAINING | TrainingProgressed | Progress | unchanged |
+| TRAINING | VectorTrained, Inbox: both are there | MaskUpdate | unchanged |
 | TRAINING | UpdateTrained | SpoolUpdate, then Offer | UPLOADING |
 | TRAINING | DownloadDamaged; TrainingFailed by a plan with deltas | StartDownload of the whole model | DOWNLOADING |
 | UPLOADING | MessageReceived: Grant, Ack | SendChunk within the window | unchanged |
@@ -18,6 +19,7 @@
 | UPLOADING | MessageReceived: Committed, Refused | EndJob | IDLE |
 | any but IDLE | MessageReceived: Cancel | StopTraining, EndJob | IDLE |
 | any but IDLE | TrainingFailed, EffectFailed, OwnerAbandoned, deadline | Failed, StopTraining, EndJob | IDLE |
+| any | MessageReceived: Roster, Inbox, Unmask | answers of device_agent.masking, saved before they are sent | unchanged |
 | any but IDLE | OwnerPaused, OwnerResumed | StopDownload, PauseTraining and their opposites | unchanged |
 
 Any other event in any other state has no effect: the coordinator may send anything at any time, and more than once.
@@ -36,10 +38,14 @@ from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
     EndJob,
+    ForgetMasking,
     JobKey,
     JobState,
+    MaskUpdate,
     PauseTraining,
     ReportFailure,
+    SaveMasking,
+    SendAfterSave,
     SendMessage,
     SpoolUpdate,
     StartDownload,
@@ -67,12 +73,17 @@ from fedpatch.device_agent.job.job_events import (
     TrainingProgressed,
     UpdateRestored,
     UpdateTrained,
+    VectorTrained,
     WorkRequested,
 )
+from fedpatch.device_agent.masking.masking_round import RoundName
+from fedpatch.device_agent.masking.masking_state_machine import MaskingBody, MaskingRounds
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Upload, check_manifest
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
+    MASKED_FEATURE,
     OWNER_LIMITS_FEATURE,
     PRIVACY_FEATURE,
     STORAGE_FEATURE,
@@ -134,6 +145,7 @@ class Job:
     Args:
         max_blob_bytes: Largest model that the device accepts.
         ask_to_send: Whether an update waits for OwnerResumed before it is offered; meanwhile `awaits_clearance` is true.
+        masking: The device's part in masked groups; None where it declines masked rounds.
 
     Example:
         >>> job = Job(max_blob_bytes=2**20)
@@ -141,7 +153,7 @@ class Job:
         (<JobState.IDLE: 'idle'>, None, [])
     """
 
-    def __init__(self, *, max_blob_bytes: int, ask_to_send: bool = False) -> None:
+    def __init__(self, *, max_blob_bytes: int, ask_to_send: bool = False, masking: MaskingRounds | None = None) -> None:
         self.state = JobState.IDLE
         self.key: JobKey | None = None
         self.request: WorkRequest | None = None
@@ -149,6 +161,8 @@ class Job:
         self.awaits_clearance = False
         self.max_blob_bytes = max_blob_bytes
         self._ask_to_send = ask_to_send
+        self._masking = masking
+        self._vector_waits = False  # the trained vector waits for the inbox
         self._paused_for: Condition | None = None
         self._plan: DownloadPlan | None = None
         self._download: Download | None = None  # while chunks are taken
@@ -224,15 +238,8 @@ class Job:
                 return self._train_when_complete(now)
             case DownloadDamaged():
                 return self._download_whole_model() if self.state is JobState.TRAINING else []
-            case TrainingProgressed(key=key) if self._is_training(key):
-                self._trained = (event.done, event.total)
-                return [self._progress()]
-            case UpdateTrained(key=key) if self._is_training(key):
-                return self._spool_and_offer(event, now)
-            case TrainingFailed(key=key) if self._is_training(key):
-                if event.reason is FailReason.DOWNLOAD and self._plan is not None and self._plan.held:
-                    return [DropHeldModel(event.detail), *self._download_whole_model()]
-                return self._give_up(event.reason, event.detail)
+            case TrainingProgressed() | VectorTrained() | UpdateTrained() | TrainingFailed():
+                return self._training_answered(event, now) if self._is_training(event.key) else []
             case EffectFailed():
                 return self._give_up(event.reason, event.detail) or [ReportFailure(event.detail)]
             case UpdateRestored():
@@ -253,6 +260,10 @@ class Job:
         if self.state in (JobState.DOWNLOADING, JobState.TRAINING) and now >= self._deadline:
             if self.paused and self._paused_for is not None:
                 return self._give_up(FailReason.UNWILLING, "the round's deadline passed in a pause", self._paused_for)
+            if self._vector_waits:
+                return self._give_up(
+                    FailReason.MASKING, "the round's deadline passed before the inbox of the group came"
+                )
             return self._give_up(FailReason.DEADLINE, "the round's deadline passed")
         if self.state is JobState.DOWNLOADING and self._download is not None:
             return [self._reply(need) for need in self._download.tick(now)]
@@ -274,7 +285,7 @@ class Job:
             return []
         if continues(self.key, self.request, key, request, downloading=self.state is JobState.DOWNLOADING):
             return self._continue_in_epoch(key, request, event, now)
-        if declined := reason_to_decline(key.task, request, tasks, event.decision, self.max_blob_bytes):
+        if declined := self._reason_to_decline(key, request, event):
             # The work in hand goes on: its own coordinator cancels it when it is not needed.
             self._answers.declined(key, declined)
             return [self._reply(declined, key)]
@@ -282,7 +293,35 @@ class Job:
         self.state, self._plan = JobState.DOWNLOADING, event.plan
         self._accepted_at = now
         self._accept(key, request, tasks, now)
-        return [*effects, self._reply(Accept(self._num_examples)), StartDownload(event.plan.blobs)]
+        return [*effects, *self._acceptance(), StartDownload(event.plan.blobs)]
+
+    def _reason_to_decline(self, key: JobKey, request: WorkRequest, event: WorkRequested) -> Decline | None:
+        """Find a reason to decline; where there is none, the keys of a masked round are made."""
+        can_mask = self._masking is not None
+        reason = reason_to_decline(
+            key.task, request, event.tasks, event.decision, self.max_blob_bytes, can_mask=can_mask
+        )
+        if reason is not None or self._masking is None or request.secure is None:
+            return reason
+        if self._masking.begin(_round_name(key), request) is None:
+            detail = "this device has revealed its shares of this round already"
+            return Decline(_known_to_coordinator(DeclineReason.SECURE_TERMS, request), detail)
+        return None
+
+    def _acceptance(self) -> list[Effect]:
+        """`accept`, with the keys of a masked round; the number of examples then travels in the sum only."""
+        assert self.key is not None
+        assert self.request is not None
+        if self._masking is None:
+            return [self._reply(Accept(self._num_examples))]
+        if self.request.secure is None:
+            forgotten = self._masking.state is not None
+            self._masking.forget()
+            accept = self._reply(Accept(self._num_examples))
+            return [ForgetMasking(), accept] if forgotten else [accept]
+        keys = self._masking.begin(_round_name(self.key), self.request)
+        assert self._masking.state is not None
+        return [SendAfterSave(self._masking.state, self._reply(Accept(1, keys)).envelope)]
 
     def _accept(self, key: JobKey, request: WorkRequest, tasks: tuple[TaskCapability, ...], now: float) -> None:
         self.key, self.request = key, request
@@ -295,8 +334,8 @@ class Job:
         self._accept(key, request, event.tasks, now)
         if self._upload is not None:
             self._upload = Upload(self._upload.manifest, now)
-            accept = self._reply(Accept(self._num_examples))
-            return [SpoolUpdate(key, self._upload.manifest, request), accept, *self._offer_when_due(now)]
+            accept = self._acceptance()
+            return [SpoolUpdate(key, self._upload.manifest, request), *accept, *self._offer_when_due(now)]
         effects = self._repeat_answers()
         if self.state is JobState.DOWNLOADING:
             effects += self._change_plan(event.plan, now)
@@ -306,8 +345,8 @@ class Job:
         """Answer a request once more: the first answers may be lost. An upload repeats its offers by itself."""
         if self.state is JobState.UPLOADING:
             return []
-        accept = self._reply(Accept(self._num_examples))
-        return [accept, self._progress()] if self.state is JobState.TRAINING else [accept]
+        accept = self._acceptance()
+        return [*accept, self._progress()] if self.state is JobState.TRAINING else accept
 
     # ---- DOWNLOADING
 
@@ -350,10 +389,62 @@ class Job:
         """Whether an answer of the training process is about this job, and not about the same round of an earlier epoch."""
         return self.state is JobState.TRAINING and self._training_key == key
 
+    def _mask_when_ready(self) -> list[Effect]:
+        """Mask the vector once both it and the inbox of the group are there."""
+        if not self._vector_waits or self._masking is None or not self._masking.is_ready:
+            return []
+        state = self._masking.state
+        assert state is not None
+        assert self.key is not None
+        assert self.request is not None
+        assert self._training_key is not None
+        if state.name != _round_name(self.key):
+            return []
+        self._vector_waits = False
+        return [MaskUpdate(self._training_key, self.request, state.group.context, self._masking.masks())]
+
+    def _training_answered(
+        self, event: TrainingProgressed | VectorTrained | UpdateTrained | TrainingFailed, now: float
+    ) -> list[Effect]:
+        match event:
+            case TrainingProgressed():
+                self._trained = (event.done, event.total)
+                return [self._progress()]
+            case VectorTrained():
+                self._vector_waits = True
+                return self._mask_when_ready()
+            case UpdateTrained():
+                return self._spool_and_offer(event, now)
+            case TrainingFailed():
+                if event.reason is FailReason.DOWNLOAD and self._plan is not None and self._plan.held:
+                    return [DropHeldModel(event.detail), *self._download_whole_model()]
+                return self._give_up(event.reason, event.detail)
+
     def _spool_and_offer(self, event: UpdateTrained, now: float) -> list[Effect]:
         assert self.key is not None
+        saved: list[Effect] = []
+        if self._masking is not None and self.request is not None and self.request.secure is not None:
+            state = self._masking.note_update(event.manifest.digest)
+            if state is None:
+                return self._give_up(FailReason.MASKING, "another update was masked under the keys of this round")
+            saved = [SaveMasking(state)]
         self._begin_upload(event.manifest, now)
-        return [SpoolUpdate(self.key, event.manifest, self.request), *self._offer_when_due(now)]
+        return [*saved, SpoolUpdate(self.key, event.manifest, self.request), *self._offer_when_due(now)]
+
+    # ---- a masked group, in any state: shares are revealed after the job has ended
+
+    def _masking_message(self, envelope: Envelope, body: MaskingBody) -> list[Effect]:
+        if self._masking is None:
+            return []
+        answer = self._masking.handle(RoundName(envelope.task, envelope.run, envelope.round), body)
+        if answer.problem:
+            return [ReportFailure(f"masking: {type(body).__name__.lower()} refused: {answer.problem}")]
+        if answer.state is None:
+            return []
+        if answer.body is None:
+            return [SaveMasking(answer.state), *self._mask_when_ready()]
+        about = JobKey(envelope.run, envelope.epoch, envelope.round, envelope.task)
+        return [SendAfterSave(answer.state, self._reply(answer.body, about).envelope)]
 
     # ---- UPLOADING
 
@@ -377,6 +468,8 @@ class Job:
 
     def _message(self, envelope: Envelope, now: float) -> list[Effect]:
         key, body = self.key, envelope.body
+        if isinstance(body, MaskingBody):
+            return self._masking_message(envelope, body)
         if key is None or (envelope.run, envelope.epoch, envelope.round) != (key.run, key.epoch, key.round):
             return []
         if isinstance(body, Cancel):
@@ -448,6 +541,7 @@ class Job:
             return []
         stop: list[Effect] = [StopTraining()] if self.state is JobState.TRAINING else []
         self.state, self.paused, self.awaits_clearance = JobState.IDLE, False, False
+        self._vector_waits = False
         self.key = self.request = self._plan = self._download = self._upload = self._training_key = None
         return [*stop, EndJob(outcome, gave_up, rest_s, committed)]
 
@@ -465,7 +559,10 @@ class Job:
         )
 
     def _progress(self) -> SendMessage:
-        return self._reply(Progress(JobPhase.TRAINING, *self._trained))
+        done, total = self._trained
+        if self.request is not None and self.request.secure is not None:
+            done, total = 100 * done // max(total, 1), 100  # the number of steps would show that of the examples
+        return self._reply(Progress(JobPhase.TRAINING, done, total))
 
     def _packets(self, packets: list[Offer | SendChunk]) -> list[Effect]:
         return [self._reply(packet) if isinstance(packet, Offer) else packet for packet in packets]
@@ -474,8 +571,18 @@ class Job:
 # ---- rules about requests
 
 
+def _round_name(key: JobKey) -> RoundName:
+    return RoundName(key.task, key.run, key.round)
+
+
 def reason_to_decline(
-    task: str, request: WorkRequest, tasks: tuple[TaskCapability, ...], decision: AdmissionDecision, max_blob_bytes: int
+    task: str,
+    request: WorkRequest,
+    tasks: tuple[TaskCapability, ...],
+    decision: AdmissionDecision,
+    max_blob_bytes: int,
+    *,
+    can_mask: bool = False,
 ) -> Decline | None:
     """Find the first reason to decline a request; a lasting reason comes before a passing one.
 
@@ -485,6 +592,7 @@ def reason_to_decline(
         tasks: Tasks of this device.
         decision: Decision of owner, limits and storage.
         max_blob_bytes: Largest model that the device accepts.
+        can_mask: Whether this device can mask an update.
 
     Returns:
         The message to send, or None to accept.
@@ -497,7 +605,10 @@ def reason_to_decline(
     if own.schema != request.schema:
         detail = f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
         return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
-    foreign = {request.encoding, request.model.encoding}.difference(ENCODINGS)
+    if request.secure is not None and not can_mask:
+        return Decline(DeclineReason.UNSUPPORTED, "this device does not mask updates")
+    known = ENCODINGS if request.secure is None else MASKED_ENCODINGS
+    foreign = {request.encoding}.difference(known) | {request.model.encoding}.difference(ENCODINGS)
     if foreign:
         return Decline(DeclineReason.UNSUPPORTED, f"encoding {min(foreign)!r} is not known here")
     try:
@@ -516,6 +627,9 @@ def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> Declin
     """A code that the coordinator understands: an older one would ignore a message with an unknown code."""
     if reason is DeclineReason.STORAGE and STORAGE_FEATURE not in request.features:
         return DeclineReason.UNWILLING
+    masked = (DeclineReason.INSECURE_REQUEST, DeclineReason.SECURE_TERMS)
+    if reason in masked and MASKED_FEATURE not in request.features:
+        return DeclineReason.UNSUPPORTED
     owner_limits = (DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT)
     if reason in owner_limits and OWNER_LIMITS_FEATURE not in request.features:
         return DeclineReason.UNSUPPORTED

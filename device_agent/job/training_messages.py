@@ -3,7 +3,8 @@
 The agent's process owns the network and no private value; the training process owns the data, the patch and torch, and no
 network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel in
 files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `TrainFailed` or `TrainCancelled`, or by the
-end of the process. A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMade`.
+end of the process; so is every `MaskCommand`, by `Masked` or `TrainFailed`. A `Trained` with `model_follows`, and every
+`MakeModel`, is followed by `ModelMade`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import msgspec
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.tensors.schema import TensorSpec
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
 from fedpatch.shared.wire.reason_codes import FailReason
 
@@ -92,6 +95,7 @@ class TrainCommand:
         hold: Whether the model is held from now on.
         independent_ends_at: Where it is not 0, learning alone is measured too, until this time of time.monotonic(), which is
             one clock for all processes of a device.
+        secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
     """
 
     key: JobKey
@@ -109,6 +113,28 @@ class TrainCommand:
     steps: tuple[ModelStep, ...] = ()
     hold: bool = False
     independent_ends_at: float = 0.0
+    secure: SecureTerms | None = None
+
+
+@dataclass(frozen=True)
+class MaskCommand:
+    """Mask the vector of a round -> Masked or TrainFailed.
+
+    Attributes:
+        key: The job; the answer repeats it.
+        vector: Manifest of the vector that training wrote.
+        vector_path: File of the vector.
+        update_path: File for the masked update.
+        context: The group.
+        masks: Masks to add.
+    """
+
+    key: JobKey
+    vector: Manifest
+    vector_path: str
+    update_path: str
+    context: bytes
+    masks: tuple[Mask, ...]
 
 
 @dataclass(frozen=True)
@@ -164,7 +190,7 @@ class TrainProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """The patch is saved, and the update lies at the command's `update_path`.
+    """The patch is saved, and the update, or the vector of a masked round, lies at the command's `update_path`.
 
     With `model_follows` the process makes the personal model next; `ModelMade` follows.
     """
@@ -173,6 +199,14 @@ class Trained:
     manifest: Manifest
     report: UpdateReport
     model_follows: bool = False
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The masked update lies at the command's `update_path`."""
+
+    key: JobKey
+    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -198,8 +232,8 @@ class TrainCancelled:
     key: JobKey
 
 
-Command = WorkerSetup | TrainCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
-Answer = Ready | SetupFailed | TrainProgress | Trained | ModelMade | TrainFailed | TrainCancelled
+Command = WorkerSetup | TrainCommand | MaskCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
+Answer = Ready | SetupFailed | TrainProgress | Trained | Masked | ModelMade | TrainFailed | TrainCancelled
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}

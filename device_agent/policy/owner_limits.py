@@ -24,9 +24,11 @@ from fedpatch.device_agent.policy.private_floor import (
     tasks_with_records,
     undercut,
 )
+from fedpatch.device_agent.policy.secure_terms import SecureLimits
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.tensors.schema import Schema, listing
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 from fedpatch.shared.wire.messages import Manifest, TrainPlan, WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
@@ -59,6 +61,7 @@ class OwnerLimits:
         max_steps: Most training steps of one request.
         max_epochs: Most passes over the data of one request.
         privacy: The owner's limit of privacy loss; None for none.
+        secure: The owner's terms for masked rounds.
     """
 
     def __init__(
@@ -69,12 +72,14 @@ class OwnerLimits:
         max_steps: int,
         max_epochs: int,
         privacy: PrivacyBudget | None = None,
+        secure: SecureLimits = SecureLimits(),  # noqa: B008  (it does not change)
     ) -> None:
         self.privacy = privacy
         self._patch_dir = patch_dir
         self._private = private
         self._max_steps = max_steps
         self._max_epochs = max_epochs
+        self._secure = secure
         self._model: _Model | None = None
         self._told: tuple[object, dict[str, Any]] = None, {}
 
@@ -96,6 +101,8 @@ class OwnerLimits:
         model = self._model
         if model is None or (task, request.schema) != (model.task, model.schema.digest):
             return None
+        if refused := self._secure.refusal(request):
+            return refused
         try:
             lacking = undercut(self._floor(model), request.private, model.schema)
         except StateError as error:
@@ -126,6 +133,10 @@ class OwnerLimits:
         model = self._model
         if model is None or request is None:
             return "the update does not tell which request it answers"
+        if self._secure.forbids_unmasked and request.secure is None:
+            return "the owner lets no update leave this device unmasked"
+        if (manifest.encoding in MASKED_ENCODINGS) != (request.secure is not None):
+            return f"the update is encoded as {manifest.encoding}, which is not what the request asks for"
         try:
             floor = self._floor(model)
             lacking = undercut(floor, request.private, model.schema)

@@ -24,11 +24,13 @@ from fedpatch.device_agent.job.job_events import (
     TrainingFailed,
     TrainingProgressed,
     UpdateTrained,
+    VectorTrained,
     WorkRequested,
 )
 from fedpatch.device_agent.job.job_events import Event as JobEvent
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import (
+    Masked,
     ModelMade,
     Ready,
     SetupFailed,
@@ -319,6 +321,8 @@ class Agent:
                 effects += progress if self._presence.connected else []
             case Trained():
                 effects += self._on_trained(event, now)
+            case Masked():
+                effects += self._on_masked(event, now)
             case TrainFailed():
                 effects += self._job.handle(TrainingFailed(event.key, event.reason, event.detail), now)
         return effects
@@ -336,7 +340,14 @@ class Agent:
         self._runner.trained(trained)
         if why := self._limits.why_not_send(self._job.request, trained.manifest):
             return self._job.handle(TrainingFailed(trained.key, FailReason.TRAINING, why), now)
+        if self._job.request is not None and self._job.request.secure is not None:
+            return self._job.handle(VectorTrained(trained.key), now)
         return self._job.handle(UpdateTrained(trained.key, trained.manifest), now)
+
+    def _on_masked(self, masked: Masked, now: float) -> list[Effect]:
+        if why := self._limits.why_not_send(self._job.request, masked.manifest):
+            return self._job.handle(TrainingFailed(masked.key, FailReason.MASKING, why), now)
+        return self._job.handle(UpdateTrained(masked.key, masked.manifest), now)
 
     def _on_process_end(self, event: SetupFailed | Died, now: float) -> list[Effect]:
         """End the rounds that the process had. The next round starts another process, unless none was ever ready."""

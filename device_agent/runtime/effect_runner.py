@@ -13,9 +13,13 @@ from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
     EndJob,
+    ForgetMasking,
     JobKey,
+    MaskUpdate,
     PauseTraining,
     ReportFailure,
+    SaveMasking,
+    SendAfterSave,
     SendMessage,
     SpoolUpdate,
     StartDownload,
@@ -31,13 +35,14 @@ from fedpatch.device_agent.job.job_events import (
     Event,
     UpdateRestored,
 )
-from fedpatch.device_agent.job.training_messages import MakeModel, ModelStep, TrainCommand, Trained
+from fedpatch.device_agent.job.training_messages import MakeModel, MaskCommand, ModelStep, TrainCommand, Trained
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import Downloads, cut_from_file
+from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
@@ -105,6 +110,8 @@ class EffectRunner:
         self._downloads: Downloads | None = None
         self._held = ModelCache(directory / HELD_DIRECTORY)
         self._update: Manifest | None = None
+        self._vector: Manifest | None = None  # of a masked round, before it is masked
+        self._masking = MaskingFile(directory)
         # The training process makes the personal model of the round before, which begins and ends with an event.
         self._making = False
         self._closing: EndJob | None = None
@@ -124,6 +131,7 @@ class EffectRunner:
     def trained(self, event: Trained) -> None:
         """A round was trained; its personal model may follow."""
         self.times.trained(event.key, event.report)
+        self._vector = event.manifest
         self._making = event.model_follows
 
     def model_made(self) -> list[Event]:
@@ -178,10 +186,10 @@ class EffectRunner:
         return [UpdateRestored(spooled.key, spooled.manifest, spooled.request)]
 
     def _make_model_again(self, spooled: Spooled) -> bool:
-        """Start making the model of a spooled update; False where it exists, was refused, or its request is unknown."""
+        """Start making the model of a spooled update; False where it exists, was refused, or cannot be made."""
         key = spooled.key
-        if spooled.request is None or self._has_model(key):
-            return False
+        if spooled.request is None or spooled.request.secure is not None or self._has_model(key):
+            return False  # the values of a masked update cannot be read back
         self._making = True
         self._trainer.make_model(MakeModel(self._command(key, spooled.request), spooled.manifest))
         return True
@@ -227,9 +235,33 @@ class EffectRunner:
                 self._steer(effect)
         return []
 
-    def _steer(self, effect: Effect) -> None:
-        """Stop, pause or continue what is under way."""
+    def _mask(self, effect: MaskUpdate | SaveMasking | SendAfterSave | ForgetMasking) -> None:
+        """Save and send the answers of a masked group; have the vector masked."""
         match effect:
+            case SaveMasking():
+                self._masking.save(effect.state)
+            case SendAfterSave():
+                self._masking.save(effect.state)
+                self._link.publish(topics.up(self._identity.fleet, self._identity.device), encode(effect.envelope))
+            case ForgetMasking():
+                self._masking.delete()
+            case MaskUpdate() if self._vector is not None:
+                self._trainer.mask(
+                    MaskCommand(
+                        key=effect.key,
+                        vector=self._vector,
+                        vector_path=str(self._spool.vector_path),
+                        update_path=str(self._spool.update_path),
+                        context=effect.context,
+                        masks=effect.masks,
+                    )
+                )
+
+    def _steer(self, effect: Effect) -> None:
+        """Stop, pause or continue what is under way; answer a masked group."""
+        match effect:
+            case MaskUpdate() | SaveMasking() | SendAfterSave() | ForgetMasking():
+                self._mask(effect)
             case StopDownload():
                 self._end_download(keep=True)
             case DropHeldModel():
@@ -251,7 +283,7 @@ class EffectRunner:
         level = logging.WARNING if effect.gave_up else logging.INFO
         _log.log(level, "job over: %s", effect.outcome, extra=fields(outcome=effect.outcome.partition(":")[0]))
         self.last_outcome = effect.outcome
-        self._update, self._waiting = None, None
+        self._update, self._vector, self._waiting = None, None, None
         self._end_download()
         if effect.committed:
             self.times.committed(effect.committed, self._clock())
@@ -342,7 +374,8 @@ class EffectRunner:
             hold=bool(request.deltas) or is_delta(request.encoding),
             encoding=request.encoding,
             base=request.model.digest,
-            update_path=str(self._spool.update_path),
+            update_path=str(self._spool.update_path if request.secure is None else self._spool.vector_path),
+            secure=request.secure,
             download_s=0.0,
             chunk_bytes=request.chunk_bytes,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -17,6 +17,7 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
+    MASKED_FEATURE,
     DeviceState,
     Envelope,
     JobStatus,
@@ -68,10 +69,19 @@ class Presence:
         link: Connection to the broker.
         detector: Finds another agent with the same id.
         vitals: When to send vitals; None where the owner shares none.
+        masks: Whether the device masks updates.
+        hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
     """
 
     def __init__(
-        self, identity: Identity, link: AgentLink, detector: DuplicateIdDetector, vitals: VitalsPace | None = None
+        self,
+        identity: Identity,
+        link: AgentLink,
+        detector: DuplicateIdDetector,
+        vitals: VitalsPace | None = None,
+        *,
+        masks: bool = False,
+        hides_examples: bool = False,
     ) -> None:
         self.connected = False
         self.problem = ""  # for status.json
@@ -80,6 +90,8 @@ class Presence:
         self._detector = detector
         self._vitals = vitals
         self._retain = True
+        self._features = (*DEVICE_FEATURES, MASKED_FEATURE) if masks else DEVICE_FEATURES
+        self._hides_examples = hides_examples
 
     def link_up(self, *, retain: bool) -> None:
         """A connection began; `retain`: the broker keeps retained messages."""
@@ -107,11 +119,13 @@ class Presence:
             online=True,
             boot=self._identity.boot,
             version=__version__,
-            tasks=tasks,
+            tasks=tuple(replace(one, num_examples=min(one.num_examples, 1)) for one in tasks)
+            if self._hides_examples
+            else tasks,
             encodings=ENCODINGS,
             job=job,
             unwilling=unwilling,
-            features=DEVICE_FEATURES,
+            features=self._features,
         )
         topic = topics.device_state(self._identity.fleet, self._identity.device)
         self._link.publish(topic, encode(Envelope(state)), retain=self._retain)

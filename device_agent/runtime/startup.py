@@ -15,12 +15,14 @@ from queue import SimpleQueue
 
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.job.training_messages import WorkerSetup
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
 from fedpatch.device_agent.policy.preferences import Preferences
 from fedpatch.device_agent.policy.privacy_budget import PrivacyBudget
 from fedpatch.device_agent.policy.quiet_hours import local_now
+from fedpatch.device_agent.policy.secure_terms import SecureLimits
 from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
@@ -30,6 +32,7 @@ from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.status_file import (
     MAX_BOOTS,
@@ -138,6 +141,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         "boots": boots,
     }
     owner = _make_owner(settings, directory, queue, trainer, ports.root)
+    secure = SecureLimits(settings.secure, settings.min_group, settings.clip)
     limits = OwnerLimits(
         directory / PATCHES,
         private=settings.private,
@@ -150,6 +154,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
             required=settings.dp_required,
             delta=settings.dp_delta,
         ),
+        secure=secure,
     )
     runner = EffectRunner(
         identity,
@@ -170,6 +175,9 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         Job(
             max_blob_bytes=settings.max_model_mib * 2**20,
             ask_to_send=parse_admission_mode(settings.admission).follows_preferences,
+            masking=MaskingRounds(identity.device, os.urandom, MaskingFile(directory).load())
+            if secure.offers
+            else None,
         ),
         runner,
         queue=queue,
@@ -178,7 +186,14 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         owner=owner,
         limits=limits,
         storage=Storage(directory),
-        presence=Presence(identity, link, detector, VitalsPace() if settings.share_vitals else None),
+        presence=Presence(
+            identity,
+            link,
+            detector,
+            VitalsPace() if settings.share_vitals else None,
+            masks=secure.offers,
+            hides_examples=secure.forbids_unmasked,
+        ),
         housekeeping=Housekeeping(trainer, IdleTimer(settings.idle_release_s), ports.manager, metrics=metrics),
         status=StatusFile(directory, fixed),
         clock=ports.clock,

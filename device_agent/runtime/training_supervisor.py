@@ -22,6 +22,8 @@ from fedpatch.device_agent.job.training_messages import (
     CancelTraining,
     Command,
     MakeModel,
+    MaskCommand,
+    Masked,
     SetupFailed,
     TrainCancelled,
     TrainCommand,
@@ -66,6 +68,7 @@ class Trainer:
 
     Each `start` that starts a process leads to one `Ready`, `SetupFailed` or `Died`. Each `train` leads to any number of
     `TrainProgress`, then to one `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round.
+    Each `mask` leads to one `Masked`, `TrainFailed`, or to one of those two.
     `ModelMade` follows where `Trained` says so, and after `make_model`, unless the process ends.
 
     Args:
@@ -100,6 +103,11 @@ class Trainer:
 
     def train(self, command: TrainCommand) -> None:
         """Begin a round, in a new process where there is none; OSError where the system allows none."""
+        with self._lock:
+            self._running_child().train(command)
+
+    def mask(self, command: MaskCommand) -> None:
+        """Mask the vector of a round, in a new process where there is none; OSError where the system allows none."""
         with self._lock:
             self._running_child().train(command)
 
@@ -184,8 +192,8 @@ class _Child:
         with contextlib.suppress(OSError, ValueError):  # ValueError: its end was seen, and the pipe closed, meanwhile
             write_message(self.process.stdin, command)
 
-    def train(self, command: TrainCommand) -> None:
-        """Send a round, which must be answered from now on."""
+    def train(self, command: TrainCommand | MaskCommand) -> None:
+        """Send a command that must be answered from now on."""
         self._owed.append(command.key)
         self.send(command)
 
@@ -206,7 +214,7 @@ class _Child:
                     if isinstance(answer, SetupFailed):
                         failed = answer
                         continue
-                    if isinstance(answer, Trained | TrainFailed | TrainCancelled) and answer.key in self._owed:
+                    if isinstance(answer, Trained | Masked | TrainFailed | TrainCancelled) and answer.key in self._owed:
                         self._owed.remove(answer.key)
                     self._events(answer)
             except WireError as error:

@@ -42,6 +42,7 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("models/TASK/kept.json", "why the last round's model is not in use", "this reason"),
     StateFile("models/TASK/.lock", "lock while models are published", "none"),
     StateFile("spool", "update that waits for `committed`", "the round's work"),
+    StateFile("masking.bin", "secrets and answers of the last masked round", "the device is lost to its group"),
     StateFile("downloads", "received chunks of a global model", "downloaded again"),
     StateFile(
         "privacy-ledger",

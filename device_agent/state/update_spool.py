@@ -18,7 +18,7 @@ from fedpatch.shared.wire.messages import Manifest, WorkRequest
 _log = logging.getLogger("fedpatch.agent")
 
 
-UPDATE, NOTE, COMMITTED = "update.bin", "offer.msgpack", "committed.msgpack"
+UPDATE, VECTOR, NOTE, COMMITTED = "update.bin", "vector.bin", "offer.msgpack", "committed.msgpack"
 _LINE = b"fedpatch offer 1\n"
 
 
@@ -34,6 +34,8 @@ class Spooled:
 class UpdateSpool:
     """At most one update. Training writes it to `update_path`; it counts once `save` has noted it.
 
+    In a masked round training writes its vector to `vector_path` before.
+
     Raises:
         StateError: The disk refused; here and in each method.
     """
@@ -43,6 +45,7 @@ class UpdateSpool:
             make_directory(directory)
             remove_unfinished(directory)
         self.update_path = directory / UPDATE
+        self.vector_path = directory / VECTOR
         self._note = directory / NOTE
         self._committed = directory / COMMITTED
 
@@ -127,6 +130,7 @@ class UpdateSpool:
             self._note.unlink(missing_ok=True)
             self._committed.unlink(missing_ok=True)
             self.update_path.unlink(missing_ok=True)
+            self.vector_path.unlink(missing_ok=True)
             # A training process that was killed while it wrote has left half an update.
             remove_unfinished(self._note.parent)
 

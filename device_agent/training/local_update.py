@@ -26,6 +26,7 @@ from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
 from fedpatch.device_agent.training.local_only_training import IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.masked_update import unmasked_blob
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageError
@@ -34,8 +35,10 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, req
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
+from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport, is_delta
 
 log = logging.getLogger("fedpatch.training")
@@ -240,6 +243,8 @@ class LocalUpdate:
         )
 
     def _write_update(self, command: TrainCommand, step: _Step, report: UpdateReport) -> Manifest:
+        if command.secure is not None:
+            return self._write_vector(command, command.secure, step, report)
         of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
         packed, left = pack_with_feedback(
             step.update,
@@ -256,6 +261,31 @@ class LocalUpdate:
         with refusals_of(path):
             write_atomic(path, packed.blob)
         return manifest
+
+    def _write_vector(self, command: TrainCommand, terms: SecureTerms, step: _Step, report: UpdateReport) -> Manifest:
+        """Write the vector of a masked round, which a MaskCommand masks."""
+        of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
+        blob, left = unmasked_blob(
+            terms,
+            step.public,
+            model=step.model,
+            update=step.update,
+            residual=self._residuals.load(step.key, of, step.public),
+            report=report,
+            metric=self._trainer.task.metric_terms,
+            seed=step.seed,
+        )
+        self._residuals.save(step.key, of, step.public, left, step.seed)
+        path = Path(command.update_path)
+        with refusals_of(path):
+            write_atomic(path, blob)
+        return describe(
+            blob,
+            chunk_bytes=command.chunk_bytes,
+            encoding=command.encoding,
+            raw_bytes=len(blob),
+            schema=step.public.digest,
+        )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
     MakeModel,
+    MaskCommand,
+    Masked,
     ModelMade,
     Ready,
     SetupFailed,
@@ -80,17 +82,19 @@ class TrainingControl:
         return self._cancelled or not self._may_go.is_set()
 
 
+Work = WorkerSetup | TrainCommand | MaskCommand | MakeModel
+"""Commands that are done one after the other; the others act on the one in progress."""
+
+
 class CommandReader:
     """Reads commands on a thread of its own, so that a cancel or the agent's end is noticed while torch works."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._commands: queue.SimpleQueue[tuple[WorkerSetup | TrainCommand | MakeModel, TrainingControl]] = (
-            queue.SimpleQueue()
-        )
+        self._commands: queue.SimpleQueue[tuple[Work, TrainingControl]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def next(self) -> tuple[WorkerSetup | TrainCommand | MakeModel, TrainingControl]:
+    def next(self) -> tuple[Work, TrainingControl]:
         """Wait for a command, and return it with the control of its training."""
         return self._commands.get()
 
@@ -99,7 +103,7 @@ class CommandReader:
         exit_code = 0
         try:
             while (command := read_command(self._stream)) is not None:
-                if isinstance(command, WorkerSetup | TrainCommand | MakeModel):
+                if isinstance(command, Work):
                     control = TrainingControl()
                     self._commands.put((command, control))
                 else:
@@ -154,6 +158,8 @@ def main() -> int:
                 # Now, and not before: the update travels meanwhile.
                 local_update.make_model(control.stopped)
                 outbox.send(ModelMade(command.key))
+        elif isinstance(command, MaskCommand):
+            outbox.send(masked(command))
         elif isinstance(command, MakeModel):
             local_update.make_model_again(command.command, command.manifest)
             outbox.send(ModelMade(command.command.key))
@@ -239,6 +245,18 @@ def answer(
     if done is None:
         return TrainCancelled(command.key)
     return Trained(command.key, *done, model_follows=local_update.makes_models)
+
+
+def masked(command: MaskCommand) -> Masked | TrainFailed:
+    """Mask the vector of a round."""
+    from fedpatch.device_agent.training.masked_update import mask_update
+
+    try:
+        return Masked(command.key, mask_update(command))
+    except Exception as error:
+        _log_unexpected(error)
+        reason = FailReason.STORAGE if isinstance(error, StateError) else FailReason.MASKING
+        return TrainFailed(command.key, reason, error_text(error))
 
 
 def fail_reason(error: Exception) -> FailReason:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
@@ -108,6 +108,17 @@ class Settings:
     """Base of all settings. shared.config.load.load checks values; a constructor call does not."""
 
     env_prefix: ClassVar[str] = "FEDPATCH_"
+
+    @classmethod
+    def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return other defaults for some settings, where the value of another one needs them.
+
+        They replace defaults only. A value that was set and does not fit is a problem of `check`.
+
+        Args:
+            values: The values that were set, and the defaults.
+        """
+        return {}
 
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems that the rules of a single field cannot find.

@@ -163,7 +163,10 @@ class _Reader:
             # What is wrong or missing is stood in for, so that a check of other fields can still speak.
             stand_in = from_text(one, one.rules.example) if one.required else one.default
             values[key] = stand_in if key in self.wrong else self.values.get(key, one.default)
-        settings = cls(**values)
+        fitting = {
+            key: value for key, value in cls.fit(values).items() if key not in self.origins and key not in self.wrong
+        }
+        settings = cls(**values | fitting)
         for key, problem, *others in settings.check():
             if self.wrong.isdisjoint((key, *others)):
                 self.problems.append(self.origins.get(key, DEFAULT).problem(key, problem))

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
+from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
@@ -26,8 +27,10 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Features of the work request that devices of this version understand:
 DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp")
 INDEPENDENT_FEATURE, PRIVACY_FEATURE = DEVICE_FEATURES
+# A feature of devices that have `cryptography` and whose owner allows it:
+MASKED_FEATURE = "masked"
 # Features of a device's answers that the coordinator of this version understands:
-COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE)
+COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_FEATURE)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 MAX_FEATURES = 32
 MAX_CHUNKS = 65_536
@@ -129,7 +132,7 @@ class WorkRequest:
         private: Text form of the patch policy.
         plan: Local training.
         model: The whole global model.
-        encoding: Encoding of the update, one of ENCODINGS.
+        encoding: Encoding of the update, one of ENCODINGS, or of MASKED_ENCODINGS where `secure` is set.
         chunk_bytes: Data bytes of each chunk of the update.
         deadline_s: Time left until the round ends.
         deltas: Differences that lead from an older version to `model`, the oldest first, without a gap. A device that holds
@@ -137,6 +140,8 @@ class WorkRequest:
         features: COORDINATOR_FEATURES of the sender.
         measure_independent: Whether the report shall have `user_accuracy_independent`.
         privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms.
+        secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
+            a masked update.
     """
 
     schema: Digest
@@ -150,6 +155,7 @@ class WorkRequest:
     features: Features = ()
     measure_independent: bool = False
     privacy: PrivacyTerms | None = None
+    secure: SecureTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -203,9 +209,15 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Accept:
-    """The device takes part in the round and begins to download."""
+    """The device takes part in the round and begins to download.
+
+    Attributes:
+        num_examples: Training examples; 1 where the update is masked, for then the number travels in the sum only.
+        keys: Keys of the device where the request has `secure`.
+    """
 
     num_examples: Positive
+    keys: MaskingKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -308,7 +320,7 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES.
+        features: Its DEVICE_FEATURES, and MASKED_FEATURE where it can mask an update.
     """
 
     online: bool
@@ -351,8 +363,8 @@ class UpdateReport:
     user_accuracy_independent: Measure | None = None
 
 
-DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel
-UpBody = Accept | Decline | Need | Progress | Offer | Failed
+DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask
+UpBody = Accept | Decline | Need | Progress | Offer | Failed | Shares | Reveal
 StateBody = CoordinatorState | Claim | DeviceState | Vitals
 Body = DownBody | UpBody | StateBody | RunStatus
 

@@ -43,6 +43,8 @@ class DeclineReason(StrEnum):
     PLAN_LIMIT = "plan_limit"
     PRIVACY_SPENT = "privacy_spent"
     PRIVACY_REQUIRED = "privacy_required"
+    INSECURE_REQUEST = "insecure_request"
+    SECURE_TERMS = "secure_terms"
 
 
 class FailReason(StrEnum):
@@ -54,6 +56,7 @@ class FailReason(StrEnum):
     NOT_FINITE = "not_finite"
     STORAGE = "storage"
     UNWILLING = "unwilling"
+    MASKING = "masking"
 
 
 class RefuseReason(StrEnum):

@@ -27,6 +27,7 @@ from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import residual_name, step_with_feedback
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.wire.messages import MAX_DELTAS, UpdateReport, is_delta
+from fedpatch.simulator.clients.masked_uplink import MaskedUplink
 from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
 from fedpatch.simulator.spec.study import EXACT, Study, client_id
 
@@ -135,13 +136,21 @@ class Downlink:
 
 
 class SimulatedTransport:
-    """Carries nothing, and counts nothing, where `travelling` is empty: independent clients."""
+    """Carries nothing, and counts nothing, where `travelling` is empty: independent clients.
 
-    def __init__(self, study: Study, travelling: Schema) -> None:
+    In a masked study updates go by `masked`.
+    """
+
+    def __init__(self, study: Study, travelling: Schema, masked: MaskedUplink | None = None) -> None:
+        self.masked = masked
         some = len(travelling) > 0
         self._down = Downlink(study.encoding, travelling, study.clients, study.seed) if some else None
         # What is exact needs no packing: every update is as long as any other.
-        self.uplink = Uplink(study.encoding, travelling, study.clients) if some and study.encoding != EXACT else None
+        self.uplink = (
+            Uplink(study.encoding, travelling, study.clients)
+            if some and study.encoding != EXACT and not masked
+            else None
+        )
         meta = asdict(report_of(0, 1000, 100, 1.0))
         self._exact_bytes = len(pack(zeros(travelling), travelling, meta, EXACT).blob) if some else 0
 
@@ -159,21 +168,27 @@ class SimulatedTransport:
 
     def bytes_up(self, clients: Sequence[int]) -> int:
         """Of these clients' last updates together."""
+        if self.masked:
+            return self.masked.update_bytes * len(clients)
         return self.uplink.bytes_of(clients) if self.uplink else self._exact_bytes * len(clients)
 
     def state(self) -> dict[str, Any]:
         """Plain data, to go on from later; the residuals are apart."""
-        return self._down.state() if self._down else {}
+        masked = {"masked": self.masked.state()} if self.masked else {}
+        return {**self._down.state(), **masked} if self._down else {}
 
     def residuals(self) -> dict[str, Array]:
         """What encoding left of every client's updates, clients first; they go on changing."""
-        return {name: block.numpy() for name, block in self.uplink.residuals.items()} if self.uplink else {}
+        up = self.masked or self.uplink
+        return {name: block.numpy() for name, block in up.residuals.items()} if up else {}
 
     def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
         """Go on where `state` and `residuals` were taken. Raises UsageError, SchemaMismatch where they do not fit."""
         if self._down:
             self._down.restore(before)
-        if self.uplink:
+        if self.masked:
+            self.masked.restore(before.get("masked", {}), residuals)
+        elif self.uplink:
             self.uplink.restore(residuals)
         elif residuals:
             raise UsageError(

@@ -11,15 +11,18 @@ from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings
 from fedpatch.coordinator.aggregation.strategies import STRATEGIES, FedAdam, find_strategy, refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
+from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, MEAN, STRATEGIES_OF_MTFL, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, LEAST_GROUP, MEAN, STRATEGIES_OF_MTFL, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
+SECURE = ("off", "groups")
 
 # Besides the clients' learning rate, a strategy has at most one number of its own.
 _OWN_NUMBER = {"fedadam": "server_learning_rate", "per-fedavg": "adaptation_rate", "pfedme": "proximity"}
@@ -69,6 +72,10 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     noise_multiplier: float | None = None,
     dp_clip: float | None = None,
     delta: float = 1e-5,
+    secure: str = UNBOUNDED,
+    group_size: int = 32,
+    keep: int = 1,
+    clip: float | None = None,
 ) -> Study:
     """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
 
@@ -93,11 +100,39 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
-    problems = [*_problems(study, metric), *_misplaced(study, rates), *_noise_problems(data, noisy_fraction)]
-    if problems := [*problems, *_privacy_problems(study)]:
+    study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
+    if problems := [
+        *_problems(study, metric),
+        *_mask_problems(study),
+        *_privacy_problems(study),
+        *_misplaced(study, rates),
+        *_noise_problems(data, noisy_fraction),
+    ]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
     return replace(study, data=_data(study, task, noisy_fraction), **numbers)
+
+
+def _mask_problems(study: Study) -> Iterator[str]:
+    """What masked groups cannot do, each with the option that sets it."""
+    if study.secure not in SECURE:
+        yield f"--secure: {study.secure!r} is none of {', '.join(SECURE)}"
+    if not study.masked:
+        return
+    if study.strategy not in ("fedavg", "fedadam"):
+        yield f"--secure groups: {study.strategy} cannot be summed under masks; use --strategy fedavg or fedadam"
+    if study.norm_bound != UNBOUNDED:
+        yield "--norm-bound: it bounds single updates, and only sums of masked groups are known; use --clip"
+    if study.max_num_examples != UNBOUNDED:
+        yield "--max-num-examples: it bounds single updates, and only sums of masked groups are known; leave it out"
+    if not LEAST_GROUP <= study.group_size <= MAX_GROUP:
+        yield f"--group-size: {study.group_size} is not {LEAST_GROUP} to {MAX_GROUP}"
+    if study.participants < LEAST_GROUP:
+        yield f"--secure groups: a round has {study.participants} clients; a group has at least {LEAST_GROUP}"
+    if study.keep not in KEEPS:
+        yield f"--keep: {study.keep} is none of {', '.join(map(str, KEEPS))}"
+    if study.clip is not None and not 0 < study.clip < math.inf:
+        yield f"--clip: {study.clip} is not a number above 0"
 
 
 def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:

@@ -32,6 +32,7 @@ from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, find_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from fedpatch.shared.task_checks.trial_training import require_trainable
@@ -40,15 +41,21 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.clients.masked_uplink import MaskedUplink
 from fedpatch.simulator.clients.patches import Patches, check_blocks
 from fedpatch.simulator.clients.population import Population, load_population
-from fedpatch.simulator.clients.transport import SimulatedTransport
+from fedpatch.simulator.clients.transport import SimulatedTransport, report_of
 from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, used_features
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
-from fedpatch.simulator.learners.norm_bounded_learner import ChangeUpdate, change_spooled, fold_spooled
+from fedpatch.simulator.learners.norm_bounded_learner import (
+    ChangeUpdate,
+    change_spooled,
+    fold_spooled,
+    read_spooled,
+)
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
@@ -167,15 +174,19 @@ class Simulation:
         self._batches_per_round = [plan.steps_for(count) * per_step for count in population.num_examples]
         features = used_features(population) if can_leave_out_features(model, private) else None
         travelling = self.strategy.travelling(self.public)
-        self._wire = SimulatedTransport(study, travelling)
+        masked = (
+            MaskedUplink(study, travelling, self.server.tensors, population.num_examples, self.metric)
+            if study.masked
+            else None
+        )
+        self._wire = SimulatedTransport(study, travelling, masked)
         self._plan = plan
         self._limits = limits_of(study)
         self._change, self.clipped = change, 0
-        plain = (study.norm_bound, study.aggregate, change) == (UNBOUNDED, MEAN, None)
-        apart = not plain and len(travelling) > 0
         if study.dp != UNBOUNDED:
             check_public(self.public)
-            apart = len(travelling) > 0
+        plain = (study.norm_bound, study.dp, study.aggregate) == (UNBOUNDED, UNBOUNDED, MEAN)
+        apart = not (plain and not study.masked and change is None) and len(travelling) > 0
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
         ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
@@ -267,8 +278,11 @@ class Simulation:
     def _train(self, selected: list[int]) -> float:
         members = self._members(selected)
         mean, losses = self._cohort.train(members)
-        folded = self._folded(selected)
-        if folded is not None:
+        masked = self._masked_mean(members, losses)
+        folded = self._folded(selected) if masked is None else None
+        if masked is not None:
+            mean = _as_torch(masked)
+        elif folded is not None:
             mean = _as_torch(folded.mean)
         if not all(bool(value.isfinite().all()) for value in mean.values()):
             raise UpdateRefused(
@@ -287,6 +301,26 @@ class Simulation:
         )
         self.server = self._wire.follow(before, self.server)
         return float(np.mean(losses))
+
+    def _masked_mean(self, members: list[CohortMember], losses: list[float]) -> dict[str, Array] | None:
+        """The mean of the masked sums; None in a study without them."""
+        if self._wire.masked is None or self._spool is None:
+            return None
+        folder, base, plan = Path(self._spool.name), self._wire.read(self.server), self._plan
+        clients, counts = [one.client for one in members], self.population.num_examples
+        if self._change is not None:
+            change_spooled(folder, clients, self._change, base)
+        return self._wire.masked.mean(
+            self.server.round + 1,
+            clients,
+            base=base,
+            update_of=partial(read_spooled, folder),
+            reports={
+                one.client: report_of(one.client, counts[one.client], plan.steps_for(counts[one.client]), loss)
+                for one, loss in zip(members, losses, strict=True)
+            },
+            seeds={one.client: update_seed(plan.seed, client_id(one.client), one.first_batch) for one in members},
+        )
 
     def _folded(self, selected: list[int]) -> AggregateResult | None:
         if self._spool is None:
@@ -365,6 +399,8 @@ def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) ->
     if device != "cpu":
         if ground.spool is not None:
             raise UsageError("--norm-bound, --aggregate and --dp are computed on the CPU only; use --device cpu")
+            what = "--secure groups" if ground.study.masked else f"--norm-bound {ground.study.norm_bound}"
+            raise UsageError(f"{what} is computed on the CPU only; use --device cpu")
         if ground.uplink is not None:
             raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)

@@ -17,6 +17,9 @@ UNBOUNDED = "off"
 MEAN = "mean"
 EVERYTHING = "names:*"
 """As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.experiment.compare)."""
+MAX_GROUP_OF_U8 = 42
+"""Larger groups have 16 bits for a masked value."""
+LEAST_GROUP = 8
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)
@@ -32,6 +35,10 @@ class Study:
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
     `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
     no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.
+    `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
+    updates as a run's settings of these names do; the paper has neither.
+    With `secure` "groups" updates are masked in groups of at most `group_size`, one of `keep` values travels in a round, and
+    `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then of the way down alone.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
     are the task's, in whose terms every user accuracy is.
     """
@@ -62,6 +69,15 @@ class Study:
     noise_multiplier: float | None = None
     dp_clip: float | None = None
     delta: float = 1e-5
+    secure: str = UNBOUNDED
+    group_size: int = 32
+    keep: int = 1
+    clip: float | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether updates are masked in groups."""
+        return self.secure != UNBOUNDED
 
     @property
     def label(self) -> str:
@@ -91,10 +107,13 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
 
-        `encoding` only where it is not exact; bounds, rule of aggregation and differential privacy only where they are not the
-        paper's.
+        `encoding` only where it is not exact; bounds, rule of aggregation, differential privacy and masked groups only where
+        they are not the paper's.
         """
         plain = asdict(self)
+        if not self.masked:
+            for name in ("secure", "group_size", "keep", "clip"):
+                del plain[name]
         for name in ("norm_bound", "max_num_examples"):
             if plain[name] == UNBOUNDED:
                 del plain[name]

@@ -28,10 +28,12 @@ from fedpatch.shared.wire.chunked_transfer import (
     OFFER_QUIET_S,
 )
 from fedpatch.shared.wire.codec import BODY_TYPES, MAX_MESSAGE_BYTES, _Frame
+from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, SecureTerms
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     DEVICE_FEATURES,
     ENCODINGS,
+    MASKED_FEATURE,
     MAX_CHUNKS,
     JobStatus,
     Manifest,
@@ -48,8 +50,9 @@ from tests.support.paths import ROOT
 
 TEXT = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
 WITHIN = (Manifest, ModelDelta, TrainPlan, PrivacyTerms, TaskCapability, LastRound, JobStatus, UpdateReport)
+WITHIN_MASKED = (SecureTerms, MaskingKeys, GroupMember)
 WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
-SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_STATUS)}
+SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_MASKED, *WITHIN_STATUS)}
 
 
 def section(name: str) -> str:
@@ -99,7 +102,9 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     """In the table of what version 1 has grown by."""
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
     told = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
-    assert told == {(one, "device") for one in DEVICE_FEATURES} | {(one, "coordinator") for one in COORDINATOR_FEATURES}
+    assert told == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE)} | {
+        (one, "coordinator") for one in COORDINATOR_FEATURES
+    }
 
 
 def test_the_rounds_table_is_the_one_that_is_played():

@@ -54,7 +54,8 @@ def _within(base: Any, meta: Meta) -> st.SearchStrategy[Any]:
     if base is str:
         return st.text(max_size=meta.max_length)
     if base is bytes:
-        return st.binary(max_size=64) | st.just(b"\xff" * (meta.max_length or 0))
+        least, most = meta.min_length or 0, meta.max_length or 0
+        return st.binary(min_size=least, max_size=max(least, min(most, 64))) | st.just(b"\xff" * most)
     if base is int:
         return st.integers(int(meta.ge or 0), int(meta.le or 0))
     if base is float:

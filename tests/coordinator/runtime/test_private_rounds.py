@@ -109,7 +109,7 @@ def test_continued_private_round_has_no_figure_of_a_device(bench, registry):
     later = PrivateBench(bench.directory, bench.prepared, registry, bench.engine.spec.run, **terms).begin()
     assert later.engine.open is not None
     assert later.engine.open.user_accuracy() is None
-    assert {one.num_examples for one in later.engine.open.reports.values()} == {1}
+    assert {one and one.num_examples for one in later.engine.open.reports.values()} == {1}
 
 
 def test_record_has_epsilon_of_the_most_used_device(bench, registry):

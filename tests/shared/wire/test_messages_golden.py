@@ -9,6 +9,17 @@ import pytest
 
 from fedpatch.shared.wire.chunked_transfer import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
+from fedpatch.shared.wire.masking_messages import (
+    GroupMember,
+    Inbox,
+    MaskingKeys,
+    Reveal,
+    Roster,
+    SecureTerms,
+    Shares,
+    ThresholdRule,
+    Unmask,
+)
 from fedpatch.shared.wire.messages import (
     Accept,
     Ack,
@@ -48,6 +59,12 @@ MODEL = "0123456789abcdef" * 4
 UPDATE = "fedcba9876543210" * 4
 MANIFEST = Manifest(MODEL, 300_000, 98_304, 4, "fp32+zstd", 400_000, SCHEMA)
 PLAN = TrainPlan("adam", 0.001, 20, moments=("exp_avg", "exp_avg_sq", "step"), seed=7)
+TERMS = SecureTerms(
+    ThresholdRule.HALF, 8, 32, 8, 4, bytes(range(16)), 1.5, 600, bytes.fromhex("0000803f0000003f"), strict=False
+)
+KEYS = MaskingKeys(b"\x11" * 32, b"\x22" * 32)
+OTHER_KEYS = MaskingKeys(b"\x33" * 32, b"\x44" * 32, b"certificate", b"signature")
+CONTEXT = b"\xc7" * 32
 STATUS = RunStatus(
     phase="collecting",
     stopped="",
@@ -93,6 +110,7 @@ BODIES: dict[str, Body] = {
         ("answers",),
         True,
         PrivacyTerms(GAUSSIAN, 1.5, 0.25, 1e-5, 200),
+        TERMS,
     ),
     "grant": Grant(UPDATE, 8, b"\x05"),
     "ack": Ack(UPDATE, b"\x0f"),
@@ -100,7 +118,12 @@ BODIES: dict[str, Body] = {
     "refused": Refused(UPDATE, RefuseReason.NOT_FINITE, "fc1.weight holds NaN"),
     "retry_after": RetryAfter(UPDATE, 2.5),
     "cancel": Cancel("late"),
-    "accept": Accept(600),
+    "roster": Roster(1, 2, (GroupMember("pi-1", KEYS), GroupMember("pi-2", OTHER_KEYS))),
+    "inbox": Inbox(CONTEXT, (b"", b"\xb0" * 82)),
+    "unmask": Unmask(CONTEXT, b"\x03"),
+    "accept": Accept(1, KEYS),
+    "shares": Shares(CONTEXT, (b"", b"\xb1" * 82), b"\xcc" * 32),
+    "reveal": Reveal(CONTEXT, b"\x03", (b"\x05" * 33, b"")),
     "decline": Decline(DeclineReason.UNWILLING, "on battery", Condition.NOT_CHARGING, 60.5),
     "need": Need(MODEL, b"\x0a"),
     "progress": Progress(JobPhase.TRAINING, 15, 30),

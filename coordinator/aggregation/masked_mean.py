@@ -1,0 +1,125 @@
+"""The mean of a masked round: sums of masked updates by group, without their masks, and the step that they give.
+
+Sums are integers, so that neither the order of the devices nor the choice of the revealed shares changes a bit of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fedpatch.coordinator.aggregation.weighted_mean import stored
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.masking.group_sum import GroupSum, SummedReport, mean_step, read_report, read_sum, sum_of_groups
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, read_masked_blob
+from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
+from fedpatch.shared.wire.masking_messages import SecureTerms
+from fedpatch.shared.wire.reason_codes import RefuseReason
+
+
+@dataclass(frozen=True)
+class MaskedMean:
+    """The mean of a masked round.
+
+    Attributes:
+        mean: The global model plus the weighted mean of the devices' steps, by name; the model itself if no group counts.
+        report: The figures that the sums give; None if no group counts.
+        left_out: Devices of groups whose sum no honest devices can have, sorted.
+    """
+
+    mean: dict[str, Array]
+    report: SummedReport | None
+    left_out: tuple[str, ...] = ()
+
+
+def masked_mean(
+    groups: Sequence[OpenGroup],
+    read: Callable[[str], MaskedUpdate],
+    *,
+    layout: VectorLayout,
+    schema: Schema,
+    base: Tensors,
+) -> MaskedMean:
+    """Return the mean of the open groups of a round.
+
+    One device can spoil the sum of its group, since no single update can be looked at. A group whose figures are impossible
+    is left out.
+
+    Args:
+        groups: The open groups.
+        read: Reads the masked update of a device.
+        layout: The layout of the round's vectors.
+        schema: Names, shapes and dtypes of the tensors that travel.
+        base: The global model that the updates were trained on.
+
+    Returns:
+        The mean and its figures. Tensors of integers keep the values of `base`, statistics stay 0 or more.
+    """
+    sums = {
+        group.devices: read_sum(layout, add_masks(_masked_sum(group, read, layout), group.masks), len(group.devices))
+        for group in groups
+    }
+    possible = {devices: one for devices, one in sums.items() if is_possible(layout, one)}
+    left_out = tuple(sorted(device for devices in sums.keys() - possible.keys() for device in devices))
+    if not possible:
+        return MaskedMean(dict(base), None, left_out)
+    total = sum_of_groups(possible.values())
+    steps = mean_step(layout, total)
+    mean = {spec.name: _moved(base[spec.name], steps.get(spec.name), spec) for spec in schema.specs}
+    return MaskedMean(mean, read_report(layout, total), left_out)
+
+
+def is_possible(layout: VectorLayout, group: GroupSum) -> bool:
+    """Return whether honest devices can have this sum: its weight and its counts fit the number of devices."""
+    report = read_report(layout, group)
+    counts = (*report.measured.values(), report.gaining, report.losing, sum(report.histogram))
+    most = min(group.devices * layout.terms.weight_cap, report.num_examples)
+    codes = np.abs(group.codes).max(initial=0) <= group.devices * layout.top
+    return bool(codes) and 1 <= report.weight <= most and max(counts) <= group.devices
+
+
+@lru_cache(maxsize=2)
+def vector_layout(schema: Schema, terms: SecureTerms) -> VectorLayout:
+    """Return the layout of a round's vectors; it is computed once for all updates of the round."""
+    return VectorLayout(schema, terms)
+
+
+def check_masked_update(blob: bytes, layout: VectorLayout, *, context: bytes, base: str) -> MaskedUpdate:
+    """Check the form of a masked update; its values cannot be checked.
+
+    Args:
+        blob: The update.
+        layout: The layout of the round's vectors.
+        context: The context of the device's group.
+        base: Digest of the round's global model.
+
+    Raises:
+        UpdateRefused: With a RefuseReason.
+    """
+    update = read_masked_blob(blob, layout)
+    if update.context != context:
+        raise UpdateRefused(RefuseReason.NOT_INVITED, "the update is masked for another group or another work request")
+    if update.base != base:
+        detail = f"trained on the global model {update.base[:12]}, this round's is {base[:12]}"
+        raise UpdateRefused(RefuseReason.WRONG_BASE, detail)
+    return update
+
+
+def _masked_sum(group: OpenGroup, read: Callable[[str], MaskedUpdate], layout: VectorLayout) -> Array:
+    """Return the sum of a group's masked vectors modulo 2^bits."""
+    total = np.zeros(layout.size, layout.dtype)
+    for device in group.devices:
+        total += read(device).elements
+    return total
+
+
+def _moved(base: Array, step: Array | None, spec: TensorSpec) -> Array:
+    if step is None:
+        return base
+    mean = np.asarray(base, np.float64) + step
+    return stored(np.maximum(mean, 0.0) if spec.never_negative else mean, spec)

@@ -1,0 +1,229 @@
+"""One group of a masked round as a state machine (Bonawitz et al. 2017, Fig. 4, the server's side).
+
+    KEYED -> SHARED -> COLLECTED -> UNMASKING -> OPEN
+      |                    |            |
+      +--------------------+------------+----> LOST     (its devices' work does not count)
+
+KEYED: the roster is drawn; members send their shares. SHARED: the masking set is fixed; its members get their inboxes and
+upload. COLLECTED: the set of reported members is fixed. UNMASKING: members reveal one share of each member of the masking set.
+OPEN: every secret is recovered, so the sum can be computed. LOST: fewer members than the threshold were left.
+
+The owner writes each step to the disk before it sends the messages of the next one: the roster before rosters, the masking set
+with its shares before inboxes, the reported set before `unmask`. So no restart ever asks for another set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fedpatch.shared.errors import IllegalTransition, WireError
+from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of
+from fedpatch.shared.masking.opening import Mask, Opening, open_group
+from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Shares, Unmask
+
+
+class GroupState(StrEnum):
+    """The states of a group."""
+
+    KEYED = "keyed"
+    SHARED = "shared"
+    COLLECTED = "collected"
+    UNMASKING = "unmasking"
+    OPEN = "open"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class OpenGroup:
+    """What the sum of an open group is computed from.
+
+    Attributes:
+        devices: The devices whose masked updates are in the sum, sorted.
+        masks: The masks to add to the sum of these updates (shared.masking.opening).
+    """
+
+    devices: tuple[str, ...]
+    masks: tuple[Mask, ...]
+
+
+class MaskedGroup:
+    """One group from its roster to its secrets.
+
+    A message that is damaged or of another group raises WireError, and one at the wrong time changes nothing. A call of the
+    program out of order raises IllegalTransition.
+
+    Args:
+        request: Digest of the round's work request (shared.masking.group_context.request_digest).
+        roster: The group and its members, sorted by name.
+
+    Attributes:
+        state: The state of the group.
+        members: Names of all members, sorted.
+        shares: The shares of each member that sent them, by name.
+        masking: Names of the masking set, once it is fixed.
+        reported: Names of the members whose update is in the sum, once they are fixed.
+        reveals: The reveals by name.
+        offenders: Senders of wrong shares.
+
+    Example:
+        >>> group = MaskedGroup(request, roster)  # doctest: +SKIP
+        >>> group.add_shares("pi-1", shares)  # doctest: +SKIP
+        True
+    """
+
+    def __init__(self, request: bytes, roster: Roster) -> None:
+        self.roster = roster
+        self.state = GroupState.KEYED
+        self.members = tuple(member.device for member in roster.members)
+        self.shares: dict[str, Shares] = {}
+        self.masking: tuple[str, ...] = ()
+        self.reported: tuple[str, ...] = ()
+        self.reveals: dict[str, Reveal] = {}
+        self.offenders: frozenset[str] = frozenset()
+        self._group = MaskingGroup.of_roster(request, roster)
+        self._index = {device: index for index, device in enumerate(self.members)}
+        self._opening: Opening | None = None
+
+    @property
+    def context(self) -> bytes:
+        """The name of the group in its messages."""
+        return self._group.context
+
+    @property
+    def over(self) -> bool:
+        """Whether the group is open or lost."""
+        return self.state in (GroupState.OPEN, GroupState.LOST)
+
+    def add_shares(self, device: str, shares: Shares) -> bool:
+        """Take the shares of a member; its first ones count.
+
+        Args:
+            device: The sender, a member.
+            shares: Its message.
+
+        Returns:
+            Whether the shares are new. False also once the masking set is fixed.
+
+        Raises:
+            WireError: The message is of another group, or not one box for each other member.
+        """
+        self._check_context(shares.context)
+        own = self._index[device]
+        sizes = [len(box) for index, box in enumerate(shares.boxes) if index != own]
+        if len(shares.boxes) != len(self.members) or shares.boxes[own] or not all(sizes):
+            raise WireError(f"{device} sent {len(shares.boxes)} boxes to a group of {len(self.members)}")
+        if self.state is not GroupState.KEYED or device in self.shares:
+            return False
+        self.shares[device] = shares
+        return True
+
+    @property
+    def all_shared(self) -> bool:
+        """Whether each member has sent its shares."""
+        return len(self.shares) == len(self.members)
+
+    def end_sharing(self) -> None:
+        """Fix the masking set: the members that have sent their shares. With fewer than the threshold the group is LOST."""
+        self._require(GroupState.KEYED, "end_sharing")
+        self.masking = tuple(device for device in self.members if device in self.shares)
+        self.state = GroupState.SHARED if len(self.masking) >= self.roster.threshold else GroupState.LOST
+
+    def inbox(self, device: str) -> Inbox:
+        """Return the boxes for a member of the masking set."""
+        own = self._index[device]
+        boxes = (
+            self.shares[sender].boxes[own] if sender in self.masking and sender != device else b""
+            for sender in self.members
+        )
+        return Inbox(self.context, tuple(boxes))
+
+    def end_collecting(self, committed: Collection[str]) -> None:
+        """Fix the reported set: the members of the masking set with a committed update.
+
+        With fewer than the threshold the group is LOST. So is a group that shares keys still.
+        """
+        if self.over:
+            return
+        if self.state is GroupState.SHARED:
+            self.reported = tuple(device for device in self.masking if device in committed)
+        enough = len(self.reported) >= self.roster.threshold
+        self.state = GroupState.COLLECTED if enough else GroupState.LOST
+
+    def begin_unmasking(self) -> Unmask:
+        """Return the message for all members of the masking set. The reported set must be on the disk before it is sent."""
+        if self.state is not GroupState.UNMASKING:
+            self._require(GroupState.COLLECTED, "begin_unmasking")
+            self.state = GroupState.UNMASKING
+        return Unmask(self.context, self._bitmap())
+
+    def add_reveal(self, device: str, reveal: Reveal) -> bool:
+        """Take the reveal of a member of the masking set; its first one counts.
+
+        Args:
+            device: The sender, a member.
+            reveal: Its message.
+
+        Returns:
+            Whether the reveal is new. False also before and after unmasking. The owner writes a new one to the disk, and then
+            calls `open`.
+
+        Raises:
+            WireError: The message is of another group, of another reported set, or not one share for each member.
+        """
+        self._check_context(reveal.context)
+        if device not in self.masking or self.state is not GroupState.UNMASKING or device in self.reveals:
+            return False
+        if self._bitmap() != reveal.reported:
+            raise WireError(f"{device} revealed shares for another set of reported members")
+        if len(reveal.shares) != len(self.members):
+            raise WireError(f"{device} revealed {len(reveal.shares)} shares in a group of {len(self.members)}")
+        self.reveals[device] = reveal
+        return True
+
+    def open(self) -> None:
+        """Recover the secrets, if enough members have revealed theirs; the group is then OPEN.
+
+        A secret counts only if it has the commitment, or the public key, that its owner sent. Where no subset of the shares
+        gives one, the group waits for more reveals.
+        """
+        if self.state is not GroupState.UNMASKING or len(self.reveals) < self.roster.threshold:
+            return
+        try:
+            self._opening = open_group(
+                self._group,
+                masking_set=self._indices(self.masking),
+                reported=self._indices(self.reported),
+                commitments={self._index[device]: self.shares[device].commitment for device in self.masking},
+                reveals={self._index[device]: reveal.shares for device, reveal in self.reveals.items()},
+            )
+        except WireError:
+            return
+        self.offenders = frozenset(self.members[index] for index in self._opening.wrong)
+        self.state = GroupState.OPEN
+
+    def end_unmasking(self) -> None:
+        """Give up a group that is not OPEN."""
+        if not self.over:
+            self.state = GroupState.LOST
+
+    def result(self) -> OpenGroup:
+        """Return what the sum is computed from; raise IllegalTransition unless the group is OPEN."""
+        self._require(GroupState.OPEN, "result")
+        assert self._opening is not None
+        return OpenGroup(self.reported, self._opening.masks)
+
+    def _indices(self, devices: Collection[str]) -> frozenset[int]:
+        return frozenset(self._index[device] for device in devices)
+
+    def _bitmap(self) -> bytes:
+        return bitmap_of(self._indices(self.reported), len(self.members))
+
+    def _check_context(self, context: bytes) -> None:
+        if context != self.context:
+            raise WireError("the message is of another group or of another work request")
+
+    def _require(self, state: GroupState, what: str) -> None:
+        if self.state is not state:
+            raise IllegalTransition(f"group {self.roster.group}: {what} in {self.state}, needs {state}")

@@ -1,0 +1,401 @@
+"""The groups of a masked round: keys, rosters, shares, inboxes and reveals, as effects.
+
+`MaskedRound` adds masking to coordinator.rounds.round_messages: it draws the groups at the end of recruiting, and drives one
+coordinator.masking.group.MaskedGroup for each. Each step is a SaveGroupSteps effect before the messages that depend on it,
+so that a restarted coordinator continues with the same rosters, masking sets and reported sets.
+
+Lost messages: a roster is sent again until shares come, `unmask` until a reveal comes, both every REPEAT_S. A device does not
+confirm its inbox; that is sent again in doubling pauses until the device offers its update, and with each answer to a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from fedpatch.coordinator.masking.group import GroupState, MaskedGroup, OpenGroup
+from fedpatch.coordinator.masking.group_drawing import draw_groups
+from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Event, MaskingEntry, Phase, State
+from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGroupSteps
+from fedpatch.coordinator.rounds.run_spec import SecurePolicy
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.group_context import threshold_of
+from fedpatch.shared.masking.keys import pair_mask_seed
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Reveal, Roster, SecureTerms, Shares
+from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Progress
+
+REPEAT_S = 3.0
+"""The pause before a roster or `unmask` is sent again: it or its answer may be lost."""
+NO_KEYS, NO_SHARES, OTHER_KEYS = "no_keys", "no_shares", "other_keys"
+"""Reasons of participants that leave the round: no keys with the acceptance, no shares in time, other keys than before."""
+
+_LONGEST_PAUSE_S = 60.0
+_ANY_PRIVATE_KEY = bytes(range(32))
+
+Send = Callable[[str, Body], Effect]
+
+
+class MaskedRound:
+    """The groups of one round.
+
+    Args:
+        round: The round's state machine.
+        terms: The terms in its work requests.
+        policy: The conditions of the run.
+        seed: Seed of the run, by which groups are drawn.
+        request: Digest of its work request (shared.masking.group_context.request_digest).
+        send: Makes the effect that sends a message to a device.
+
+    Attributes:
+        keys: The keys of the devices that accepted, by name.
+        groups: The groups; empty before they are drawn.
+    """
+
+    def __init__(
+        self,
+        round: Round,
+        terms: SecureTerms,
+        policy: SecurePolicy,
+        seed: int,
+        request: bytes,
+        send: Send,
+    ) -> None:
+        self.terms = terms
+        self.keys: dict[str, MaskingKeys] = {}
+        self.groups: list[MaskedGroup] = []
+        self._round, self._number = round, round.number
+        self._policy = policy
+        self._seed = seed
+        self._request = request
+        self._send = send
+        self._group_of: dict[str, MaskedGroup] = {}
+        self._shares_until = self._repeat_at = self._inbox_at = 0.0
+        self._inbox_pause_s = REPEAT_S
+
+    def advance(self, now: float) -> list[Effect]:
+        """Draw the groups once recruiting has ended, and end the work of devices that cannot report any more.
+
+        With too few devices for a group, the round fails. Called after every event.
+        """
+        effects: list[Effect] = []
+        if self._round.phase is Phase.COLLECTING and not self.drawn:
+            effects += self._draw(now)
+        if self._round.phase is Phase.COLLECTING:
+            effects += [effect for device, why in self._out().items() for effect in self.leave(device, why, now)]
+            self._round.sharing = any(group.state is GroupState.KEYED for group in self.groups)
+            self._round.tick(now)
+        return effects
+
+    def on_message(self, device: str, body: Body) -> list[Effect] | None:
+        """Handle a message of masking, and messages of devices whose work is done but whose shares are awaited.
+
+        Args:
+            device: The sender, a participant.
+            body: The message.
+
+        Returns:
+            The effects; None for a message that is handled as in other rounds.
+        """
+        match body:
+            case Shares() if self._round.awaits(device):
+                return self._on_shares(device, body)
+            case Reveal():
+                return self._on_reveal(device, body)
+            case Accept() | Progress() | Need() if self._round.participants[device].state is State.REPORTED:
+                # `cancel` would make the device forget the shares that it still has to reveal.
+                return self.remind(device)
+        return None
+
+    def leave(self, device: str, why: str, now: float) -> list[Effect]:
+        """End the work of a device in this round; nothing if it is not at work.
+
+        Args:
+            device: The device.
+            why: The reason, for the record.
+            now: The time, in seconds.
+        """
+        if not self._round.handle(device, Event.FAIL, now, why):
+            return []
+        return [self._send(device, Cancel(why)), CountEvent(device, "failed", why)]
+
+    # ---- keys and rosters
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the groups are drawn."""
+        return bool(self.groups)
+
+    def add_keys(self, device: str, keys: MaskingKeys | None) -> bool:
+        """Take the keys of an acceptance; return False for none or unusable ones, and for others than those of its group."""
+        if keys is None or not _usable(keys):
+            return False
+        if not self.drawn:
+            self.keys[device] = keys
+        return self.keys.get(device) == keys
+
+    def _draw(self, now: float) -> list[Effect]:
+        """Draw the groups of the devices that accepted; return the effects that save the rosters and send them."""
+        at_work = self._round.devices(*AT_WORK)
+        able = [device for device in at_work if device in self.keys]
+        drawn = draw_groups(able, self._seed, self._number, size=self._policy.size, least=self._policy.least)
+        for number, names in enumerate(drawn):
+            members = tuple(GroupMember(name, self.keys[name]) for name in names)
+            self._add_group(Roster(number, threshold_of(self.terms.threshold, len(names)), members))
+        if not drawn:
+            self._round.abandon(now, "too_few_accepted")
+            return []
+        self._shares_until = now + self._policy.share_deadline_s
+        self._repeat_at = self._inbox_at = now + REPEAT_S
+        entries = tuple(MaskingEntry(one.roster.group, "roster", "", to_bytes(one.roster)) for one in self.groups)
+        without = [
+            effect for device in at_work if device not in self.keys for effect in self.leave(device, NO_KEYS, now)
+        ]
+        return [SaveGroupSteps(self._number, entries), *self._rosters(), *without]
+
+    def group_of(self, device: str) -> MaskedGroup | None:
+        """Return the group of a device; None before the groups are drawn, and for a device without one."""
+        return self._group_of.get(device)
+
+    # ---- shares and inboxes
+
+    def _on_shares(self, device: str, shares: Shares) -> list[Effect]:
+        """Take the shares of a member. Repeated ones are answered with its inbox, once there is one."""
+        group = self.group_of(device)
+        if group is None:
+            return []
+        try:
+            group.add_shares(device, shares)
+        except WireError as error:
+            return [_ignored(device, str(error), ours=shares.context == group.context)]
+        if group.state is GroupState.KEYED and group.all_shared:
+            return self._end_sharing([group])
+        return self._inbox(group, device)
+
+    def remind(self, device: str) -> list[Effect]:
+        """Return the message that a device may have lost: its roster, its inbox or `unmask`."""
+        group = self.group_of(device)
+        if group is None or group.over:
+            return []
+        if group.state is GroupState.KEYED:
+            return [] if device in group.shares else [self._send(device, group.roster)]
+        if group.state is GroupState.UNMASKING and device in group.masking and device not in group.reveals:
+            return [self._send(device, group.begin_unmasking())]
+        return self._inbox(group, device)
+
+    def may_upload(self, device: str) -> bool:
+        """Return whether a device is in the masking set of a group that collects."""
+        group = self.group_of(device)
+        return group is not None and group.state is GroupState.SHARED and device in group.masking
+
+    def _out(self) -> dict[str, str]:
+        """Return the devices that cannot report, each with the reason."""
+        reasons = {}
+        for group in self.groups:
+            for device in group.members:
+                if group.state is GroupState.LOST:
+                    reasons[device] = GROUP_LOST
+                elif group.state is not GroupState.KEYED and device not in group.masking:
+                    reasons[device] = NO_SHARES
+        return reasons
+
+    # ---- unmasking
+
+    def end_collecting(self, committed: Collection[str], now: float) -> list[Effect]:
+        """Fix the reported sets and ask for shares.
+
+        Args:
+            committed: Devices with a committed update.
+            now: The time, in seconds.
+
+        Returns:
+            The effects: the sets saved, then `unmask` to each member of the masking sets.
+        """
+        entries = []
+        for group in self.groups:
+            if group.state not in (GroupState.KEYED, GroupState.SHARED):
+                continue
+            group.end_collecting(committed)
+            content = to_bytes(_Names(group.reported))
+            entries.append(MaskingEntry(group.roster.group, "reported", "", content))
+        self._repeat_at = now + REPEAT_S
+        save: list[Effect] = [SaveGroupSteps(self._number, tuple(entries))] if entries else []
+        return [*save, *self._unmask()]
+
+    def _on_reveal(self, device: str, reveal: Reveal) -> list[Effect]:
+        """Take the reveal of a member: saved first, then used."""
+        group = self.group_of(device)
+        if group is None:
+            return []
+        try:
+            new = group.add_reveal(device, reveal)
+        except WireError as error:
+            return [_ignored(device, str(error), ours=reveal.context == group.context)]
+        if not new:
+            return []
+        group.open()
+        saved = SaveGroupSteps(self._number, (MaskingEntry(group.roster.group, "reveal", device, to_bytes(reveal)),))
+        wrong = (_ignored(sender, "wrong secret shares", ours=True) for sender in sorted(group.offenders))
+        return [saved, *wrong]
+
+    @property
+    def settled(self) -> bool:
+        """Whether each group is open or lost."""
+        return all(group.over for group in self.groups)
+
+    def end_unmasking(self, now: float) -> list[Effect]:
+        """End unmasking: groups that are not open are lost, and their reports do not count.
+
+        The round goes on to its aggregation, or fails with `groups_lost`. Devices are cancelled, so that they forget the
+        secrets of the round.
+        """
+        for group in self.groups:
+            group.end_unmasking()
+        lost = [device for group in self.groups if group.state is GroupState.LOST for device in group.members]
+        reported = [device for device in lost if self._round.participants[device].state is State.REPORTED]
+        self._round.finish_unmasking(lost, now)
+        return [CountEvent(device, "failed", GROUP_LOST) for device in reported]
+
+    def results(self) -> tuple[OpenGroup, ...]:
+        """Return the open groups."""
+        return tuple(group.result() for group in self.groups if group.state is GroupState.OPEN)
+
+    # ---- time
+
+    def tick(self, now: float, *, connected: bool) -> list[Effect]:
+        """End the exchange of shares at its deadline, and send again what was not answered."""
+        late = [group for group in self.groups if group.state is GroupState.KEYED and now >= self._shares_until]
+        effects = self._end_sharing(late)
+        if connected and now >= self._repeat_at and self._waits:
+            self._repeat_at = now + REPEAT_S
+            effects += [*self._rosters(), *self._unmask()]
+        if connected and now >= self._inbox_at and (without := self._before_upload()):
+            self._inbox_pause_s = min(2 * self._inbox_pause_s, _LONGEST_PAUSE_S)
+            self._inbox_at = now + self._inbox_pause_s
+            effects += [effect for device in without for effect in self.remind(device)]
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """Return the next time at which `tick` may do something; None if there is none."""
+        candidates = [self._repeat_at] if self._waits else []
+        if any(group.state is GroupState.KEYED for group in self.groups):
+            candidates.append(self._shares_until)
+        if self._before_upload():
+            candidates.append(self._inbox_at)
+        return min(candidates, default=None)
+
+    # ---- a continued round
+
+    def resume(self, entries: Sequence[MaskingEntry], updates: Collection[str], now: float, *, closing: bool) -> None:
+        """Continue with the groups of an earlier process, before the round resumes.
+
+        A group is lost if the update of a reported member is damaged, or if the aggregation had begun without the group.
+
+        Args:
+            entries: The steps that it saved.
+            updates: Devices with a committed update.
+            now: The time, in seconds.
+            closing: Whether the aggregation had begun.
+
+        Raises:
+            WireError: An entry is damaged.
+        """
+        updates = frozenset(updates)
+        by_kind: dict[str, list[MaskingEntry]] = {}
+        for entry in entries:
+            by_kind.setdefault(entry.step, []).append(entry)
+        for entry in sorted(by_kind.get("roster", ()), key=lambda one: one.group):
+            roster = from_bytes(entry.content, Roster)
+            self.keys |= {member.device: member.keys for member in roster.members}
+            self._add_group(roster)
+        for entry in by_kind.get("shares", ()):
+            self.groups[entry.group].add_shares(entry.device, from_bytes(entry.content, Shares))
+        for entry in by_kind.get("masking", ()):
+            self.groups[entry.group].end_sharing()
+        for entry in by_kind.get("reported", ()):
+            group = self.groups[entry.group]
+            group.end_collecting(from_bytes(entry.content, _Names).names)
+            if group.state is GroupState.COLLECTED:
+                group.begin_unmasking()
+        for entry in by_kind.get("reveal", ()):
+            self.groups[entry.group].add_reveal(entry.device, from_bytes(entry.content, Reveal))
+        for group in self.groups:
+            group.open()
+            if closing or not updates.issuperset(group.reported):
+                group.end_unmasking()
+        self._shares_until = now + max(self._policy.share_deadline_s, RETURN_S)
+        self._repeat_at = now
+
+    # ---- helpers
+
+    @property
+    def _waits(self) -> bool:
+        return any(group.state in (GroupState.KEYED, GroupState.UNMASKING) for group in self.groups)
+
+    def _before_upload(self) -> list[str]:
+        """Return the devices that have their inbox, as far as is known, and have not offered an update."""
+        states = (State.ACCEPTED, State.TRAINING)
+        return [device for device in self._round.devices(*states) if self.may_upload(device)]
+
+    def _add_group(self, roster: Roster) -> None:
+        group = MaskedGroup(self._request, roster)
+        self.groups.append(group)
+        self._group_of |= dict.fromkeys(group.members, group)
+
+    def _end_sharing(self, groups: Sequence[MaskedGroup]) -> list[Effect]:
+        entries, inboxes = [], []
+        for group in groups:
+            group.end_sharing()
+            number = group.roster.group
+            entries += [
+                MaskingEntry(number, "shares", device, to_bytes(group.shares[device])) for device in group.masking
+            ]
+            entries.append(MaskingEntry(number, "masking", "", b""))
+            inboxes += [effect for device in group.masking for effect in self._inbox(group, device)]
+        return [SaveGroupSteps(self._number, tuple(entries)), *inboxes] if entries else []
+
+    def _inbox(self, group: MaskedGroup, device: str) -> list[Effect]:
+        if group.state is not GroupState.SHARED or device not in group.masking:
+            return []
+        return [self._send(device, group.inbox(device))]
+
+    def _rosters(self) -> list[Effect]:
+        keyed = [group for group in self.groups if group.state is GroupState.KEYED]
+        return [
+            self._send(device, group.roster)
+            for group in keyed
+            for device in group.members
+            if device not in group.shares
+        ]
+
+    def _unmask(self) -> list[Effect]:
+        asked = [group for group in self.groups if group.state in (GroupState.COLLECTED, GroupState.UNMASKING)]
+        return [
+            self._send(device, group.begin_unmasking())
+            for group in asked
+            for device in group.masking
+            if device not in group.reveals
+        ]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The content of an entry with a set of devices."""
+
+    names: tuple[str, ...]
+
+
+def _usable(keys: MaskingKeys) -> bool:
+    """Return whether other members can agree on masks with these keys: not with a point of small order."""
+    try:
+        for key in (keys.share, keys.mask):
+            pair_mask_seed(_ANY_PRIVATE_KEY, key, b"")
+    except WireError:
+        return False
+    return True
+
+
+def _ignored(device: str, detail: str, *, ours: bool) -> Effect:
+    """Count a message. One of another context may follow from a request that changed on its way, and is no offence."""
+    return CountEvent(device, "ignored", "not_ours" if ours else "other_context", detail)

@@ -1,0 +1,106 @@
+"""The state of a device in one masked round: what it must remember to give every answer once, and the same way again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta
+
+from fedpatch.shared.masking.group_context import MaskingGroup
+from fedpatch.shared.masking.keys import SecretKeys, commitment_to
+from fedpatch.shared.wire.field_types import Count, Word
+from fedpatch.shared.wire.masking_messages import (
+    MAX_GROUP,
+    SHARE_BYTES,
+    Bytes32,
+    MemberBitmap,
+    Reveal,
+    Roster,
+    SecureTerms,
+    Shares,
+)
+from fedpatch.shared.wire.messages import Digest
+
+SharePair = Annotated[bytes, Meta(max_length=2 * SHARE_BYTES)]
+"""A member's shares of its self-mask secret and of its mask key, one behind the other; empty where there are none."""
+
+
+class MaskingPhase(StrEnum):
+    """How far a device is: it has keys, has sent its shares, has an inbox, has revealed."""
+
+    KEYED = "keyed"
+    SHARED = "shared"
+    READY = "ready"
+    REVEALED = "revealed"
+
+
+@dataclass(frozen=True)
+class RoundName:
+    """A round of a run of a task. The coordinator's epoch is not part of it: the round goes on after a restart."""
+
+    task: Word
+    run: Word
+    round: Count
+
+
+@dataclass(frozen=True)
+class MaskingRound:
+    """State of a device in one masked round. It is on disk before any message that depends on it is sent.
+
+    Attributes:
+        name: The round.
+        request: `request_digest` of its request.
+        terms: Terms of the request.
+        secrets: Secrets of the device, new in this round.
+        roster: The group; None: not received yet.
+        boxes: The boxes sent to the other members.
+        own_shares: The device's own share of its own secrets.
+        inbox: Shares of the other members, in the order of the roster; empty where there is none. None: not received yet.
+        masking_set: Bitmap of the members that mask (U2).
+        update: Digest of the masked update: no other one is sent under these keys. None before there is one.
+        reported: Bitmap of the members whose sum was asked for (U3); None: nothing was revealed.
+    """
+
+    name: RoundName
+    request: Bytes32
+    terms: SecureTerms
+    secrets: SecretKeys
+    roster: Roster | None = None
+    boxes: Annotated[tuple[bytes, ...], Meta(max_length=MAX_GROUP)] = ()
+    own_shares: SharePair = field(default=b"", repr=False)
+    inbox: Annotated[tuple[SharePair, ...], Meta(max_length=MAX_GROUP)] | None = field(default=None, repr=False)
+    masking_set: MemberBitmap = b""
+    update: Digest | None = None
+    reported: MemberBitmap | None = None
+
+    @property
+    def phase(self) -> MaskingPhase:
+        """How far the device is."""
+        if self.roster is None:
+            return MaskingPhase.KEYED
+        if self.inbox is None:
+            return MaskingPhase.SHARED
+        return MaskingPhase.READY if self.reported is None else MaskingPhase.REVEALED
+
+    @cached_property
+    def group(self) -> MaskingGroup:
+        """The group. WireError for a roster that is none; AssertionError without a roster."""
+        assert self.roster is not None
+        return MaskingGroup.of_roster(self.request, self.roster)
+
+    def shares_message(self) -> Shares:
+        """Return the answer to the roster."""
+        return Shares(self.group.context, self.boxes, commitment_to(self.secrets.self_mask, self.group.context))
+
+    def reveal_message(self) -> Reveal:
+        """Return the answer to `unmask`: of each member of the masking set one share, never both."""
+        assert self.inbox is not None
+        assert self.reported is not None
+        reported = int.from_bytes(self.reported, "little")
+        shares = tuple(
+            pair[:SHARE_BYTES] if reported >> index & 1 else pair[SHARE_BYTES:] for index, pair in enumerate(self.inbox)
+        )
+        return Reveal(self.group.context, self.reported, shares)

@@ -1,0 +1,59 @@
+"""The state of the last masked round on disk: a device that restarts must give the same answers as before, and no others."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from fedpatch.device_agent.masking.masking_round import MaskingRound
+from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import StateError, WireError
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+
+FILE = "masking.bin"
+_LINE = b"fedpatch masking 1\n"
+
+log = logging.getLogger("fedpatch.agent")
+
+
+class MaskingFile:
+    """One file, 0600, that holds the secrets of the last masked round of this device.
+
+    Args:
+        directory: State directory, which exists.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self._written = b""
+
+    def load(self) -> MaskingRound | None:
+        """Return the state; None without a file. A damaged file is deleted: the device is then lost to that round."""
+        try:
+            with refusals_of(self.path):
+                if not self.path.exists():
+                    return None
+                data = self.path.read_bytes()
+            state = from_bytes(bytes(unseal(self.path, _LINE, data, "the state of a masked round")), MaskingRound)
+        except (StateError, WireError) as error:
+            log.warning("%s: the state of the last masked round cannot be read, and is dropped (%s)", self.path, error)
+            self.path.unlink(missing_ok=True)
+            return None
+        self._written = data
+        return state
+
+    def save(self, state: MaskingRound) -> None:
+        """Write the state unless it is on the disk already. Raises StateError: then nothing may be sent."""
+        data = seal(_LINE, to_bytes(state))
+        if data == self._written:
+            return
+        with refusals_of(self.path):
+            write_atomic(self.path, data)
+        self._written = data
+
+    def delete(self) -> None:
+        """Delete the file. Raises StateError."""
+        self._written = b""
+        with refusals_of(self.path):
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""The training process's part in a masked round: make the device's vector, and later put the masks on it.
+
+The vector is on disk between the two, because the group's inbox may come after the training. Neither it nor a mask ever reaches
+the process with the network unmasked: the agent sends seeds and signs, and gets a masked blob.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from fedpatch.device_agent.job.training_messages import MaskCommand
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, write_masked_blob
+from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
+from fedpatch.shared.tensors.error_feedback import residual_name
+from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.masking_messages import SecureTerms
+from fedpatch.shared.wire.messages import Manifest, UpdateReport
+
+_NO_GROUP = bytes(32)
+
+
+def unmasked_blob(
+    terms: SecureTerms,
+    public: Schema,
+    *,
+    model: Tensors,
+    update: Tensors,
+    residual: Tensors,
+    report: UpdateReport,
+    metric: MetricTerms,
+    seed: int,
+) -> tuple[bytes, dict[str, Array]]:
+    """Return the blob of a device's vector before masking, and the next residual.
+
+    Args:
+        terms: Terms of the round.
+        public: Schema of the tensors that travel.
+        model: The global model.
+        update: Tensors after training.
+        residual: Residual of the round before, by `NAME:residual`.
+        report: Report of the training.
+        metric: Metric of the task.
+        seed: Seed of the rounding.
+
+    Raises:
+        WireError: The terms do not fit the schema.
+    """
+    layout = VectorLayout(public, terms)
+    vector = make_vector(
+        layout,
+        step={spec.name: update[spec.name] - model[spec.name] for spec in layout.specs},
+        residual={base_name(name): values for name, values in residual.items()},
+        report=report,
+        metric=metric,
+        seed=seed,
+    )
+    blob = write_masked_blob(MaskedUpdate(_NO_GROUP, report.base, vector.elements))
+    return blob, {residual_name(name): values for name, values in vector.residual.items()}
+
+
+def mask_update(command: MaskCommand) -> Manifest:
+    """Read the vector of a round, mask it, and write the update.
+
+    Args:
+        command: Paths, masks and the digest that the vector must have.
+
+    Returns:
+        Manifest of the update.
+
+    Raises:
+        StateError: The vector is not what training wrote, or the disk refused.
+        WireError: A mask cannot be derived.
+    """
+    source, target = Path(command.vector_path), Path(command.update_path)
+    with refusals_of(source):
+        blob = source.read_bytes()
+    if hashlib.sha256(blob).hexdigest() != command.vector.digest:
+        raise StateError(f"{source}: the trained vector is no longer what training wrote; it is dropped")
+    bits = 8 if command.vector.encoding == "masked-u8" else 16
+    masked = mask_blob(blob, command.context, command.masks, bits)
+    with refusals_of(target):
+        write_atomic(target, masked)
+    return describe(
+        masked,
+        chunk_bytes=command.vector.chunk_bytes,
+        encoding=command.vector.encoding,
+        raw_bytes=len(masked),
+        schema=command.vector.schema,
+    )

@@ -1,0 +1,133 @@
+"""A device's vector: its step, clipped and rounded to the grid, and its report as limbs.
+
+A value is w * step / range * top, cut off at +-top and rounded at random, so that its expectation is exact; w is
+min(examples, weight_cap) / weight_cap. The residual is what the vector lacks of the step: the error of the rounding and of the
+cut, and the values that do not travel in this round. It is added to the next step (error feedback: Karimireddy et al. 2019,
+EF-SGD). Only trained tensors have one: statistics are measured anew in each round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpatch.shared.masking.vector_layout import BINS, MEASURES, VectorLayout, to_limbs
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.shared.wire.field_types import MAX_MEASURE
+from fedpatch.shared.wire.messages import UpdateReport
+
+MEASURE_OFFSET = 2.0**31
+MEASURE_STEPS = 2.0**20
+"""A measure x travels as round((x + MEASURE_OFFSET) * MEASURE_STEPS): to a millionth, from -2^31 to 2^31."""
+
+RATIO_STEPS = 2.0**16
+MAX_NORM_RATIO = 4.0
+"""A norm counts at most as so many times the clip, so that one device moves the mean norm only so far."""
+
+
+@dataclass(frozen=True)
+class DeviceVector:
+    """The vector of a device and the error of its rounding.
+
+    Attributes:
+        elements: Elements modulo 2^bits, shape (layout.size,), not masked yet.
+        residual: What the vector lacks of the step, by tensor, to be passed to the next round.
+    """
+
+    elements: Array
+    residual: dict[str, Array]
+
+
+def make_vector(
+    layout: VectorLayout,
+    *,
+    step: Tensors,
+    residual: Tensors,
+    report: UpdateReport,
+    metric: MetricTerms,
+    seed: int,
+) -> DeviceVector:
+    """Return the vector of a device.
+
+    Args:
+        layout: Layout of the round.
+        step: Tensors after training minus the global model's; others than `layout.specs` are ignored.
+        residual: Residual of the round before, by the name of its tensor; an absent tensor counts as zero.
+        report: Report of the training.
+        metric: Metric of the task.
+        seed: Seed of the rounding.
+
+    Returns:
+        Vector and next residual, in float32.
+    """
+    rng = np.random.default_rng(seed)
+    cap = layout.terms.weight_cap
+    weight = min(report.num_examples, cap)
+    wanted = {spec.name: _wanted(step[spec.name], residual.get(spec.name)) for spec in layout.specs}
+    norm = trained_norm(layout, wanted)
+    within = min(1.0, layout.terms.clip / norm) if norm else 1.0
+    codes, left, spreads, clipped = [], {}, {}, 0
+    for spec, scale, subset in zip(layout.specs, layout.ranges, layout.subsets, strict=True):
+        flat = wanted[spec.name].reshape(-1) * (within if spec.trainable else 1.0)
+        unit = scale / layout.top * cap / max(weight, 1)  # one code in units of the step
+        exact = flat[subset] / unit
+        code = np.floor(np.clip(exact, -layout.top, layout.top) + rng.random(len(subset)))
+        clipped += int((np.abs(exact) > layout.top).sum())
+        flat[subset] -= code * unit
+        codes.append(code.astype(np.int64).astype(layout.dtype))
+        if spec.trainable:
+            left[spec.name] = flat.reshape(spec.shape).astype(np.float32)
+        spreads[f"spread {spec.name}"] = _ratio(_root_mean_square(exact) / layout.top)
+    figures = _figures(report, metric) | spreads
+    figures |= {"weight": weight, "clipped_values": clipped}
+    figures["norm"] = _ratio(min(norm / layout.terms.clip, MAX_NORM_RATIO))
+    limbs = [limb for name, bits in layout.figures for limb in to_limbs(figures.get(name, 0), bits)]
+    return DeviceVector(np.concatenate([*codes, np.array(limbs, layout.dtype)]), left)
+
+
+def trained_norm(layout: VectorLayout, step: Tensors) -> float:
+    """Return the L2 norm of the trained tensors of a step. Statistics are bounded by the grid alone."""
+    return math.sqrt(
+        sum(float(np.square(step[one.name], dtype=np.float64).sum()) for one in layout.specs if one.trainable)
+    )
+
+
+def _wanted(step: Array, residual: Array | None) -> Array:
+    return step.astype(np.float64) + (0.0 if residual is None else residual)
+
+
+def _root_mean_square(values: Array) -> float:
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+
+
+def _ratio(value: float) -> int:
+    return round(min(value, 2.0**15) * RATIO_STEPS)
+
+
+def _figures(report: UpdateReport, metric: MetricTerms) -> dict[str, int]:
+    """Return the figures of a report; a figure that was not measured is left out."""
+    before, after = report.user_accuracy_before, report.user_accuracy_after
+    alone, sign = report.user_accuracy_independent, 1 if metric.goal == "max" else -1
+    gain = None if alone is None or before is None else sign * (before - alone)
+    gain_after = None if alone is None or after is None else sign * (after - alone)
+    measures = dict(zip(MEASURES, (report.train_loss, before, after, alone, gain, gain_after), strict=True))
+    figures = {"num_examples": report.num_examples}
+    for name, value in measures.items():
+        if value is not None:
+            figures |= {name: round((value + MEASURE_OFFSET) * MEASURE_STEPS), f"{name}_measured": 1}
+    if gain is not None:
+        figures |= {"gaining": int(gain > 0), "losing": int(gain < 0)}
+    if before is not None and (place := bin_of(before, metric)) is not None:
+        figures[f"bin_{place}"] = 1
+    return figures
+
+
+def bin_of(value: float, metric: MetricTerms) -> int | None:
+    """Return the bin of a user accuracy; None for a metric without limits, which has no histogram."""
+    if -MAX_MEASURE in (metric.least, metric.most) or MAX_MEASURE in (metric.least, metric.most):
+        return None
+    share = (value - metric.least) / (metric.most - metric.least)
+    return max(0, min(int(share * BINS), BINS - 1))

@@ -1,0 +1,166 @@
+"""Keys of a device in one round, and everything derived from them.
+
+X25519 (RFC 7748) agrees on keys between two members, HKDF-SHA256 (RFC 5869) with the group's context as salt derives masks and
+box keys from them, and ChaCha20-Poly1305 (RFC 8439) seals the boxes. A key that two members agree on serves one group only, for
+the context is in each derivation.
+
+`cryptography` does all of it, and is imported where it is used: `is_available` says whether it is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.secret_sharing import SECRET_BYTES, Random
+from fedpatch.shared.wire.masking_messages import SHARE_BYTES, MaskingKeys
+
+_PAIR, _SELF, _BOX = b"fedpatch pair mask 1", b"fedpatch self mask 1", b"fedpatch share box 1"
+# Each box has a key of its own, so the nonce may be constant.
+_NONCE = bytes(12)
+BOX_BYTES = 2 * SHARE_BYTES + 16
+
+
+def is_available() -> bool:
+    """Return whether `cryptography` is installed; it is not imported."""
+    return find_spec("cryptography") is not None
+
+
+@dataclass(frozen=True)
+class SecretKeys:
+    """The secrets of a device in one round, 32 bytes each. The text form shows none of them.
+
+    Attributes:
+        share: X25519 private key for boxes.
+        mask: X25519 private key for pairwise masks; the group rebuilds it if the device is lost.
+        self_mask: Secret of the device's own mask, `b` in the paper; the group rebuilds it if the device has reported.
+
+    Example:
+        >>> secrets = SecretKeys.new(lambda count: bytes(range(count)))
+        >>> secrets, secrets.public().share.hex()[:16]
+        (SecretKeys(), '8f40c5adb68f2562')
+    """
+
+    share: bytes
+    mask: bytes
+    self_mask: bytes
+
+    @classmethod
+    def new(cls, random: Random) -> SecretKeys:
+        """Return new secrets from random bytes."""
+        return cls(random(SECRET_BYTES), random(SECRET_BYTES), random(SECRET_BYTES))
+
+    def __repr__(self) -> str:
+        return "SecretKeys()"
+
+    def public(self) -> MaskingKeys:
+        """Return the public keys."""
+        return MaskingKeys(public_key(self.share), public_key(self.mask))
+
+
+def public_key(private: bytes) -> bytes:
+    """Return the X25519 public key of a private key, both 32 bytes."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def pair_mask_seed(private: bytes, peer: bytes, context: bytes) -> bytes:
+    """Return the seed of the mask that two members have in common.
+
+    Args:
+        private: The X25519 private mask key of one of them.
+        peer: The public mask key of the other one.
+        context: The group.
+
+    Raises:
+        WireError: `peer` is a point of small order, which would make the seed public.
+    """
+    return _derive(_agree(private, peer), context, _PAIR)
+
+
+def self_mask_seed(self_mask: bytes, context: bytes) -> bytes:
+    """Return the seed of the mask that belongs to one member alone."""
+    return _derive(self_mask, context, _SELF)
+
+
+def commitment_to(self_mask: bytes, context: bytes) -> bytes:
+    """Return the SHA-256 of a self-mask secret and the context; a rebuilt secret is checked against it."""
+    return hashlib.sha256(self_mask + context).digest()
+
+
+def seal_box(private: bytes, peer: bytes, context: bytes, ends: tuple[int, int], shares: tuple[bytes, bytes]) -> bytes:
+    """Seal two secret shares for one member.
+
+    Args:
+        private: The sender's private share key.
+        peer: The receiver's public share key.
+        context: The group.
+        ends: Indices of sender and receiver.
+        shares: Shares of the sender's self-mask secret and of its mask key, 33 bytes each.
+
+    Returns:
+        82 bytes.
+
+    Raises:
+        WireError: `peer` is a point of small order.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    cipher = ChaCha20Poly1305(_derive(_agree(private, peer), context, _BOX + bytes(ends)))
+    return cipher.encrypt(_NONCE, b"".join(shares), context)
+
+
+def open_box(private: bytes, peer: bytes, context: bytes, ends: tuple[int, int], box: bytes) -> tuple[bytes, bytes]:
+    """Open a box.
+
+    Args:
+        private: The receiver's private share key.
+        peer: The sender's public share key.
+        context: The group.
+        ends: Indices of sender and receiver.
+        box: The box.
+
+    Returns:
+        The receiver's shares of the sender's self-mask secret and of its mask key.
+
+    Raises:
+        WireError: The box was not sealed by this sender for this receiver in this group.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    try:
+        cipher = ChaCha20Poly1305(_derive(_agree(private, peer), context, _BOX + bytes(ends)))
+        shares = cipher.decrypt(_NONCE, box, context)
+    except InvalidTag:
+        raise WireError(f"the box of member {ends[0]} does not open") from None
+    if len(shares) != 2 * SHARE_BYTES:
+        raise WireError(f"the box of member {ends[0]} holds {len(shares)} bytes instead of two shares")
+    return shares[:SHARE_BYTES], shares[SHARE_BYTES:]
+
+
+def keystream(seed: bytes, size: int) -> bytes:
+    """Return the first `size` bytes of ChaCha20 under `seed` (RFC 8439, block counter and nonce 0)."""
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    return Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(size))
+
+
+def _agree(private: bytes, peer: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    try:
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
+    except ValueError:
+        raise WireError("a public key of the roster is not a usable X25519 key") from None
+
+
+def _derive(secret: bytes, context: bytes, purpose: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), length=32, salt=context, info=purpose).derive(secret)

@@ -1,0 +1,158 @@
+"""The coordinator's part after the reveals: rebuild one secret of each member, and derive the masks that are in the sum.
+
+That secret is the self-mask of a member that reported, which a commitment checks, or the mask key of a member that was lost,
+which its public key checks. It is never both. A wrong share is found because the rebuilt secret fails the check: other subsets
+of shares are tried, and a member whose share does not lie on the polynomial of a good subset is named.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.group_context import MaskingGroup
+from fedpatch.shared.masking.keys import commitment_to, pair_mask_seed, public_key, self_mask_seed
+from fedpatch.shared.masking.secret_sharing import interpolate, join_shares
+from fedpatch.shared.wire.masking_messages import SHARE_BYTES
+
+# Subsets of shares that are tried for one secret. With a tenth of wrong shares among 20, one of 12 in 30 subsets is good.
+MAX_SUBSETS = 500
+
+
+class OpeningFailed(WireError):
+    """A group cannot be opened: too few reveals, or no subset of them leads to the secret of a member."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A keystream to add to elements (`sign` 1) or to subtract from them (-1)."""
+
+    seed: bytes = field(repr=False)
+    sign: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The result of a group's reveals.
+
+    Attributes:
+        masks: Masks to add to the sum of the reported updates, which then is the sum of their vectors.
+        wrong: Members that revealed a share which is not of the secret.
+    """
+
+    masks: tuple[Mask, ...]
+    wrong: frozenset[int]
+
+
+def masks_of_member(
+    group: MaskingGroup, index: int, *, mask_key: bytes, self_mask: bytes, masking_set: Iterable[int]
+) -> tuple[Mask, ...]:
+    """Return the masks that a member adds to its vector.
+
+    Member i adds the common mask of i and j if i < j, and subtracts it if i > j, so that they cancel in the sum.
+
+    Args:
+        group: The group.
+        index: The member.
+        mask_key: Its private mask key.
+        self_mask: Its self-mask secret.
+        masking_set: Members that mask, this one among them.
+
+    Raises:
+        WireError: A public key of the roster is not usable.
+    """
+    pairs = (_pair_mask(group, index, other, mask_key) for other in sorted(masking_set) if other != index)
+    return (Mask(self_mask_seed(self_mask, group.context), 1), *pairs)
+
+
+def open_group(
+    group: MaskingGroup,
+    *,
+    masking_set: frozenset[int],
+    reported: frozenset[int],
+    commitments: Mapping[int, bytes],
+    reveals: Mapping[int, tuple[bytes, ...]],
+) -> Opening:
+    """Rebuild the secrets of a group and return the masks that its sum still has.
+
+    Args:
+        group: The group.
+        masking_set: Members that the inboxes named (U2 in the paper).
+        reported: Members whose masked updates are in the sum (U3); a subset of `masking_set`.
+        commitments: Commitment of each member of `masking_set`.
+        reveals: `Reveal.shares` by the index of the member that sent them.
+
+    Returns:
+        The masks to add to the sum modulo 2^bits.
+
+    Raises:
+        OpeningFailed: Fewer reveals than the threshold, or a secret that no subset of them leads to.
+    """
+    if len(reveals) < group.threshold:
+        raise OpeningFailed(f"{len(reveals)} members revealed their shares, {group.threshold} are needed")
+    subsets = _Subsets(group)
+    masks: list[Mask] = []
+    for member in sorted(masking_set):
+        shares = {index: sent[member] for index, sent in reveals.items() if len(sent[member]) == SHARE_BYTES}
+        if member in reported:
+            secret = subsets.join(shares, member, partial(_is_self_mask, commitments[member], group.context))
+            masks.append(Mask(self_mask_seed(secret, group.context), -1))
+        else:
+            secret = subsets.join(shares, member, partial(_is_mask_key, group.members[member].keys.mask))
+            # The lost member's part of each pair is absent from the sum: adding it cancels the other member's part.
+            masks += [_pair_mask(group, member, other, secret) for other in sorted(reported)]
+    return Opening(tuple(masks), frozenset(subsets.wrong))
+
+
+def _pair_mask(group: MaskingGroup, index: int, other: int, mask_key: bytes) -> Mask:
+    """Return what member `index` adds for its pair with `other`."""
+    seed = pair_mask_seed(mask_key, group.members[other].keys.mask, group.context)
+    return Mask(seed, 1 if index < other else -1)
+
+
+def _is_self_mask(commitment: bytes, context: bytes, secret: bytes) -> bool:
+    return commitment_to(secret, context) == commitment
+
+
+def _is_mask_key(public: bytes, secret: bytes) -> bool:
+    return public_key(secret) == public
+
+
+class _Subsets:
+    """Joins shares of several secrets; members that were wrong once are tried last."""
+
+    def __init__(self, group: MaskingGroup) -> None:
+        self.wrong: set[int] = set()
+        self._group = group
+
+    def join(self, shares: Mapping[int, bytes], member: int, is_right: Callable[[bytes], bool]) -> bytes:
+        threshold = self._group.threshold
+        for subset in self._candidates(sorted(shares), threshold):
+            secret = join_shares({index: shares[index] for index in subset})
+            if secret is not None and is_right(secret):
+                self._find_wrong(shares, subset)
+                return secret
+        name = self._group.members[member].device
+        raise OpeningFailed(f"no {threshold} of {len(shares)} shares lead to the secret of {name}")
+
+    def _candidates(self, indices: list[int], threshold: int) -> Iterator[list[int]]:
+        """First the members without a wrong share, then random subsets, repeatably."""
+        if len(indices) < threshold:
+            return
+        yield sorted(indices, key=lambda index: index in self.wrong)[:threshold]
+        if len(indices) == threshold:
+            return
+        choice = random.Random(self._group.context)
+        yield from islice((sorted(choice.sample(indices, threshold)) for _ in iter(int, 1)), MAX_SUBSETS)
+
+    def _find_wrong(self, shares: Mapping[int, bytes], subset: list[int]) -> None:
+        values = [int.from_bytes(shares[index]) for index in subset]
+        self.wrong.update(
+            index
+            for index, share in shares.items()
+            if index not in subset and interpolate(subset, values, at=index + 1) != int.from_bytes(share)
+        )

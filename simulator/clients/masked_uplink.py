@@ -1,0 +1,158 @@
+"""The way up in a masked study: vectors of clients, sums of groups and the scale of the next round.
+
+Devices' and coordinator's own code computes them. No keys are needed: masks cancel in a sum, so the sum of the vectors has the
+same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedpatch.coordinator.aggregation.masked_mean import masked_mean
+from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.device_agent.state.residual_store import as_kept
+from fedpatch.shared.errors import UpdateRefused, UsageError
+from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.masked_blob import HEADER_BYTES, MaskedUpdate
+from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
+from fedpatch.shared.tensors.error_feedback import residual_name
+from fedpatch.shared.wire.masking_messages import MIN_GROUP, SecureTerms, ThresholdRule
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
+from fedpatch.simulator.spec.study import MAX_GROUP_OF_U8, Study, client_id
+
+_BASE = "00" * 32
+
+
+class MaskedUplink:
+    """Residuals of all clients, and the scale of the round.
+
+    `residuals[name]` has shape (clients, ...); a page of it that nobody wrote to takes no memory.
+
+    Args:
+        study: The study; `secure` is "groups".
+        travelling: Schema of the tensors that travel.
+        model: The initial global model.
+        num_examples: Training examples of each client; the greatest is the weight cap, so that weights are the paper's.
+        metric: Metric of the task.
+    """
+
+    def __init__(
+        self, study: Study, travelling: Schema, model: Tensors, num_examples: Sequence[int], metric: MetricTerms
+    ) -> None:
+        trained = [spec for spec in travelling.specs if spec.trainable]
+        self.residuals = {
+            residual_name(spec.name): shared_zeros((study.clients, *spec.shape), torch.float32) for spec in trained
+        }
+        self.update_bytes = 0
+        self._study, self._travelling, self._metric = study, travelling, metric
+        self._scale = MaskedScale.first(travelling, model)
+        self._weight_cap = max(num_examples)
+
+    def mean(
+        self,
+        round_number: int,
+        clients: Sequence[int],
+        *,
+        base: Tensors,
+        update_of: Callable[[int], Tensors],
+        reports: Mapping[int, UpdateReport],
+        seeds: Mapping[int, int],
+    ) -> dict[str, Array]:
+        """Return the mean of the clients' updates, and go on to the scale of the next round.
+
+        Args:
+            round_number: Number of the round.
+            clients: Clients of the round.
+            base: The global model that they began with.
+            update_of: Returns the tensors that a client has trained.
+            reports: Reports of the clients.
+            seeds: Seeds of their rounding.
+
+        Raises:
+            UpdateRefused: The sums have no weight.
+        """
+        layout = VectorLayout(self._travelling, self._terms(round_number, len(clients)))
+        updates: dict[str, MaskedUpdate] = {}
+        for client in clients:
+            elements = self._vector(layout, client, base, update_of(client), reports[client], seeds[client])
+            updates[client_id(client)] = MaskedUpdate(bytes(32), _BASE, elements)
+        groups = [OpenGroup(tuple(map(client_id, group)), ()) for group in groups_of(clients, self._study.group_size)]
+        found = masked_mean(groups, updates.__getitem__, layout=layout, schema=self._travelling, base=base)
+        if found.report is None:
+            raise UpdateRefused("out_of_range", f"no group of round {round_number} has a possible sum")
+        clip = self._study.clip
+        after = self._scale.after(found.report)
+        self._scale = MaskedScale(after.ranges, after.clip if clip is None else clip)
+        self.update_bytes = HEADER_BYTES + layout.nbytes
+        return found.mean
+
+    def _vector(
+        self, layout: VectorLayout, client: int, base: Tensors, update: Tensors, report: UpdateReport, seed: int
+    ) -> Array:
+        residual = {name: block[client].numpy() for name, block in self.residuals.items()}
+        vector = make_vector(
+            layout,
+            step={spec.name: update[spec.name] - base[spec.name] for spec in layout.specs},
+            residual={base_name(name): values for name, values in residual.items()},
+            report=report,
+            metric=self._metric,
+            seed=seed,
+        )
+        left = {residual_name(name): values for name, values in vector.residual.items()}
+        for name, values in as_kept(left, self._travelling, seed).items():
+            residual[name][...] = values
+        return vector.elements
+
+    def _terms(self, round_number: int, participants: int) -> SecureTerms:
+        study = self._study
+        seed = hashlib.sha256(f"{study.seed}/masked/{round_number}".encode()).digest()[:16]
+        return SecureTerms(
+            threshold=ThresholdRule.HALF,
+            group_min=MIN_GROUP,
+            group_max=max(MIN_GROUP, min(study.group_size, participants)),
+            bits=8 if study.group_size <= MAX_GROUP_OF_U8 else 16,
+            keep=study.keep,
+            seed=seed,
+            clip=self._scale.clip if study.clip is None else study.clip,
+            weight_cap=self._weight_cap,
+            grid=write_grid(self._scale.ranges),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, to go on from later; the residuals are apart."""
+        return {"ranges": list(self._scale.ranges), "clip": self._scale.clip, "update_bytes": self.update_bytes}
+
+    def restore(self, before: Mapping[str, Any], residuals: Tensors) -> None:
+        """Go on where `state` and `residuals` were taken. UsageError or SchemaMismatch where they do not fit."""
+        if len(before.get("ranges", ())) != len(self._scale.ranges):
+            raise UsageError("what was saved has no scale of the masked values; delete it to begin anew")
+        check_blocks("residuals", self.residuals, residuals)
+        self._scale = MaskedScale(tuple(before["ranges"]), float(before["clip"]))
+        self.update_bytes = int(before["update_bytes"])
+        for name, block in self.residuals.items():
+            block.copy_(torch.from_numpy(residuals[name]))
+
+
+def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Return the clients in as few groups as possible of at most `size`, with sizes within one of each other.
+
+    Example:
+        >>> [len(group) for group in groups_of(range(10), 4)]
+        [4, 3, 3]
+    """
+    count = -(-len(clients) // size)
+    short, longer = divmod(len(clients), count)
+    start = 0
+    for number in range(count):
+        end = start + short + (number < longer)
+        yield clients[start:end]
+        start = end

@@ -1,0 +1,198 @@
+"""Devices of masked rounds with their real keys, masks and vectors, around a coordinator without a broker."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedpatch.coordinator.aggregation.masked_mean import vector_layout
+from fedpatch.coordinator.rounds.run_events import ChunkReceived, DeviceMessage, DevicePresence, TimePassed
+from fedpatch.device_agent.masking.masking_round import RoundName
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, write_masked_blob
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Schema
+from fedpatch.shared.wire.chunked_transfer import cut, describe
+from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Unmask
+from fedpatch.shared.wire.messages import (
+    MASKED_FEATURE,
+    Accept,
+    Cancel,
+    Committed,
+    Envelope,
+    Grant,
+    Manifest,
+    Offer,
+    UpdateReport,
+    WorkRequest,
+)
+from tests.coordinator.effect_runners import Bench
+from tests.support.specs import there
+
+TERMS: Mapping[str, Any] = {
+    "secure": "groups",
+    "strategy": "fedavg",
+    "encoding": "masked-u8",
+    "norm_bound": "off",
+    "max_num_examples": "off",
+    "group_size": 8,
+    "weight_cap": 50,
+    "deadline_s": 600.0,
+}
+"""Settings of a small masked run."""
+
+
+def names(count: int) -> list[str]:
+    """Return so many names of devices, sorted."""
+    return [f"pi-{number:02}" for number in range(count)]
+
+
+def examples(device: str) -> int:
+    """Return how many examples a device trains on: another number for each, some above the weight cap."""
+    return 20 + 3 * int(device.removeprefix("pi-"))
+
+
+class MaskedDevice:
+    """A device that answers each message at once. It keeps its keys while the coordinator is killed."""
+
+    def __init__(self, name: str, schema: Schema) -> None:
+        self.name, self.schema = name, schema
+        self.rounds = MaskingRounds(name, random.Random(name).randbytes)
+        self.elements: dict[int, Array] = {}
+        self.blobs: dict[int, tuple[bytes, Manifest]] = {}
+        self.committed: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.request: WorkRequest | None = None
+        self.tamper: Callable[[Envelope], Envelope] = lambda envelope: envelope
+        self.spoil: Callable[[Array], Array] = lambda elements: elements
+
+    def answers(self, envelope: Envelope) -> list[Any]:
+        """Return the messages and chunks that follow a message."""
+        envelope = self.tamper(envelope)
+        number, name = envelope.round, RoundName(envelope.task, envelope.run, envelope.round)
+        match envelope.body:
+            case WorkRequest():
+                self.request = envelope.body
+                keys = self.rounds.begin(name, envelope.body)
+                return [Accept(1, keys), *([Offer(self.blobs[number][1])] if number in self.blobs else [])]
+            case Roster() | Inbox() | Unmask():
+                answer = self.rounds.handle(name, envelope.body)
+                if isinstance(envelope.body, Inbox) and self.rounds.is_ready and number not in self.committed:
+                    return [Offer(self._update(number)[1])]
+                return [answer.body] if answer.body is not None else []
+            case Grant():
+                blob, manifest = self._update(number)
+                return [cut(blob, manifest, index) for index in range(manifest.chunk_count)]
+            case Committed():
+                self.committed.add(number)
+            case Cancel():
+                self.cancelled.add(number)
+        return []
+
+    def _update(self, number: int) -> tuple[bytes, Manifest]:
+        if number not in self.blobs:
+            request, state = self.request, self.rounds.state
+            assert request is not None and request.secure is not None and state is not None
+            layout = vector_layout(self.schema, request.secure)
+            report = UpdateReport(request.model.digest, examples(self.name), 1, 0.5, 0.25, 0.75, 0.0, 0.0)
+            step = step_of(self.name, number, self.schema)
+            vector = make_vector(layout, step=step, residual={}, report=report, metric=MetricTerms(), seed=number)
+            self.elements[number] = vector.elements
+            masked = add_masks(self.spoil(vector.elements), self.rounds.masks())
+            blob = write_masked_blob(MaskedUpdate(state.group.context, request.model.digest, masked))
+            manifest = describe(
+                blob, chunk_bytes=2**16, encoding=request.encoding, raw_bytes=len(blob), schema=self.schema.digest
+            )
+            self.blobs[number] = blob, manifest
+        return self.blobs[number]
+
+
+def step_of(device: str, number: int, schema: Schema) -> dict[str, Array]:
+    """Return the step of a device in a round: a function of both."""
+    drawn = np.random.default_rng([number, int(device.removeprefix("pi-"))])
+    return {spec.name: drawn.normal(scale=0.01, size=spec.shape) for spec in schema.specs}
+
+
+Change = Callable[[str, Any], Any]
+"""Changes an answer of a device before it arrives; returns None to lose it."""
+
+
+class Clock:
+    """The time of a test, in place of time.monotonic."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class MaskedFleet:
+    """The devices of one coordinator.
+
+    Args:
+        bench: The coordinator.
+        clock: Its clock.
+        devices: Devices that earlier coordinators have met; new ones are made for `count`.
+        count: Number of devices.
+    """
+
+    def __init__(
+        self, bench: Bench, clock: Clock, count: int = 16, devices: Mapping[str, MaskedDevice] | None = None
+    ) -> None:
+        self.bench, self.clock = bench, clock
+        schema = bench.prepared.travelling
+        self.devices = dict(devices or {name: MaskedDevice(name, schema) for name in names(count)})
+        self.lost: set[str] = set()
+        self.change: Change = lambda device, answer: answer
+        self.transcript: list[tuple[str, Any]] = []
+
+    def come(self) -> MaskedFleet:
+        """All devices come online."""
+        for name in self.devices:
+            presence = replace(there(), features=(MASKED_FEATURE,))
+            self._perform(DevicePresence(name, presence))
+        return self.settle()
+
+    def settle(self) -> MaskedFleet:
+        """Deliver messages until nobody has any left."""
+        bench = self.bench
+        while bench.sent:
+            waiting, bench.sent = deque(bench.sent), []
+            while waiting:
+                name, envelope = waiting.popleft()
+                if name in self.lost or name not in self.devices:
+                    continue
+                self.transcript.append((name, envelope.body))
+                for answer in self.devices[name].answers(envelope):
+                    self._deliver(name, envelope, answer)
+        return self
+
+    def wait(self, seconds: float) -> MaskedFleet:
+        """Let time pass, as far as something is due, and deliver what follows."""
+        end = self.clock.now + seconds
+        while (due := self.bench.engine.next_deadline()) is not None and due <= end:
+            self.clock.now = max(self.clock.now, due)
+            self._perform(TimePassed())
+            self.settle()
+        self.clock.now = end
+        return self
+
+    def _deliver(self, name: str, envelope: Envelope, answer: Any) -> None:
+        answer = self.change(name, answer)
+        if answer is None or name in self.lost:
+            return
+        self.transcript.append((name, answer))
+        if isinstance(answer, Reveal | Accept | Offer) or hasattr(answer, "boxes"):
+            self._perform(DeviceMessage(name, replace(envelope, body=answer)))
+        else:
+            self._perform(ChunkReceived(name, answer))
+
+    def _perform(self, event: Any) -> None:
+        self.bench.perform(self.bench.engine.handle(event, self.clock.now))

@@ -1,0 +1,86 @@
+"""Kills of a coordinator before each of its writes in a masked round: the same model, and no device reveals both secrets."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Unmask
+from fedpatch.shared.wire.messages import Offer
+from tests.coordinator.effect_runners import Bench
+from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFleet
+from tests.coordinator.registry_builders import new_run
+from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
+from tests.faults.simulated.lesson import prepared
+
+DEVICES, SILENT, LATE = 9, "pi-04", "pi-07"
+
+
+def lose_two(device: str, answer: Any) -> Any:
+    """One device is lost before its upload, another one before its reveal."""
+    lost = (device == LATE and isinstance(answer, Offer)) or (device == SILENT and isinstance(answer, Reveal))
+    return None if lost else answer
+
+
+def play(directory: Path, clock: Clock, fatal: tuple[int, ...]) -> tuple[dict[str, bytes], Any, int, list[Any]]:
+    """Play one round of nine devices; each process dies before its own fatal write, the last one does not."""
+    directory.mkdir()
+    run, kills = "", 0
+    devices: dict[str, MaskedDevice] = {}
+    transcript: list[Any] = []
+    for fatal_write in (*fatal, 0):
+        guillotine = Guillotine(fatal_write)
+        with Registry(directory / REGISTRY_FILE) as registry, pytest.MonkeyPatch.context() as patch:
+            run = run or new_run(registry).id
+            guillotine.installed(patch)
+            try:
+                terms = {**TERMS, "devices": DEVICES, "quorum": 0.6, "rounds": 1, "deadline_s": 100.0}
+                fleet = MaskedFleet(Bench(directory, prepared(), registry, run, **terms), clock, DEVICES, devices)
+                devices, fleet.transcript, fleet.change = fleet.devices, transcript, lose_two
+                fleet.come().wait(400.0)
+            except Killed:
+                kills += 1
+                continue
+            [record] = registry.rounds.records(run)
+            break
+    model = {name: array.tobytes() for name, array in load_checkpoint(directory)[0].tensors.items()}
+    return model, record, kills, transcript
+
+
+def assert_one_set_of_each(transcript: list[Any]) -> None:
+    """No coordinator ever sent another roster, masking set or reported set than the one before it."""
+    sent: dict[tuple[str, type], set[Any]] = defaultdict(set)
+    for device, body in transcript:
+        if isinstance(body, Roster | Inbox | Unmask):
+            sent[device, type(body)].add(body)
+    assert {key: len(bodies) for key, bodies in sent.items() if len(bodies) > 1} == {}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of coordinator and devices."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.mark.slow
+def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock):
+    whole, record, _, transcript = play(tmp_path / "whole", clock, ())
+    assert (record.outcome, record.reported) == ("aggregated", DEVICES - 1)
+    assert_one_set_of_each(transcript)
+    for fatal in itertools.count(1):
+        model, found, kills, transcript = play(tmp_path / f"killed-{fatal}", clock, (fatal,))
+        assert model == whole, f"killed before write {fatal}"
+        assert (found.outcome, found.reported, found.num_examples) == ("aggregated", DEVICES - 1, record.num_examples)
+        assert_one_set_of_each(transcript)
+        if kills == 0:
+            assert fatal > 60
+            return

@@ -1,0 +1,247 @@
+"""Masked rounds on a coordinator with real files: what counts, what is lost, and what a restart changes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpatch.coordinator.runtime.aggregator as aggregator
+from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
+from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.wire.masking_messages import Reveal, Roster, Shares
+from fedpatch.shared.wire.messages import Envelope, Offer, WorkRequest
+from tests.coordinator.effect_runners import Bench
+from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, examples, names
+
+
+class Watched:
+    """The means that coordinators made, each with its layout and the model before."""
+
+    def __init__(self) -> None:
+        self.means: list[tuple[MaskedMean, VectorLayout, dict[str, Array]]] = []
+
+    def masked_mean(self, groups: Any, read: Any, **given: Any) -> MaskedMean:
+        made = masked_mean(groups, read, **given)
+        self.means.append((made, given["layout"], dict(given["base"])))
+        return made
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Sees each masked mean before the model's step is quantised for the way down."""
+    watched = Watched()
+    monkeypatch.setattr(aggregator, "masked_mean", watched.masked_mean)
+    return watched
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of coordinator and devices."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, prepared: Prepared, registry: Registry, clock: Clock) -> MaskedFleet:
+    """Sixteen devices in two groups, none of which is online yet."""
+    return MaskedFleet(Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 16, "quorum": 0.5}), clock)
+
+
+def oracle(fleet: MaskedFleet, counted: list[str], layout: VectorLayout, base: dict[str, Array]) -> dict[str, Array]:
+    """Return base plus the weighted mean of the steps on the grid, from the devices' own vectors in int64."""
+    number, cap = 1, layout.terms.weight_cap
+    signed = [fleet.devices[name].elements[number].view(np.int8).astype(np.int64) for name in counted]
+    weight = sum(min(examples(name), cap) for name in counted)
+    total, start, model = np.sum(signed, axis=0), 0, {}
+    for spec, scale in zip(layout.specs, layout.ranges, strict=True):
+        size = int(np.prod(spec.shape))
+        step = total[start : start + size] * (scale / layout.top * cap / weight)
+        model[spec.name] = (base[spec.name].astype(np.float64) + step.reshape(spec.shape)).astype(spec.dtype)
+        start += size
+    return model
+
+
+def assert_equals_oracle(fleet: MaskedFleet, watched: Watched, counted: list[str]) -> None:
+    """The mean is that of these devices, to the bit."""
+    [(made, layout, base)] = watched.means
+    expected = oracle(fleet, counted, layout, base)
+    for spec in layout.specs:
+        wanted = np.maximum(expected[spec.name], 0) if spec.never_negative else expected[spec.name]
+        assert made.mean[spec.name].tobytes() == wanted.tobytes(), spec.name
+
+
+def records(fleet: MaskedFleet) -> list[Any]:
+    return fleet.bench.registry.rounds.records(fleet.bench.engine.spec.run)
+
+
+def groups_of(fleet: MaskedFleet) -> list[list[str]]:
+    """Return the groups that round 1 drew, as its devices learned them."""
+    rosters = {body.group: body for _, body in fleet.transcript if isinstance(body, Roster)}
+    return [[member.device for member in rosters[number].members] for number in sorted(rosters)]
+
+
+def offences(fleet: MaskedFleet, device: str) -> int:
+    fleet.bench.look()
+    return fleet.bench.registry.holds.offences("demo").get(device, 0)
+
+
+def lose_after(fleet: MaskedFleet, kind: type, per_group: int) -> dict[str, int]:
+    """Lose so many devices of each group before their first message of this kind; return the lost ones, by group."""
+    lost: dict[str, int] = {}
+
+    def change(device: str, answer: Any) -> Any:
+        if isinstance(answer, kind):
+            number = next(at for at, members in enumerate(groups_of(fleet)) if device in members)
+            if device not in lost and list(lost.values()).count(number) < per_group:
+                lost[device] = number
+                fleet.lost.add(device)
+        return answer
+
+    fleet.change = change
+    return lost
+
+
+class TestCounts:
+    def test_round_of_two_groups_gives_the_mean_of_all_devices(self, fleet, watched):
+        fleet.come()
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 16)
+        assert_equals_oracle(fleet, watched, names(16))
+
+    def test_record_has_means_and_sums_and_no_figure_of_a_device(self, fleet):
+        fleet.come()
+        [record] = records(fleet)
+        assert record.num_examples == sum(map(examples, names(16)))
+        assert record.user_accuracy == pytest.approx(0.25, abs=1e-5)
+        assert record.user_accuracy_after == pytest.approx(0.75, abs=1e-5)
+        assert record.train_loss == pytest.approx(0.5, abs=1e-5)
+        assert record.measured == sum(record.user_accuracy_histogram) == 16
+        assert (record.user_accuracies, record.user_accuracy_min) == ({}, None)
+
+    def test_devices_lost_before_their_upload_are_not_in_the_mean(self, fleet, watched):
+        lost = lose_after(fleet, Offer, 3)
+        fleet.come().wait(700.0)
+        assert len(lost) == 6
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 10)
+        assert_equals_oracle(fleet, watched, [name for name in names(16) if name not in lost])
+
+    def test_devices_silent_after_their_upload_are_in_the_mean(self, fleet, watched):
+        lost = lose_after(fleet, Reveal, 3)
+        fleet.come().wait(700.0)
+        assert len(lost) == 6
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 16)
+        assert_equals_oracle(fleet, watched, names(16))
+
+    def test_devices_without_shares_in_time_are_not_in_the_masking_set(self, fleet, watched):
+        lost = lose_after(fleet, Shares, 2)
+        fleet.come().wait(700.0)
+        [record] = records(fleet)
+        assert (record.reported, record.failures["no_shares"]) == (12, 4)
+        assert_equals_oracle(fleet, watched, [name for name in names(16) if name not in lost])
+
+    def test_lost_messages_are_sent_again(self, fleet, watched):
+        """Each device loses the first one of its shares, and of its reveals."""
+        heard: set[tuple[str, type]] = set()
+
+        def change(device: str, answer: Any) -> Any:
+            if isinstance(answer, Shares | Reveal) and (device, type(answer)) not in heard:
+                heard.add((device, type(answer)))
+                return None
+            return answer
+
+        fleet.change = change
+        fleet.come().wait(30.0)
+        assert [record.reported for record in records(fleet)] == [16]
+        assert_equals_oracle(fleet, watched, names(16))
+
+
+class TestLost:
+    def test_group_below_its_threshold_is_lost_and_the_other_one_counts(self, fleet, watched):
+        """Four of eight reveal: one below the threshold."""
+        silent: list[str] = []
+
+        def change(device: str, answer: Any) -> Any:
+            if isinstance(answer, Reveal) and device in groups_of(fleet)[0] and (device in silent or len(silent) < 4):
+                silent.append(device)
+                return None
+            return answer
+
+        fleet.change = change
+        fleet.come()
+        _, other = groups_of(fleet)
+        fleet.wait(100.0)
+        [record] = records(fleet)
+        assert (record.outcome, record.reported, record.failures) == ("aggregated", 8, {"group_lost": 8})
+        assert_equals_oracle(fleet, watched, sorted(other))
+
+    def test_round_fails_with_groups_lost_when_the_open_groups_are_no_quorum(self, tmp_path, prepared, registry, clock):
+        bench = Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 16, "quorum": 0.8, "rounds": 1})
+        fleet = MaskedFleet(bench, clock)
+        fleet.change = lambda device, answer: (
+            None if isinstance(answer, Reveal) and device in groups_of(fleet)[0] else answer
+        )
+        fleet.come().wait(100.0)
+        [record] = records(fleet)
+        assert (record.outcome, record.failure, record.reported) == ("failed", "groups_lost", 8)
+        assert bench.aggregator.state.round == 0
+
+    def test_round_with_fewer_acceptors_than_a_group_fails(self, tmp_path, prepared, registry, clock):
+        bench = Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 8, "quorum": 0.1})
+        fleet = MaskedFleet(bench, clock, 8)
+        fleet.lost.add("pi-00")
+        fleet.come().wait(20.0)
+        assert [(record.failure, record.reported) for record in records(fleet)][:1] == [("too_few_accepted", 0)]
+
+    def test_device_with_another_request_has_no_part_in_the_sum_and_changes_nothing_else(self, fleet, watched):
+        """One byte of the public seed differs, as when a coordinator sends other terms to one device."""
+
+        def tamper(envelope: Envelope) -> Envelope:
+            body = envelope.body
+            if not isinstance(body, WorkRequest) or body.secure is None:
+                return envelope
+            terms = replace(body.secure, seed=body.secure.seed[:-1] + b"?")
+            return replace(envelope, body=replace(body, secure=terms))
+
+        fleet.devices["pi-03"].tamper = tamper
+        fleet.come().wait(700.0)
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 15)
+        assert_equals_oracle(fleet, watched, [name for name in names(16) if name != "pi-03"])
+
+    def test_sender_of_wrong_shares_is_counted_and_the_group_opens_by_others(self, fleet, watched):
+        """The first of each group to reveal sends wrong shares."""
+        liars: dict[int, str] = {}
+
+        def change(device: str, answer: Any) -> Any:
+            if not isinstance(answer, Reveal):
+                return answer
+            number = next(at for at, members in enumerate(groups_of(fleet)) if device in members)
+            if liars.setdefault(number, device) != device:
+                return answer
+            return replace(answer, shares=tuple(bytes(len(share)) for share in answer.shares))
+
+        fleet.change = change
+        fleet.come()
+        assert [record.reported for record in records(fleet)] == [16]
+        assert_equals_oracle(fleet, watched, names(16))
+        counted = {device: offences(fleet, device) for device in names(16)}
+        assert {device for device, count in counted.items() if count} == set(liars.values())
+
+    def test_impossible_sum_of_a_group_is_left_out(self, fleet, watched):
+        """A device that adds noise to its vector spoils its own group only."""
+        fleet.devices["pi-02"].spoil = lambda elements: elements + np.uint8(101)
+        fleet.come()
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 8)
+        assert_equals_oracle(fleet, watched, next(one for one in groups_of(fleet) if "pi-02" not in one))

@@ -1,0 +1,258 @@
+"""A work request of a masked round: keys with the acceptance, masks when the inbox is there, a reveal after the job."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from fedpatch.device_agent.job.job_effects import (
+    EndJob,
+    ForgetMasking,
+    JobKey,
+    JobState,
+    MaskUpdate,
+    ReportFailure,
+    SaveMasking,
+    SendAfterSave,
+    SpoolUpdate,
+)
+from fedpatch.device_agent.job.job_events import (
+    ChunkReceived,
+    DownloadStarted,
+    MessageReceived,
+    TrainingProgressed,
+    UpdateTrained,
+    VectorTrained,
+)
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.masking.masking_round import MaskingRound, RoundName
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.shared.masking.group_context import MaskingGroup, request_digest
+from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, Roster, Unmask
+from fedpatch.shared.wire.messages import (
+    MASKED_FEATURE,
+    Accept,
+    Committed,
+    Decline,
+    Failed,
+    Manifest,
+    Progress,
+)
+from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
+from tests.device_agent.jobs import BLOB, KEY, REQUEST, ask, requested
+from tests.support.masked_group import MaskedDevice, terms_of
+from tests.support.specs import RUN, TASK, model, said
+
+TERMS = terms_of(3)
+MASKED = replace(REQUEST, encoding="masked-u8", secure=TERMS, features=(MASKED_FEATURE,))
+NAME = RoundName(TASK, RUN, 1)
+UPDATE = Manifest("0d" * 32, 300, 100, 3, "masked-u8", 300, REQUEST.schema)
+OTHERS = [MaskedDevice(f"pj-{index}", seed=3) for index in range(2)]
+
+
+def job_of(restored=None):
+    masking = MaskingRounds("pi", random.Random(0).randbytes, restored)
+    return Job(max_blob_bytes=10_000, masking=masking)
+
+
+def ask_masked(job, request=MASKED, round_number=1, epoch=1):
+    return job.handle(requested(said(request, round_number, epoch=epoch)), 10.0)
+
+
+def bodies(effects):
+    return [effect.envelope.body for effect in effects if hasattr(effect, "envelope")]
+
+
+def accepted():
+    """A job in DOWNLOADING, and its keys."""
+    job = job_of()
+    effects = ask_masked(job)
+    assert isinstance(effects[0], SendAfterSave)
+    return job, effects[0].state.secrets.public()
+
+
+def training():
+    job, keys = accepted()
+    job.handle(DownloadStarted({model().digest: frozenset()}), 10.0)
+    for index in range(3):
+        job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0)
+    assert job.state is JobState.TRAINING
+    return job, keys
+
+
+def group_with(keys):
+    """The roster of the device and two others, and the inbox of the device."""
+    theirs = [device.accept(MASKED, NAME) for device in OTHERS]
+    members = [GroupMember("pi", keys), *(GroupMember(d.name, k) for d, k in zip(OTHERS, theirs, strict=True))]
+    roster = Roster(0, 2, tuple(members))
+    shares = [device.share(roster, NAME) for device in OTHERS]
+    group = MaskingGroup.of_roster(request_digest(TASK, RUN, 1, MASKED), roster)
+    return roster, Inbox(group.context, (b"", *(one.boxes[0] for one in shares))), group
+
+
+def receive(job, body, epoch=1, now=13.0):
+    return job.handle(MessageReceived(said(body, epoch=epoch)), now)
+
+
+def in_group(job, keys):
+    """The roster and the inbox have come."""
+    roster, inbox, group = group_with(keys)
+    receive(job, roster)
+    receive(job, inbox)
+    return group
+
+
+def test_acceptance_has_keys_and_no_number_of_examples():
+    """The state with the secrets is written before."""
+    job = job_of()
+    accept, download = ask_masked(job)
+    assert isinstance(accept, SendAfterSave)
+    assert accept.envelope.body == Accept(1, accept.state.secrets.public())
+    assert type(download).__name__ == "StartDownload"
+
+
+def test_repeated_request_has_the_same_keys():
+    job, keys = accepted()
+    [again] = bodies(ask_masked(job))
+    assert again == Accept(1, keys)
+
+
+def test_request_of_a_newer_epoch_has_the_same_keys_and_the_job_goes_on():
+    job, keys = training()
+    assert bodies(ask_masked(job, epoch=2))[0] == Accept(1, keys)
+    assert (job.state, job.key) == (JobState.TRAINING, JobKey(RUN, 2, 1, TASK))
+
+
+def test_device_that_restarted_accepts_with_the_keys_of_before():
+    job, keys = accepted()
+    state = from_bytes(to_bytes(job._masking.state), MaskingRound)
+    again = job_of(state)
+    assert bodies(ask_masked(again))[0] == Accept(1, keys)
+
+
+def test_progress_of_a_masked_round_is_in_percent():
+    """The number of steps would show that of the examples."""
+    job, _ = training()
+    [progress] = bodies(job.handle(TrainingProgressed(KEY, 7, 30), 14.0))
+    assert progress == Progress(JobPhase.TRAINING, 23, 100)
+
+
+def test_roster_is_answered_after_it_is_saved():
+    job, keys = accepted()
+    roster, _, group = group_with(keys)
+    [effect] = receive(job, roster)
+    assert isinstance(effect, SendAfterSave)
+    assert effect.state.roster == roster
+    assert effect.envelope.body == effect.state.shares_message()
+    assert effect.state.group.context == group.context
+
+
+@pytest.mark.parametrize("inbox_first", [True, False])
+def test_vector_is_masked_once_it_and_the_inbox_are_there(inbox_first):
+    job, keys = training()
+    roster, inbox, group = group_with(keys)
+    receive(job, roster)
+    first, last = (
+        (lambda: receive(job, inbox), lambda: job.handle(VectorTrained(KEY), 15.0))
+        if inbox_first
+        else (lambda: job.handle(VectorTrained(KEY), 15.0), lambda: receive(job, inbox))
+    )
+    assert not any(isinstance(effect, MaskUpdate) for effect in first())
+    [mask] = [effect for effect in last() if isinstance(effect, MaskUpdate)]
+    assert (mask.key, mask.context, len(mask.masks)) == (KEY, group.context, 3)
+    assert not any(isinstance(effect, MaskUpdate) for effect in receive(job, inbox))
+
+
+def test_masked_update_is_noted_and_spooled_before_it_is_offered():
+    job, keys = training()
+    in_group(job, keys)
+    job.handle(VectorTrained(KEY), 15.0)
+    save, spool, offer = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    assert isinstance(save, SaveMasking)
+    assert save.state.update == UPDATE.digest
+    assert isinstance(spool, SpoolUpdate)
+    assert offer.envelope.body.manifest == UPDATE
+
+
+def test_second_update_under_the_same_keys_is_not_offered():
+    """Two vectors under the same masks would show their difference."""
+    job, keys = training()
+    in_group(job, keys)
+    job._masking.note_update("0e" * 32)
+    job.handle(VectorTrained(KEY), 15.0)
+    effects = job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    assert bodies(effects) == [Failed(FailReason.MASKING)]
+    assert isinstance(effects[-1], EndJob)
+
+
+def test_unmask_is_answered_after_the_job_and_in_any_epoch():
+    job, keys = training()
+    group = in_group(job, keys)
+    job.handle(VectorTrained(KEY), 15.0)
+    job.handle(UpdateTrained(KEY, UPDATE), 16.0)
+    receive(job, Committed(UPDATE.digest))
+    assert job.state is JobState.IDLE
+    [reveal] = receive(job, Unmask(group.context, b"\x07"), epoch=2)
+    assert isinstance(reveal, SendAfterSave)
+    assert (reveal.envelope.epoch, reveal.envelope.round, reveal.envelope.run) == (2, 1, RUN)
+    assert reveal.state.reported == b"\x07"
+
+
+def test_contradictory_unmask_has_no_answer_but_a_line_in_the_log():
+    job, keys = training()
+    group = in_group(job, keys)
+    receive(job, Unmask(group.context, b"\x07"))
+    [effect] = receive(job, Unmask(group.context, b"\x03"))
+    assert isinstance(effect, ReportFailure)
+    assert "unmask refused: a second, different set" in effect.detail
+
+
+def test_deadline_without_an_inbox_is_a_failure_of_the_masking():
+    job, _ = training()
+    job.handle(VectorTrained(KEY), 15.0)
+    assert bodies(job.tick(10.0 + REQUEST.deadline_s))[0] == Failed(FailReason.MASKING)
+
+
+def test_unmasked_round_forgets_the_secrets_of_the_masked_one():
+    job, _ = accepted()
+    effects = job.handle(requested(said(REQUEST, 2)), 20.0)
+    assert any(isinstance(effect, ForgetMasking) for effect in effects)
+    assert Accept(10) in bodies(effects)
+
+
+@pytest.mark.parametrize(
+    ("job", "request_", "reason"),
+    [
+        (Job(max_blob_bytes=10_000), MASKED, DeclineReason.UNSUPPORTED),
+        (job_of(), replace(MASKED, encoding="fp32"), DeclineReason.UNSUPPORTED),
+        (job_of(), replace(MASKED, secure=None), DeclineReason.UNSUPPORTED),
+    ],
+    ids=["device without masks", "terms without their encoding", "encoding without terms"],
+)
+def test_request_that_cannot_be_masked_is_declined(job, request_, reason):
+    [decline] = bodies(ask_masked(job, request_))
+    assert isinstance(decline, Decline)
+    assert decline.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"), [((MASKED_FEATURE,), DeclineReason.SECURE_TERMS), ((), DeclineReason.UNSUPPORTED)]
+)
+def test_round_in_which_shares_were_revealed_is_declined(features, reason):
+    """With a word that the coordinator knows."""
+    job, keys = training()
+    group = in_group(job, keys)
+    receive(job, Unmask(group.context, b"\x07"))
+    changed = replace(MASKED, features=features, private="all")
+    [decline] = bodies(ask_masked(job, changed, epoch=2))
+    assert decline.reason is reason
+
+
+def test_masking_message_to_a_device_without_masks_is_ignored():
+    job = Job(max_blob_bytes=10_000)
+    ask(job)
+    assert receive(job, Unmask(bytes(32), b"\x01")) == []

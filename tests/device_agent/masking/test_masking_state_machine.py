@@ -1,0 +1,321 @@
+"""A device's part in a masked group: what it answers, what it refuses, and that it never says two things."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from fedpatch.device_agent.masking.masking_round import MaskingPhase, RoundName
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, request_digest
+from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
+from tests.support.masked_group import (
+    NAME,
+    Killed,
+    MaskedDevice,
+    PlayedGroup,
+    check_transcript,
+    request_of,
+    terms_of,
+)
+
+SIZE = 5
+ALL = frozenset(range(SIZE))
+REQUEST = request_of(terms_of(SIZE))
+
+
+def keyed(seed=0):
+    return PlayedGroup.of(SIZE, seed)
+
+
+def shared():
+    group = keyed()
+    group.share()
+    return group
+
+
+def ready():
+    group = shared()
+    group.distribute(ALL)
+    return group
+
+
+# ---- the way through
+
+
+def test_device_goes_through_all_phases():
+    group = keyed()
+    device = group.devices[0]
+    phases = [device.rounds.state.phase]
+    group.share()
+    phases.append(device.rounds.state.phase)
+    group.distribute(ALL)
+    phases.append(device.rounds.state.phase)
+    device.take(group.unmask(ALL))
+    assert [*phases, device.rounds.state.phase] == list(MaskingPhase)
+
+
+def test_repeated_request_has_the_same_keys_also_after_a_restart():
+    device = keyed().devices[0]
+    keys = device.accept(REQUEST)
+    device.reboot()
+    assert device.accept(REQUEST) == keys
+
+
+def test_another_request_or_round_has_new_keys():
+    device = keyed().devices[0]
+    keys = {device.accept(REQUEST), device.accept(request_of(terms_of(SIZE), "ac" * 32))}
+    keys.add(device.accept(REQUEST, replace(NAME, round=2)))
+    assert len({key.mask for key in keys}) == len({key.share for key in keys}) == 3
+
+
+@pytest.mark.parametrize("request_", [REQUEST, request_of(terms_of(SIZE), "ac" * 32)])
+def test_device_that_has_revealed_takes_no_part_in_the_round_again(request_):
+    group = ready()
+    group.devices[0].take(group.unmask(ALL))
+    group.devices[0].reboot()
+    assert group.devices[0].rounds.begin(NAME, request_) is None
+    assert group.devices[0].rounds.begin(replace(NAME, round=2), request_) is not None
+
+
+def test_repeated_messages_have_the_same_answers_also_after_a_restart():
+    group = ready()
+    device = group.devices[0]
+    first = [device.take(group.roster).body, device.take(group.unmask(ALL)).body]
+    device.reboot()
+    assert [device.take(group.roster).body, device.take(group.unmask(ALL)).body] == first
+
+
+def test_forgotten_round_answers_nothing():
+    group = ready()
+    group.devices[0].rounds.forget()
+    assert group.devices[0].take(group.unmask(ALL)).problem
+
+
+def test_reveal_has_one_share_of_each_member_of_the_masking_set():
+    """Of the self-mask where the member reported, else of the mask key; none outside the masking set."""
+    group = shared()
+    masking = frozenset({0, 1, 2, 4})
+    group.distribute(masking)
+    reveal = group.devices[0].take(group.unmask(frozenset({0, 1, 2}))).body
+    assert [len(share) for share in reveal.shares] == [33, 33, 33, 0, 33]
+    check_transcript(group.devices, [group.group])
+
+
+# ---- refused
+
+
+def refused(device, body, name=NAME):
+    """The problem of a message that must have no answer and change nothing."""
+    before = device.rounds.state
+    answer = device.take(body, name)
+    assert (answer.body, answer.state, device.rounds.state) == (None, None, before)
+    return answer.problem
+
+
+def other_keys():
+    return MaskingKeys(b"\x09" + bytes(31), b"\x09" + bytes(31))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda roster: replace(roster, members=roster.members[1:]), "does not name pi-00"),
+        (
+            lambda roster: replace(roster, members=(GroupMember("pi-00", other_keys()), *roster.members[1:])),
+            "other keys",
+        ),
+        (lambda roster: replace(roster, members=(*roster.members[:1], *roster.members)), "distinct and sorted"),
+        (lambda roster: replace(roster, members=roster.members[::-1]), "distinct and sorted"),
+        (lambda roster: replace(roster, threshold=2), "threshold of 2 is not that of the terms, 3"),
+        (lambda roster: replace(roster, threshold=5), "threshold of 5 is not that of the terms, 3"),
+        (lambda roster: replace(roster, members=roster.members[:1]), "group of 1 is outside the terms"),
+        (
+            lambda roster: replace(roster, members=(*roster.members, GroupMember("pi-99", other_keys())), threshold=4),
+            "group of 6 is outside the terms",
+        ),
+        (
+            lambda roster: replace(
+                roster, members=(*roster.members[:4], GroupMember("pi-04", MaskingKeys(bytes(32), bytes(32))))
+            ),
+            "not a usable X25519 key",
+        ),
+    ],
+)
+def test_roster_outside_the_terms_is_refused_by_name(change, words):
+    group = keyed()
+    assert words in refused(group.devices[0], change(group.roster))
+
+
+def test_second_roster_for_the_same_keys_is_refused():
+    """A device in two groups would reveal shares to both."""
+    group = shared()
+    other = replace(group.roster, group=1)
+    assert "second roster" in refused(group.devices[0], other)
+
+
+@pytest.mark.parametrize("name", [replace(NAME, round=2), replace(NAME, run="other"), replace(NAME, task="other")])
+def test_message_of_another_round_is_refused(name):
+    group = ready()
+    for body in (group.roster, group.inbox_of(0, ALL), group.unmask(ALL)):
+        assert "no keys for round" in refused(group.devices[0], body, name)
+
+
+def test_messages_before_their_time_are_refused():
+    group = keyed()
+    assert "before its roster" in refused(group.devices[0], Inbox(bytes(32), ()))
+    assert "before its roster" in refused(group.devices[0], Unmask(bytes(32), b"\x1f"))
+    group.share()
+    assert "before the masking set" in refused(group.devices[0], group.unmask(ALL))
+
+
+def test_messages_of_another_group_are_refused():
+    group = ready()
+    assert "another group" in refused(group.devices[0], replace(group.inbox_of(0, ALL), context=bytes(32)))
+    assert "another group" in refused(group.devices[0], replace(group.unmask(ALL), context=bytes(32)))
+
+
+def test_inbox_that_does_not_fit_the_group_is_refused():
+    group = shared()
+    whole = group.inbox_of(0, ALL)
+    for boxes in (whole.boxes[1:], (*whole.boxes, b"x"), (b"own", *whole.boxes[1:]), ()):
+        assert "does not fit the group" in refused(group.devices[0], replace(whole, boxes=boxes))
+
+
+def test_masking_set_below_the_threshold_is_refused():
+    group = shared()
+    assert "below the threshold" in refused(group.devices[0], group.inbox_of(0, frozenset({0, 1})))
+
+
+def test_second_inbox_with_another_masking_set_is_refused():
+    group = ready()
+    assert "another masking set" in refused(group.devices[0], group.inbox_of(0, frozenset({0, 1, 2})))
+    assert refused(group.devices[0], group.inbox_of(0, ALL)) == ""
+
+
+@pytest.mark.parametrize(
+    ("reported", "words"),
+    [
+        (b"\x03", "below the threshold"),
+        (b"\x00", "below the threshold"),
+        (b"\x3f", "not a part of the masking set"),
+        (b"\x1f\x00", "not a part of the masking set"),
+        (b"", "not a part of the masking set"),
+    ],
+)
+def test_impossible_set_of_reported_members_is_refused(reported, words):
+    group = ready()
+    assert words in refused(group.devices[0], Unmask(group.context, reported))
+
+
+def test_member_outside_the_masking_set_is_no_reported_member():
+    group = shared()
+    group.distribute(frozenset({0, 1, 2}))
+    assert "not a part" in refused(group.devices[0], group.unmask(frozenset({0, 1, 2, 3})))
+
+
+def test_second_set_of_reported_members_is_refused_also_after_a_restart():
+    group = ready()
+    device = group.devices[0]
+    device.take(group.unmask(ALL))
+    assert "second, different set" in refused(device, group.unmask(ALL - {4}))
+    device.reboot()
+    assert "second, different set" in refused(device, group.unmask(ALL - {4}))
+
+
+def test_second_masked_update_under_the_same_keys_is_not_sent():
+    group = ready()
+    rounds = group.devices[0].rounds
+    assert rounds.note_update("ab" * 32) is not None
+    assert rounds.note_update("ab" * 32) is not None
+    assert rounds.note_update("cd" * 32) is None
+
+
+def test_device_whose_request_differs_shares_nothing_with_its_group():
+    """Its context is another one, so no box of it opens, and none for it does."""
+    group = keyed()
+    stranger = MaskedDevice("pi-00", seed=9)
+    keys = stranger.accept(request_of(terms_of(SIZE), "ac" * 32))
+    members = (GroupMember("pi-00", keys), *group.roster.members[1:])
+    roster = replace(group.roster, members=members)
+    shares = stranger.share(roster)
+    theirs = [device.share(roster) for device in group.devices[1:]]
+    assert {one.context for one in theirs}.isdisjoint({shares.context})
+    inbox = Inbox(theirs[0].context, (shares.boxes[1], b"", *(one.boxes[1] for one in theirs[1:])))
+    group.devices[1].take(inbox)
+    assert group.devices[1].rounds.state.inbox[0] == b""
+
+
+# ---- one answer, whatever is sent and whenever the device is killed
+
+
+def contradictory(group, random_):
+    """Messages that a coordinator may send which follows no protocol: rosters, inboxes, sets, in any order."""
+    size = len(group.devices)
+    some = frozenset(random_.sample(range(size), random_.randint(2, size)))
+    masking = frozenset(random_.sample(range(size), random_.randint(3, size)))
+    index = random_.randrange(size)
+    return random_.choice(
+        [
+            (index, group.roster),
+            (index, replace(group.roster, group=1)),
+            (index, group.inbox_of(index, masking | {index})),
+            (index, group.inbox_of(index, ALL)),
+            (index, Unmask(group.context, bitmap_of(some, size))),
+            (index, group.unmask(ALL)),
+        ]
+    )
+
+
+@pytest.mark.parametrize("first_seed", range(0, 200, 20))
+def test_no_device_gives_both_kinds_of_share_under_any_faults(first_seed):
+    """200 schedules of contradictory messages, repeats, kills before each write and send, reboots and two epochs."""
+    for seed in range(first_seed, first_seed + 20):
+        random_ = random.Random(seed)
+        group = keyed(seed)
+        group.share()
+        groups = [group.group]
+        for _ in range(60):
+            index, body = contradictory(group, random_)
+            device = group.devices[index]
+            try:
+                device.take(body, die=random_.choice(["", "", "write", "send"]))
+            except Killed:
+                device.reboot()
+            if random_.random() < 0.1:
+                device.reboot()
+            if random_.random() < 0.05:  # a newer epoch asks for the same work
+                device.rounds.begin(NAME, REQUEST)
+        check_transcript(group.devices, groups)
+
+
+def test_transcript_check_finds_both_kinds_of_share():
+    """The check itself: a device that forgets its answer is found."""
+    group = ready()
+    device = group.devices[0]
+    device.take(group.unmask(ALL))
+    device.rounds.state = replace(device.rounds.state, reported=None)
+    device.take(group.unmask(ALL - {4}))
+    with pytest.raises(AssertionError):
+        check_transcript(group.devices, [group.group])
+
+
+def test_machine_without_a_round_answers_nothing():
+    rounds = MaskingRounds("pi-00", random.Random(0).randbytes)
+    answer = rounds.handle(NAME, Unmask(bytes(32), b"\x01"))
+    assert (answer.state, answer.body) == (None, None)
+    assert not rounds.is_ready
+
+
+def test_messages_have_one_entry_for_each_member():
+    group = ready()
+    shares = group.shares[0]
+    reveal = group.devices[0].take(group.unmask(ALL)).body
+    assert isinstance(shares, Shares)
+    assert isinstance(reveal, Reveal)
+    assert len(shares.boxes) == len(reveal.shares) == SIZE
+    digest = request_digest(NAME.task, NAME.run, NAME.round, REQUEST)
+    assert shares.context == MaskingGroup.of_roster(digest, Roster(0, 3, group.roster.members)).context
+    assert RoundName(NAME.task, NAME.run, NAME.round) == NAME

@@ -1,0 +1,114 @@
+"""The owner's terms for masked rounds: what is declined, with which word, and what never leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedpatch.device_agent.policy import secure_terms
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.secure_terms import ALLOWED, OFF, REQUIRED, SecureLimits
+from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.wire.messages import MASKED_FEATURE, Decline
+from fedpatch.shared.wire.reason_codes import DeclineReason
+from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
+from tests.device_agent.jobs import REQUEST, requested
+from tests.device_agent.owners import READY
+from tests.support.specs import TASK, TASKS, said, update
+
+MASKED_UPDATE = replace(update(), encoding="masked-u8")
+
+
+def secure(**changes):
+    return replace(MASKED, secure=replace(TERMS, **changes))
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_", "reason", "words"),
+    [
+        (SecureLimits(REQUIRED), REQUEST, DeclineReason.INSECURE_REQUEST, "no update leave this device unmasked"),
+        (SecureLimits(min_group=8), secure(group_min=7, group_max=10), DeclineReason.SECURE_TERMS, "min_group = 8"),
+        (SecureLimits(min_group=2, clip=0.5), secure(clip=0.6), DeclineReason.SECURE_TERMS, "clip = 0.5"),
+        (SecureLimits(min_group=2), secure(keep=3), DeclineReason.UNSUPPORTED, "keep is 3"),
+        (SecureLimits(min_group=2), secure(bits=16), DeclineReason.UNSUPPORTED, "16 bits"),
+        (SecureLimits(min_group=2), secure(grid=b"\x00\x00\x00\x00"), DeclineReason.UNSUPPORTED, "not a positive"),
+        (SecureLimits(min_group=2), secure(strict=True), DeclineReason.UNSUPPORTED, "signed keys"),
+        (
+            SecureLimits(min_group=2),
+            replace(MASKED, plan=replace(MASKED.plan, moments=("exp_avg",))),
+            DeclineReason.UNSUPPORTED,
+            "moments",
+        ),
+    ],
+)
+def test_request_below_the_terms_is_declined_with_its_word(limits, request_, reason, words):
+    refusal = limits.refusal(request_)
+    assert refusal is not None
+    assert (refusal.accept, refusal.reason) == (False, reason)
+    assert words in refusal.why
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_"),
+    [
+        (SecureLimits(ALLOWED), REQUEST),
+        (SecureLimits(OFF), REQUEST),
+        (SecureLimits(REQUIRED, min_group=2), MASKED),
+        (SecureLimits(min_group=8), secure(group_min=8, group_max=10)),
+        (SecureLimits(min_group=2, clip=0.5), secure(clip=0.5)),
+    ],
+)
+def test_request_within_the_terms_is_not_declined(limits, request_):
+    assert limits.refusal(request_) is None
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"), [((MASKED_FEATURE,), DeclineReason.INSECURE_REQUEST), ((), DeclineReason.UNSUPPORTED)]
+)
+def test_unmasked_request_is_declined_where_masks_are_required(tmp_path, features, reason):
+    """Before anything is downloaded; an older coordinator gets a word that it knows."""
+    request = replace(REQUEST, features=features)
+    refusal = limits_of(tmp_path, REQUIRED).refusal(TASK, request)
+    assert refusal is not None
+    [effect] = job_of().handle(requested(said(request), TASKS, refusal), 0.0)
+    assert isinstance(effect.envelope.body, Decline)
+    assert effect.envelope.body.reason is reason
+
+
+def limits_of(folder, mode):
+    limits = OwnerLimits(folder / "patches", max_steps=1000, max_epochs=100, secure=SecureLimits(mode, min_group=2))
+    limits.take(READY)
+    return limits
+
+
+@pytest.mark.parametrize(
+    ("mode", "request_", "manifest", "words"),
+    [
+        (REQUIRED, REQUEST, update(), "no update leave this device unmasked"),
+        (ALLOWED, MASKED, update(), "encoded as fp32"),
+        (REQUIRED, MASKED, update(), "encoded as fp32"),
+        (ALLOWED, REQUEST, MASKED_UPDATE, "encoded as masked-u8"),
+        (ALLOWED, REQUEST, update(), ""),
+        (REQUIRED, MASKED, MASKED_UPDATE, ""),
+    ],
+)
+def test_update_of_the_wrong_kind_does_not_leave(tmp_path, mode, request_, manifest, words):
+    """Also one that waited from before the owner decided."""
+    why = limits_of(tmp_path, mode).why_not_send(request_, manifest)
+    assert words in why if words else why == ""
+
+
+@pytest.mark.parametrize(("mode", "offers"), [(OFF, False), (ALLOWED, True), (REQUIRED, True)])
+def test_device_offers_masks_unless_its_owner_turned_them_off(mode, offers):
+    assert SecureLimits(mode).offers is offers
+
+
+def test_device_without_cryptography_offers_no_masks_and_cannot_require_them(monkeypatch):
+    monkeypatch.setattr(secure_terms, "is_available", lambda: False)
+    monkeypatch.setattr("fedpatch.device_agent.settings.is_available", lambda: False)
+    assert not SecureLimits(ALLOWED).offers
+    [problem] = AgentSettings(data="shard:0/10", secure=REQUIRED).check()
+    assert problem[0] == "secure"
+    assert "pip install 'fedpatch[secure]'" in problem[1]
+    assert AgentSettings(data="shard:0/10").check() == []

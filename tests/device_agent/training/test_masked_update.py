@@ -1,0 +1,179 @@
+"""The training process in a masked round: the vector on disk, its residual, and the masks on it."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedpatch.device_agent.job.training_messages import MaskCommand, Masked, Trained, TrainFailed
+from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_update import LocalUpdate
+from fedpatch.device_agent.training.masked_update import mask_update
+from fedpatch.device_agent.training.training_process import masked
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.group_sum import mean_step, read_report, read_sum
+from fedpatch.shared.masking.masked_blob import add_masks, read_masked_blob
+from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
+from fedpatch.shared.wire.reason_codes import FailReason
+from tests.device_agent.device_rounds import SGD, Scene, traces
+from tests.device_agent.toy_tasks import TOY, random_data
+from tests.device_agent.watched_training_process import Watched
+from tests.support.masked_group import terms_of
+
+CONTEXT = b"\xc7" * 32
+MASKS = (Mask(b"\x01" * 32, 1), Mask(b"\x02" * 32, -1))
+
+
+@pytest.fixture
+def device(tmp_path):
+    """A device with 23 examples of the toy task."""
+    return LocalUpdate(
+        LocalTrainer(TOY, random_data("ann", 23)), PatchStore(tmp_path / "patches"), "ann", private="none"
+    )
+
+
+def scene_of(folder, private="affine"):
+    return Scene(folder, TOY, SGD, private)
+
+
+def terms(scene, **changes):
+    grid = write_grid((0.5,) * len(travelling(scene.public)))
+    return replace(terms_of(3, bits=16, clip=1e6, weight_cap=23, grid=grid), **changes)
+
+
+def train(device, scene, secure, tensors=None, round=1):
+    """The layout, and what was written."""
+    command = scene.command(tensors, round, encoding=f"masked-u{secure.bits}", secure=secure)
+    done = device.run(command, lambda done, total: None, lambda: False)
+    assert done is not None
+    manifest, report = done
+    blob = (scene.folder / "update").read_bytes()
+    return manifest, report, read_masked_blob(blob, VectorLayout(scene.public, secure)), command
+
+
+def test_vector_holds_the_step_and_the_report(tmp_path, device):
+    """By the unmasked update of another device with the same data and the same seed."""
+    scene = scene_of(tmp_path)
+    (tmp_path / "plain").mkdir()
+    plain = Scene(tmp_path / "plain", TOY, SGD, "affine")
+    other = LocalUpdate(
+        LocalTrainer(TOY, random_data("ann", 23)), PatchStore(tmp_path / "other"), "ann", private="none"
+    )
+    trained = other.run(plain.command(), lambda done, total: None, lambda: False)
+    assert trained is not None
+    _, update = plain.update(trained[0])
+    secure = terms(scene)
+    manifest, report, vector, command = train(device, scene, secure)
+    layout = VectorLayout(scene.public, secure)
+    total = read_sum(layout, vector.elements, 1)
+    initial = scene.initial()
+    for name, step in mean_step(layout, total).items():
+        np.testing.assert_allclose(step, update[name] - initial[name], atol=0.51 / layout.top, err_msg=name)
+    summed = read_report(layout, total)
+    assert (summed.num_examples, summed.weight) == (23, 23)
+    assert summed.means["train_loss"] == pytest.approx(report.train_loss, abs=1e-5)
+    assert vector.base == command.base
+    assert (manifest.encoding, manifest.size_bytes, manifest.schema) == (
+        "masked-u16",
+        68 + layout.nbytes,
+        scene.public.digest,
+    )
+
+
+def test_repeated_round_has_the_same_vector(tmp_path, device):
+    """Else two vectors would be sent under the same masks."""
+    scene = scene_of(tmp_path)
+    first, *_ = train(device, scene, terms(scene, keep=4))
+    second, *_ = train(device, scene, terms(scene, keep=4))
+    assert first == second
+
+
+def test_what_did_not_travel_is_added_in_the_next_round(tmp_path, device):
+    scene = scene_of(tmp_path)
+    secure = terms(scene, keep=8, seed=b"\x01" * 16)
+    train(device, scene, secure)
+    after, *_ = train(device, scene, secure, round=2)
+    other = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), PatchStore(tmp_path / "o"), "ann", private="none")
+    train(other, scene, terms(scene), round=1)
+    without, *_ = train(other, scene, secure, round=2)
+    assert after.digest != without.digest
+
+
+def command_of(scene, manifest):
+    folder = scene.folder
+    return MaskCommand(scene.command().key, manifest, str(folder / "update"), str(folder / "masked"), CONTEXT, MASKS)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_masked_update_is_the_vector_plus_the_masks(tmp_path, device, bits):
+    scene = scene_of(tmp_path)
+    secure = terms(scene, bits=bits)
+    manifest, _, vector, _ = train(device, scene, secure)
+    found = mask_update(command_of(scene, manifest))
+    path = tmp_path / "masked"
+    update = read_masked_blob(path.read_bytes(), VectorLayout(scene.public, secure))
+    assert update.context == CONTEXT
+    assert update.elements.tolist() == add_masks(vector.elements, MASKS).tolist() != vector.elements.tolist()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (found.encoding, found.size_bytes, found.schema) == (
+        f"masked-u{bits}",
+        len(path.read_bytes()),
+        manifest.schema,
+    )
+
+
+def test_vector_that_changed_on_the_disk_is_not_masked(tmp_path, device):
+    scene = scene_of(tmp_path)
+    manifest, *_ = train(device, scene, terms(scene))
+    (tmp_path / "update").write_bytes(b"other")
+    with pytest.raises(StateError, match="no longer what training wrote"):
+        mask_update(command_of(scene, manifest))
+    answer = masked(command_of(scene, manifest))
+    assert isinstance(answer, TrainFailed)
+    assert answer.reason is FailReason.STORAGE
+    assert not (tmp_path / "masked").exists()
+
+
+def test_terms_of_another_model_fail_the_round(tmp_path, device):
+    """The grid has a range too few: a sentence, no crash."""
+    scene = scene_of(tmp_path)
+    with pytest.raises(Exception, match="ranges for"):
+        train(device, scene, terms(scene, grid=write_grid((0.5,))))
+
+
+def test_masked_update_holds_no_trace_of_the_patch(tmp_path, device):
+    scene = scene_of(tmp_path, "all")
+    manifest, *_ = train(device, scene, terms(scene))
+    raw = (tmp_path / "update").read_bytes()
+    mask_update(command_of(scene, manifest))
+    raw += (tmp_path / "masked").read_bytes()
+    for path in (tmp_path / "patches").glob("*.patch"):
+        assert path.read_bytes() not in raw
+    for name, value in scene.initial().items():
+        assert name.encode() not in raw
+        assert not [one for one in traces(value) if one in raw]
+
+
+def test_training_process_masks_the_vector_that_it_wrote(installed, tmp_path):
+    """A real process: one command trains, a later one masks."""
+    watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY")
+    scene = scene_of(tmp_path)
+    secure = terms(scene)
+    try:
+        watched.trainer.start()
+        watched.trainer.train(scene.command(encoding="masked-u16", secure=secure))
+        trained = watched.outcome()
+        assert isinstance(trained, Trained), trained
+        watched.trainer.mask(command_of(scene, trained.manifest))
+        answer = watched.outcome()
+    finally:
+        watched.trainer.stop()
+    assert isinstance(answer, Masked), answer
+    update = read_masked_blob((tmp_path / "masked").read_bytes(), VectorLayout(scene.public, secure))
+    assert (update.context, answer.key) == (CONTEXT, scene.command().key)

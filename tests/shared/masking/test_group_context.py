@@ -1,0 +1,139 @@
+"""The context of a group: every byte that decides what is trained and masked is in it, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.group_context import (
+    MaskingGroup,
+    bitmap_of,
+    check_terms,
+    highest_code,
+    members_of,
+    request_digest,
+    threshold_of,
+)
+from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster, ThresholdRule
+from tests.support.masked_group import request_of, terms_of
+
+TERMS = terms_of(10)
+REQUEST = request_of(TERMS)
+KEYS = MaskingKeys(b"\x01" * 32, b"\x02" * 32)
+ROSTER = Roster(0, 2, (GroupMember("pi-1", KEYS), GroupMember("pi-2", KEYS)))
+BASE = request_digest("digits", "run-1", 1, REQUEST)
+
+
+def secure(**changes):
+    return replace(REQUEST, secure=replace(TERMS, **changes))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(REQUEST, schema="5d" * 32),
+        replace(REQUEST, private="all"),
+        replace(REQUEST, encoding="masked-u16"),
+        replace(REQUEST, model=replace(REQUEST.model, digest="ac" * 32)),
+        *(
+            replace(REQUEST, plan=replace(REQUEST.plan, **one))
+            for one in ({"seed": 1}, {"learning_rate": 0.2}, {"steps": 3})
+        ),
+        *(
+            secure(**one)
+            for one in (
+                {"threshold": ThresholdRule.TWO_THIRDS},
+                {"group_min": 3},
+                {"group_max": 11},
+                {"bits": 16},
+                {"keep": 2},
+                {"seed": b"\x01" * 16},
+                {"clip": 2.0},
+                {"weight_cap": 601},
+                {"grid": b"\x00\x00\x00\x40"},
+                {"strict": True},
+            )
+        ),
+    ],
+)
+def test_request_that_differs_in_the_work_has_another_digest(request_):
+    assert request_digest("digits", "run-1", 1, request_) != BASE
+
+
+def test_digest_depends_on_task_run_and_round():
+    others = {
+        request_digest(*name, REQUEST) for name in (("d", "run-1", 1), ("digits", "run-2", 1), ("digits", "run-1", 2))
+    }
+    assert len(others | {BASE}) == 4
+
+
+def test_digest_does_not_depend_on_what_may_differ_between_devices_and_epochs():
+    other = replace(REQUEST, deadline_s=5.0, chunk_bytes=7, features=("x",), measure_independent=True)
+    other = replace(other, model=replace(other.model, chunk_bytes=5, chunk_count=2))
+    assert request_digest("digits", "run-1", 1, other) == BASE
+
+
+@pytest.mark.parametrize(
+    "roster",
+    [
+        replace(ROSTER, group=1),
+        replace(ROSTER, threshold=1),
+        replace(ROSTER, members=ROSTER.members[:1]),
+        replace(ROSTER, members=(GroupMember("pi-0", KEYS), ROSTER.members[1])),
+        replace(ROSTER, members=(GroupMember("pi-1", replace(KEYS, mask=b"\x03" * 32)), ROSTER.members[1])),
+        replace(ROSTER, members=(GroupMember("pi-1", replace(KEYS, share=b"\x03" * 32)), ROSTER.members[1])),
+    ],
+)
+def test_another_roster_has_another_context(roster):
+    assert MaskingGroup.of_roster(BASE, roster).context != MaskingGroup.of_roster(BASE, ROSTER).context
+
+
+@pytest.mark.parametrize("members", [ROSTER.members[::-1], ROSTER.members[:1] * 2])
+def test_roster_with_members_out_of_order_or_twice_is_a_wire_error(members):
+    with pytest.raises(WireError, match="distinct and sorted"):
+        MaskingGroup.of_roster(BASE, replace(ROSTER, members=members))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"keep": 3}, "keep is 3"),
+        ({"bits": 12}, "12 bits"),
+        ({"group_min": 11}, "group_min 11 is above"),
+        ({"grid": b"\x00\x00\x80"}, "3 bytes"),
+        ({"grid": b"\x00\x00\x00\x00"}, "not a positive number"),
+        ({"grid": b"\x00\x00\xc0\x7f"}, "not a positive number"),
+        ({"grid": b"\x00\x00\x80\x7f"}, "not a positive number"),
+        ({"grid": b"\x00\x00\x80\xbf"}, "not a positive number"),
+    ],
+)
+def test_impossible_terms_are_a_wire_error_that_names_the_field(changes, words):
+    with pytest.raises(WireError, match=words):
+        check_terms(replace(TERMS, **changes), "masked-u8")
+
+
+def test_no_sum_of_a_group_overflows():
+    for size in range(2, 65):
+        assert size * highest_code(8, size) <= 127
+        assert size * highest_code(16, size) <= 32767
+
+
+@given(st.integers(2, 64))
+def test_threshold_is_more_than_a_half_or_two_thirds(size):
+    assert size / 2 < threshold_of(ThresholdRule.HALF, size) <= size / 2 + 1
+    assert 2 * size / 3 < threshold_of(ThresholdRule.TWO_THIRDS, size) <= size * 2 / 3 + 1
+
+
+@given(st.integers(1, 64), st.data())
+def test_bitmap_of_members_is_read_back(size, data):
+    members = frozenset(data.draw(st.sets(st.integers(0, size - 1))))
+    assert members_of(bitmap_of(members, size), size) == members
+
+
+@pytest.mark.parametrize(("bitmap", "size"), [(b"\x04", 2), (b"", 1), (b"\x01\x00", 8), (b"\x01", 9)])
+def test_bitmap_that_does_not_fit_has_no_members(bitmap, size):
+    assert members_of(bitmap, size) is None

@@ -1,0 +1,112 @@
+"""Keys, boxes and keystreams against the known answers of their RFCs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.keys import (
+    BOX_BYTES,
+    SecretKeys,
+    _agree,
+    _derive,
+    commitment_to,
+    keystream,
+    open_box,
+    pair_mask_seed,
+    public_key,
+    seal_box,
+    self_mask_seed,
+)
+from fedpatch.shared.wire.masking_messages import MAX_BOX_BYTES
+
+ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
+BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+CONTEXT = b"\xc7" * 32
+SHARES = (b"\x01" * 33, b"\x02" * 33)
+
+
+def test_key_agreement_is_that_of_rfc_7748_section_6_1():
+    assert public_key(ALICE).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    assert public_key(BOB).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+    shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+    assert _agree(ALICE, public_key(BOB)).hex() == _agree(BOB, public_key(ALICE)).hex() == shared
+
+
+def test_keystream_is_that_of_rfc_8439_appendix_a_1():
+    """Key and nonce of zeros, blocks 0 and 1 (test vectors 1 and 2)."""
+    assert keystream(bytes(32), 128).hex() == (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+    )
+
+
+def test_key_derivation_is_that_of_rfc_5869_appendix_a_1():
+    derived = _derive(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)))
+    assert derived.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+
+
+def test_two_members_derive_the_same_seed_and_another_group_another_one():
+    seed = pair_mask_seed(ALICE, public_key(BOB), CONTEXT)
+    assert seed == pair_mask_seed(BOB, public_key(ALICE), CONTEXT)
+    assert seed != pair_mask_seed(ALICE, public_key(BOB), bytes(32))
+    assert self_mask_seed(ALICE, CONTEXT) != self_mask_seed(ALICE, bytes(32))
+    assert commitment_to(ALICE, CONTEXT) != commitment_to(ALICE, bytes(32))
+
+
+def test_box_opens_for_its_receiver_alone():
+    box = seal_box(ALICE, public_key(BOB), CONTEXT, (0, 1), SHARES)
+    assert len(box) == BOX_BYTES <= MAX_BOX_BYTES
+    assert open_box(BOB, public_key(ALICE), CONTEXT, (0, 1), box) == SHARES
+
+
+@pytest.mark.parametrize(
+    ("private", "context", "ends", "change"),
+    [
+        (ALICE, CONTEXT, (0, 1), 0),  # another receiver
+        (BOB, bytes(32), (0, 1), 0),  # another group
+        (BOB, CONTEXT, (1, 0), 0),  # the other direction
+        (BOB, CONTEXT, (0, 1), 1),  # another byte
+    ],
+)
+def test_box_that_does_not_fit_is_a_wire_error(private, context, ends, change):
+    box = bytearray(seal_box(ALICE, public_key(BOB), CONTEXT, (0, 1), SHARES))
+    box[0] ^= change
+    with pytest.raises(WireError, match="does not open"):
+        open_box(private, public_key(ALICE), context, ends, bytes(box))
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 81, 120])
+def test_box_of_another_length_is_a_wire_error(length):
+    with pytest.raises(WireError, match="member 0"):
+        open_box(BOB, public_key(ALICE), CONTEXT, (0, 1), bytes(length))
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31)])
+def test_public_key_of_small_order_is_a_wire_error(point):
+    """Its shared secret is zero, which everybody knows."""
+    with pytest.raises(WireError, match="not a usable X25519 key"):
+        pair_mask_seed(ALICE, point, CONTEXT)
+
+
+def test_secrets_are_not_in_their_text():
+    secrets = SecretKeys.new(lambda count: b"\x2a" * count)
+    assert "2a" not in repr(secrets)
+    assert "*" not in repr(secrets)
+
+
+def test_agent_imports_no_cryptography_before_a_masked_round():
+    """It takes 12 MB; the modules of the agent's process import it in the functions that need it."""
+    program = (
+        "import sys, fedpatch.device_agent.runtime.startup as startup; import fedpatch.shared.masking.opening\n"
+        "from fedpatch.device_agent.policy.secure_terms import SecureLimits\n"
+        "assert SecureLimits().offers\n"
+        "print([name for name in sys.modules if name.startswith(('cryptography', 'numpy'))])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,139 @@
+"""Sums of masked groups against an independent sum of integers, for any survivors, order and threshold."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.shared.masking.masked_blob import add_masks
+from fedpatch.shared.masking.opening import OpeningFailed
+from fedpatch.shared.wire.masking_messages import ThresholdRule
+from tests.support.masked_group import PlayedGroup, check_transcript, request_of, terms_of
+
+SIZE = 16  # elements of a vector
+
+
+def played(size, *, masking, reported, revealing, bits=8, seed=0, rule=ThresholdRule.HALF):
+    """The unmasked sum of a group, and the sum of its reported vectors in whole numbers."""
+    group = PlayedGroup.of(size, seed, terms_of(size, bits=bits, threshold=rule))
+    group.share(sorted(masking))
+    group.distribute(frozenset(masking))
+    dtype = np.dtype("<u1" if bits == 8 else "<u2")
+    values = np.random.default_rng(seed).integers(0, 2**bits, (size, SIZE))
+    total = np.zeros(SIZE, dtype)
+    for index in reported:
+        total += group.devices[index].masked(values[index].astype(dtype))
+    reveals = group.reveals(frozenset(reported), revealing)
+    opening = group.open(frozenset(masking), frozenset(reported), reveals)
+    check_transcript(group.devices, [group.group])
+    expected = sum(values[index].astype(int) for index in reported) % 2**bits
+    return add_masks(total, opening.masks).astype(int), expected, opening
+
+
+@st.composite
+def schedules(draw):
+    """Who shares, whose update is committed, who reveals: each at least the threshold, each in any order."""
+    size = draw(st.integers(2, 12) | st.sampled_from([32, 64]))
+    rule = draw(st.sampled_from(ThresholdRule))
+    threshold = (size // 2 if rule is ThresholdRule.HALF else 2 * size // 3) + 1
+    order = draw(st.permutations(range(size)))
+    masking = order[: draw(st.integers(threshold, size))]
+    reported = draw(st.permutations(masking))[: draw(st.integers(threshold, len(masking)))]
+    revealing = draw(st.permutations(masking))[: draw(st.integers(threshold, len(masking)))]
+    return {"size": size, "rule": rule, "masking": masking, "reported": reported, "revealing": revealing}
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules(), st.sampled_from([8, 16]), st.integers(0, 100))
+def test_sum_of_any_survivors_is_that_of_whole_numbers(schedule, bits, seed):
+    """Bit for bit, whoever is lost after sharing, and whoever reveals, if at least the threshold does."""
+    found, expected, opening = played(bits=bits, seed=seed, **schedule)
+    assert found.tolist() == expected.tolist()
+    assert opening.wrong == frozenset()
+
+
+def test_fewer_reveals_than_the_threshold_open_nothing():
+    with pytest.raises(OpeningFailed, match="2 members revealed their shares, 3 are needed"):
+        played(5, masking=range(5), reported=range(4), revealing=[0, 1])
+
+
+def test_masked_update_shows_nothing_of_its_values():
+    """A vector of zeros and another one differ by as much under masks as two keystreams: about each value is as frequent."""
+    group = PlayedGroup.of(3)
+    group.share()
+    group.distribute(frozenset(range(3)))
+    masked = group.devices[0].masked(np.zeros(256 * 200, np.uint8))
+    counts = np.bincount(masked, minlength=256)
+    assert 120 < counts.min() <= counts.max() < 290
+
+
+def with_wrong_share(reveals, liar, member):
+    shares = list(reveals[liar])
+    shares[member] = bytes(32) + b"\x01"
+    return reveals | {liar: tuple(shares)}
+
+
+@pytest.mark.parametrize("member", [1, 4])
+@pytest.mark.parametrize("liar", [0, 2])
+def test_wrong_share_is_named_and_does_not_change_the_sum(member, liar):
+    """Of a self-mask (member 1 reported), and of a mask key (member 4 was lost)."""
+    group = PlayedGroup.of(6)
+    group.share()
+    group.distribute(frozenset(range(6)))
+    reported = frozenset({0, 1, 2, 3})
+    total = sum((group.devices[one].masked(np.full(SIZE, one, np.uint8)) for one in reported), np.zeros(SIZE, np.uint8))
+    reveals = with_wrong_share(group.reveals(reported, range(6)), liar, member)
+    opening = group.open(frozenset(range(6)), reported, reveals)
+    assert opening.wrong == {liar}
+    assert add_masks(total, opening.masks).tolist() == [6] * SIZE
+
+
+@pytest.mark.parametrize("member", [1, 4])
+def test_wrong_share_among_just_the_threshold_opens_nothing(member):
+    group = PlayedGroup.of(6)
+    group.share()
+    group.distribute(frozenset(range(6)))
+    reported = frozenset({0, 1, 2, 3})
+    reveals = with_wrong_share(group.reveals(reported, range(4)), 0, member)
+    with pytest.raises(OpeningFailed, match=f"lead to the secret of pi-0{member}"):
+        group.open(frozenset(range(6)), reported, reveals)
+
+
+def test_missing_share_of_a_box_that_did_not_open_does_not_change_the_sum():
+    group = PlayedGroup.of(5)
+    group.share()
+    damaged = group.inbox_of(0, frozenset(range(5)))
+    boxes = (b"", b"\x00" * 82, *damaged.boxes[2:])
+    group.devices[0].take(replace(damaged, boxes=boxes))
+    for index in range(1, 5):
+        group.devices[index].take(group.inbox_of(index, frozenset(range(5))))
+    reported = frozenset(range(4))
+    total = sum((group.devices[one].masked(np.full(SIZE, one, np.uint8)) for one in reported), np.zeros(SIZE, np.uint8))
+    reveals = group.reveals(reported, [0, 1, 2, 4])
+    assert reveals[0][1] == b""
+    opening = group.open(frozenset(range(5)), reported, reveals)
+    assert opening.wrong == frozenset()
+    assert add_masks(total, opening.masks).tolist() == [6] * SIZE
+
+
+def test_two_rounds_of_a_device_have_other_secrets():
+    """A self-mask secret that served twice would show the difference of two updates."""
+    group = PlayedGroup.of(3)
+    device = group.devices[0]
+    before = device.state.secrets
+    device.accept(request_of(terms_of(3)), replace(device.state.name, round=2))
+    after = device.state.secrets
+    assert len({before.share, before.mask, before.self_mask} & {after.share, after.mask, after.self_mask}) == 0
+
+
+def test_groups_of_32_with_a_third_lost_are_exact():
+    """Ten gone after sharing and three silent at the end."""
+    for seed in range(3):
+        order = random.Random(seed).sample(range(32), 32)
+        found, expected, _ = played(32, masking=order, reported=order[:22], revealing=order[:19], seed=seed)
+        assert found.tolist() == expected.tolist()

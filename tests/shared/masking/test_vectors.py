@@ -1,0 +1,286 @@
+"""A device's vector and the sum of vectors: values within a code, figures exact, errors kept for the next round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.shared.errors import UpdateRefused, WireError
+from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.group_sum import GroupSum, mean_step, read_report, read_sum, sum_of_groups
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob, write_masked_blob
+from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.masking.ranges import MAX_CHANGE, first_clip, first_ranges, next_clip, next_ranges
+from fedpatch.shared.masking.vector_layout import LIMB_BITS, VectorLayout, from_limbs, to_limbs
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.wire.messages import UpdateReport
+from tests.support.masked_group import terms_of
+
+SCHEMA = Schema(
+    (
+        TensorSpec("fc.weight", (5, 7), "float32", "weight"),
+        TensorSpec("bn.running_mean", (5,), "float32", "stats"),
+        TensorSpec("bn.num_batches_tracked", (), "int64", "stats"),
+    )
+)
+REPORT = UpdateReport("ab" * 32, 100, 30, 1.25, 0.5, 0.75, 1.0, 2.0)
+
+
+def layout_of(size=10, *, ranges=(0.5, 0.25), **changes):
+    terms = terms_of(size, grid=write_grid(ranges), clip=1e6, weight_cap=100)
+    return VectorLayout(SCHEMA, replace(terms, **changes))
+
+
+def step_of(seed, scale=0.1):
+    rng = np.random.default_rng(seed)
+    return {
+        spec.name: rng.normal(0, scale, spec.shape).astype("f4") for spec in SCHEMA.specs if spec.dtype == "float32"
+    }
+
+
+def vector_of(layout, step, *, residual=(), report=REPORT, metric=None, seed=0):
+    metric = metric or MetricTerms()
+    return make_vector(layout, step=step, residual=dict(residual), report=report, metric=metric, seed=seed)
+
+
+def summed(layout, vectors):
+    total = np.zeros(layout.size, layout.dtype)
+    for vector in vectors:
+        total += vector.elements
+    return read_sum(layout, total, len(vectors))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 10), st.sampled_from([8, 16]), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32))
+def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, seed):
+    """By an oracle: what a device's residual lacks of its step is what its vector has, and the mean is that of these."""
+    layout = layout_of(bits=bits, keep=keep, seed=seed.to_bytes(16))
+    examples = [10 * (index + 1) for index in range(devices)]
+    steps = [step_of(seed + index) for index in range(devices)]
+    vectors = [
+        vector_of(layout, step, report=replace(REPORT, num_examples=count), seed=index)
+        for index, (step, count) in enumerate(zip(steps, examples, strict=True))
+    ]
+    total = summed(layout, vectors)
+    mean = mean_step(layout, total)["fc.weight"]
+    sent = [step["fc.weight"] - vector.residual["fc.weight"] for step, vector in zip(steps, vectors, strict=True)]
+    expected = sum(count * one.astype(float) for count, one in zip(examples, sent, strict=True)) / sum(examples)
+    np.testing.assert_allclose(mean, expected, atol=2e-6)
+    report = read_report(layout, total)
+    assert (report.devices, report.weight, report.num_examples) == (devices, sum(examples), sum(examples))
+
+
+def test_rounding_is_unbiased():
+    layout = layout_of(ranges=(1.0, 1.0))
+    step = {"fc.weight": np.full((5, 7), 0.03, "f4"), "bn.running_mean": np.zeros(5, "f4")}
+    means = [
+        mean_step(layout, summed(layout, [vector_of(layout, step, seed=seed)]))["fc.weight"] for seed in range(400)
+    ]
+    assert np.mean(means) == pytest.approx(0.03, abs=0.002)
+    assert np.unique(means) == pytest.approx([0.0, 1 / layout.top])
+
+
+def test_value_beyond_the_range_is_cut_off_and_kept_as_residual():
+    layout = layout_of(ranges=(0.5, 0.5))
+    step = {"fc.weight": np.full((5, 7), -0.75, "f4"), "bn.running_mean": np.full(5, 0.75, "f4")}
+    vector = vector_of(layout, step)
+    total = summed(layout, [vector])
+    assert np.allclose(mean_step(layout, total)["fc.weight"], -0.5)
+    assert np.allclose(vector.residual["fc.weight"], -0.25)
+    assert "bn.running_mean" not in vector.residual
+    assert read_report(layout, total).clipped_values == 40
+
+
+def test_residual_is_added_to_the_next_step():
+    """With one value of eight in a round, all of a step has arrived after enough rounds."""
+    step = {"fc.weight": np.full((5, 7), 0.1, "f4"), "bn.running_mean": np.zeros(5, "f4")}
+    none = {name: np.zeros_like(values) for name, values in step.items()}
+    residual: dict[str, Array] = {}
+    arrived = np.zeros((5, 7))
+    for number in range(60):
+        layout = layout_of(keep=8, seed=number.to_bytes(16))
+        vector = vector_of(layout, step if number == 0 else none, residual=residual, seed=number)
+        arrived += mean_step(layout, summed(layout, [vector]))["fc.weight"]
+        residual = vector.residual
+    np.testing.assert_allclose(arrived + residual["fc.weight"], 0.1, atol=1e-5)
+    assert np.abs(arrived - 0.1).mean() < 0.05
+
+
+def test_step_beyond_the_clip_is_shortened_to_it():
+    """The norm is that of the trained tensors; statistics have the grid."""
+    layout = layout_of(clip=0.5, ranges=(10.0, 10.0), bits=16)
+    step = {"fc.weight": np.full((5, 7), 1.0, "f4"), "bn.running_mean": np.full(5, 3.0, "f4")}
+    total = summed(layout, [vector_of(layout, step)])
+    mean = mean_step(layout, total)
+    assert math.sqrt(np.square(mean["fc.weight"]).sum()) == pytest.approx(0.5, abs=0.02)
+    assert np.allclose(mean["bn.running_mean"], 3.0, atol=0.01)
+    assert read_report(layout, total).norm == pytest.approx(4.0)
+
+
+def test_keep_chooses_one_of_so_many_consecutive_trained_values():
+    layout = layout_of(keep=4, seed=b"\x05" * 16)
+    statistics, weights = layout.subsets
+    assert statistics.tolist() == [0, 1, 2, 3, 4]
+    assert [index // 4 for index in weights] == list(range(len(weights)))
+    other = layout_of(keep=4, seed=b"\x06" * 16).subsets[1]
+    assert weights.tolist() != other.tolist()
+
+
+def test_weight_is_the_number_of_examples_up_to_the_cap():
+    layout = layout_of(weight_cap=50)
+    total = summed(layout, [vector_of(layout, step_of(1), report=replace(REPORT, num_examples=70))])
+    report = read_report(layout, total)
+    assert (report.weight, report.num_examples) == (50, 70)
+
+
+@given(st.integers(0, 2**40 - 1), st.sampled_from([40, 52]))
+def test_limbs_are_read_back(value, bits):
+    limbs = to_limbs(value, bits)
+    assert len(limbs) == bits // LIMB_BITS
+    assert max(limbs) <= 3
+    assert from_limbs(limbs) == value
+
+
+@pytest.mark.parametrize("value", [-1, -(10**9)])
+def test_limbs_of_a_negative_figure_are_zero(value):
+    assert to_limbs(value, 8) == [0, 0, 0, 0]
+
+
+def test_limbs_of_64_devices_do_not_overflow():
+    """The greatest figures of the greatest group, in eight bits."""
+    layout = layout_of(64)
+    report = replace(
+        REPORT, num_examples=2**53, train_loss=1e12, user_accuracy_before=1.0, user_accuracy_independent=0.5
+    )
+    vectors = [vector_of(layout, step_of(1), report=report)] * 64
+    found = read_report(layout, summed(layout, vectors))
+    assert found.num_examples == 64 * (2**40 - 1)
+    assert found.histogram == (*[0] * 15, 64)
+    assert (found.gaining, found.losing) == (64, 0)
+
+
+def test_report_is_the_mean_of_what_was_measured():
+    layout = layout_of()
+    reports = [
+        replace(REPORT, user_accuracy_before=0.25, user_accuracy_independent=0.5, train_loss=-2.0),
+        replace(REPORT, user_accuracy_before=0.75, user_accuracy_after=None, train_loss=5.5),
+        replace(REPORT, user_accuracy_before=None),
+    ]
+    found = read_report(layout, summed(layout, [vector_of(layout, step_of(1), report=one) for one in reports]))
+    assert found.means["train_loss"] == pytest.approx(4.75 / 3, abs=1e-6)
+    assert found.means["user_accuracy_before"] == pytest.approx(0.5, abs=1e-6)
+    assert found.means["user_accuracy_independent"] == pytest.approx(0.5, abs=1e-6)
+    assert found.means["gain"] == pytest.approx(-0.25, abs=1e-6)
+    assert found.means["gain_after"] == pytest.approx(0.25, abs=1e-6)
+    assert (found.measured["user_accuracy_before"], found.measured["user_accuracy_after"]) == (2, 2)
+    assert (found.gaining, found.losing, sum(found.histogram)) == (0, 1, 2)
+
+
+def test_mean_that_nobody_measured_is_none():
+    layout = layout_of()
+    found = read_report(layout, summed(layout, [vector_of(layout, step_of(1))]))
+    assert found.means["gain"] is None
+
+
+def test_gain_of_an_error_has_the_other_sign():
+    layout, error = layout_of(), MetricTerms("error", "min", 0.0, 1.0)
+    report = replace(REPORT, user_accuracy_before=0.2, user_accuracy_independent=0.3)
+    found = read_report(layout, summed(layout, [vector_of(layout, step_of(1), report=report, metric=error)]))
+    assert found.means["gain"] == pytest.approx(0.1, abs=1e-6)
+    assert found.gaining == 1
+
+
+@pytest.mark.parametrize(("goal", "expected"), [("max", 1 / 32), ("min", 1 - 1 / 32)])
+def test_worst_tenth_is_read_from_the_histogram(goal, expected):
+    layout = layout_of()
+    accuracies = [0.0, 0.0, *[0.5] * 6, 1.0, 1.0]
+    vectors = [vector_of(layout, step_of(1), report=replace(REPORT, user_accuracy_before=one)) for one in accuracies]
+    found = read_report(layout, summed(layout, vectors))
+    assert found.worst_tenth(MetricTerms(goal=goal)) == pytest.approx(expected)
+
+
+def test_metric_without_limits_has_no_histogram():
+    layout, metric = layout_of(), MetricTerms("loss", "min", -1e12, 1e12)
+    found = read_report(layout, summed(layout, [vector_of(layout, step_of(1), metric=metric)]))
+    assert found.worst_tenth(metric) is None
+
+
+def test_sum_of_groups_does_not_depend_on_how_devices_are_grouped():
+    layout = layout_of()
+    vectors = [vector_of(layout, step_of(index), seed=index) for index in range(6)]
+    two = sum_of_groups([summed(layout, vectors[:2]), summed(layout, vectors[2:])])
+    three = sum_of_groups([summed(layout, vectors[4:]), summed(layout, vectors[:3]), summed(layout, vectors[3:4])])
+    one = summed(layout, vectors)
+    for other in (two, three):
+        assert (other.devices, other.figures) == (one.devices, one.figures)
+        assert other.codes.tolist() == one.codes.tolist()
+
+
+def test_sum_without_weight_is_refused():
+    layout = layout_of()
+    total = GroupSum(1, np.zeros(layout.num_values, np.int64), (0,) * len(layout.figures))
+    with pytest.raises(UpdateRefused, match="has the weight 0"):
+        mean_step(layout, total)
+
+
+def test_grid_of_another_number_of_tensors_is_a_wire_error():
+    with pytest.raises(WireError, match="3 ranges for 2 floating-point tensors"):
+        layout_of(ranges=(1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_masked_blob_is_read_back(bits):
+    layout = layout_of(bits=bits)
+    elements = vector_of(layout, step_of(3)).elements
+    blob = write_masked_blob(MaskedUpdate(bytes(32), "ab" * 32, elements))
+    masked = mask_blob(blob, b"\xc7" * 32, [Mask(b"\x01" * 32, 1)], bits)
+    read = read_masked_blob(masked, layout)
+    assert (read.context, read.base) == (b"\xc7" * 32, "ab" * 32)
+    back = read_masked_blob(mask_blob(masked, bytes(32), [Mask(b"\x01" * 32, -1)], bits), layout)
+    assert back.elements.tolist() == elements.tolist() != read.elements.tolist()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda blob: blob[:-1], lambda blob: blob + b"\x00", lambda blob: b"x" + blob[1:], lambda _: b""]
+)
+def test_blob_of_another_form_is_refused_as_damaged(change):
+    layout = layout_of()
+    blob = write_masked_blob(MaskedUpdate(bytes(32), "ab" * 32, vector_of(layout, step_of(3)).elements))
+    with pytest.raises(UpdateRefused, match="no masked update of this round") as refused:
+        read_masked_blob(change(blob), layout)
+    assert refused.value.reason == "damaged"
+
+
+def test_ranges_follow_the_spread_of_the_values():
+    """After some rounds a range is four times the root mean square, from wherever it began."""
+    ranges: tuple[float, ...] = (100.0, 1e-5)
+    for number in range(12):
+        layout = layout_of(ranges=ranges, bits=16, seed=number.to_bytes(16))
+        steps = [step_of(index, scale=0.01) for index in range(10)]
+        ranges = next_ranges(ranges, read_report(layout, summed(layout, [vector_of(layout, one) for one in steps])))
+    assert ranges == pytest.approx((0.04, 0.04), rel=0.3)
+
+
+def test_clip_follows_the_mean_norm():
+    clip = 1e4
+    for _ in range(12):
+        layout = layout_of(clip=clip, ranges=(1.0, 1.0))
+        vectors = [vector_of(layout, step_of(index, scale=0.1)) for index in range(10)]
+        clip = next_clip(clip, read_report(layout, summed(layout, vectors)))
+    assert clip == pytest.approx(2 * 0.1 * math.sqrt(35), rel=0.3)
+
+
+def test_first_terms_come_from_the_model():
+    """Of a tensor of zeros too."""
+    model = {"fc.weight": np.full((5, 7), 0.4, "f4"), "bn.running_mean": np.zeros(5, "f4")}
+    ranges = first_ranges(SCHEMA, model)
+    assert ranges == pytest.approx((0.25, 0.1))
+    assert first_clip(SCHEMA, ranges) == pytest.approx(0.1 * math.sqrt(35), rel=1e-5)
+    assert MAX_CHANGE > 1
