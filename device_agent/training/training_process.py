@@ -38,7 +38,9 @@ from fedpatch.device_agent.job.training_messages import (
     read_command,
     write_message,
 )
-from fedpatch.device_agent.training.resource_limits import apply_limits, limit_in_words
+from fedpatch.device_agent.training.deferred_imports import defer_imports, load_deferred
+from fedpatch.device_agent.training.forked_work import run_forked
+from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from fedpatch.shared.wire.reason_codes import FailReason
 
@@ -161,6 +163,22 @@ def main() -> int:
 
 def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     """Find the task, import torch, load the data and build the model."""
+    defer_imports()
+    try:
+        return _set_up(setup)
+    except Exception as error:
+        # A task may build its model of tensors without storage, whose kernels are among the deferred modules.
+        if not _is_unsupported(error) or not load_deferred():
+            raise
+    return _set_up(setup)
+
+
+def _is_unsupported(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, is a NotImplementedError."""
+    return error is not None and (isinstance(error, NotImplementedError) or _is_unsupported(error.__cause__))
+
+
+def _set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     from fedpatch.shared.tasks.task import find_task
 
     task = find_task(setup.task_ref)  # first, since a wrong name need not wait for torch
@@ -175,6 +193,7 @@ def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     from fedpatch.device_agent.training.local_update import LocalUpdate
     from fedpatch.shared.task_checks.trial_training import require_trainable
 
+    give_memory_back()  # now, so that the data do not come on top of it
     torch.set_num_threads(setup.threads)
     holder = f"device {setup.device_id}"
     data = ReloadingDataset(task, setup.data, Path(setup.data_root), holder)
@@ -191,6 +210,7 @@ def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
         trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
     )
     local_update.bound(setup.max_steps, setup.max_epochs)
+    give_memory_back()
     return local_update, ready
 
 
@@ -204,7 +224,9 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
 
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
-    return ModelExport(trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation)
+    return ModelExport(
+        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=run_forked
+    )
 
 
 def answer(
