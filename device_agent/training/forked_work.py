@@ -64,7 +64,6 @@ def _serve(work: Callable[[], str], sending: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
-        _use_one_thread()
         with open(sending, "wb") as answer:
             answer.write(work().encode())
         code = 0
@@ -72,10 +71,3 @@ def _serve(work: Callable[[], str], sending: int) -> None:
         log.error("unexpected error", exc_info=error)
     finally:
         os._exit(code)
-
-
-def _use_one_thread() -> None:
-    """Keep torch from waiting for the threads of its pool, which a fork does not copy."""
-    import torch
-
-    torch.set_num_threads(1)

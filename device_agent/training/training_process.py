@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -225,8 +226,20 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
     return ModelExport(
-        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=run_forked
+        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=_run_apart
     )
+
+
+def _run_apart(work: Callable[[], str]) -> str:
+    """Make a model in a forked copy of this process, without the threads of torch's pool, which a fork does not copy."""
+
+    def work_alone() -> str:
+        import torch
+
+        torch.set_num_threads(1)
+        return work()
+
+    return run_forked(work_alone)
 
 
 def answer(
