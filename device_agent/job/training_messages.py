@@ -3,7 +3,8 @@
 The agent's process owns the network and no private value; the training process owns the data, the patch and torch, and no
 network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel in
 files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `TrainFailed` or `TrainCancelled`, or by the
-end of the process. A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMade`.
+end of the process. A `Trained` with `model_follows`, and every `MakeModel`, is followed by `ModelMade`. `ModelHeld` may come
+at any time.
 """
 
 from __future__ import annotations
@@ -183,6 +184,13 @@ class ModelMade:
 
 
 @dataclass(frozen=True)
+class ModelHeld:
+    """The process holds this version of the global model in memory; it is on disk once the process has ended."""
+
+    version: str
+
+
+@dataclass(frozen=True)
 class TrainFailed:
     """There is no update. `detail` is one line for the device's own log: it may hold private names and values."""
 
@@ -199,7 +207,7 @@ class TrainCancelled:
 
 
 Command = WorkerSetup | TrainCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
-Answer = Ready | SetupFailed | TrainProgress | Trained | ModelMade | TrainFailed | TrainCancelled
+Answer = Ready | SetupFailed | TrainProgress | Trained | ModelMade | ModelHeld | TrainFailed | TrainCancelled
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}

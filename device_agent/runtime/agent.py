@@ -29,6 +29,7 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_events import Event as JobEvent
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import (
+    ModelHeld,
     ModelMade,
     Ready,
     SetupFailed,
@@ -307,7 +308,11 @@ class Agent:
         effects: list[Effect] = []
         if isinstance(event, ModelMade | Died | SetupFailed):
             effects = self._effects_of(self._runner.model_made(), now)
+        if isinstance(event, Died | SetupFailed):
+            self._runner.model_held("")
         match event:
+            case ModelHeld():
+                self._runner.model_held(event.version)
             case Ready():
                 _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
                 effects += self._on_ready(event, now)

@@ -37,7 +37,7 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
-from fedpatch.device_agent.state.download_files import Downloads, cut_from_file
+from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cut_from_file
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
@@ -103,7 +103,9 @@ class EffectRunner:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
+        self._downloaded: dict[str, MemoryBlob] = {}
         self._held = ModelCache(directory / HELD_DIRECTORY)
+        self._held_in_memory = ""  # the version that the training process holds; "" where only the disk has one
         self._update: Manifest | None = None
         # The training process makes the personal model of the round before, which begins and ends with an event.
         self._making = False
@@ -146,7 +148,11 @@ class EffectRunner:
     @property
     def held_version(self) -> str:
         """Digest of the global model that this device holds, "" for none."""
-        return self._held.version()
+        return self._held_in_memory or self._held.version()
+
+    def model_held(self, version: str) -> None:
+        """Note the version of the global model that the training process holds in memory; "" for a process that is new."""
+        self._held_in_memory = version
 
     def take_up_spooled(self) -> list[Event]:
         """Take up the update that waited when the agent ended, if it may still leave, and make its personal model."""
@@ -227,6 +233,7 @@ class EffectRunner:
                 self._end_download(keep=True)
             case DropHeldModel():
                 _log.warning("%s; downloading the whole model", effect.why)
+                self._held_in_memory = ""
                 self._held.forget()
             case PauseTraining():
                 self._waiting_is_paused = True
@@ -289,7 +296,7 @@ class EffectRunner:
 
     def _start_download(self, blobs: tuple[Manifest, ...]) -> DownloadStarted:
         self._end_download(keep=True)
-        self._downloads = Downloads(self._directory / DOWNLOADS, blobs)
+        self._downloads = Downloads(self._directory / DOWNLOADS, blobs, self._downloaded)
         self._link.subscribe(*self._filters(self._downloads))
         return DownloadStarted(self._downloads.have)
 

@@ -4,7 +4,7 @@
 
 It reads commands from standard input and writes answers to standard output (device_agent.job.training_messages). `-P` keeps
 the current directory from shadowing fedpatch's own modules. Output of the user's task and the log go to standard error. The
-process ends with its input, at once: it never outlives its agent.
+process ends with its input: it writes the global model that it holds, and never outlives its agent for longer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
     MakeModel,
+    ModelHeld,
     ModelMade,
     Ready,
     SetupFailed,
@@ -39,6 +40,7 @@ from fedpatch.device_agent.job.training_messages import (
     read_command,
     write_message,
 )
+from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
 from fedpatch.device_agent.training.deferred_imports import defer_imports, load_deferred
 from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
@@ -84,10 +86,14 @@ class TrainingControl:
 
 
 class CommandReader:
-    """Reads commands on a thread of its own, so that a cancel or the agent's end is noticed while torch works."""
+    """Reads commands on a thread of its own, so that a cancel or the agent's end is noticed while torch works.
+
+    At the end of the stream it calls `on_end`, and ends the process.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self.on_end: Callable[[], None] = lambda: None
         self._commands: queue.SimpleQueue[tuple[WorkerSetup | TrainCommand | MakeModel, TrainingControl]] = (
             queue.SimpleQueue()
         )
@@ -111,21 +117,32 @@ class CommandReader:
             log.error("%s", error)
             exit_code = 1
         finally:
-            os._exit(exit_code)
+            _end_process(self.on_end, exit_code)
+
+
+def _end_process(on_end: Callable[[], None], exit_code: int) -> NoReturn:
+    """End the process after `on_end`, on any thread."""
+    try:
+        on_end()
+    except FedpatchError as error:
+        log.error("%s", error)
+    finally:
+        os._exit(exit_code)
 
 
 class AnswerWriter:
-    """Answers to the agent. The process ends once the agent's end of the pipe is closed."""
+    """Answers to the agent. Once the agent's end of the pipe is closed, it calls `on_end`, and ends the process."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self.on_end: Callable[[], None] = lambda: None
 
     def send(self, answer: Answer) -> None:
         """Write one answer."""
         try:
             write_message(self._stream, answer)
         except OSError:
-            os._exit(0)
+            _end_process(self.on_end, 0)
 
 
 def main() -> int:
@@ -139,7 +156,10 @@ def main() -> int:
         if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         apply_limits(setup)
-        local_update, ready = set_up(setup)
+        held = _model_cache(setup, outbox)
+        local_update, ready = set_up(setup, held)
+        if held:
+            inbox.on_end = outbox.on_end = held.flush
     except Exception as error:
         _log_unexpected(error)
         # Python's own C code may fail with a SystemError where memory runs out.
@@ -162,16 +182,23 @@ def main() -> int:
             outbox.send(ModelMade(command.command.key))
 
 
-def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
-    """Find the task, import torch, load the data and build the model."""
+def _model_cache(setup: WorkerSetup, outbox: AnswerWriter) -> BufferedModelCache | None:
+    """Return the cache of the global model, which tells the agent its version."""
+    if not setup.held_dir:
+        return None
+    return BufferedModelCache(Path(setup.held_dir), lambda version: outbox.send(ModelHeld(version)))
+
+
+def set_up(setup: WorkerSetup, held: ModelCache | None = None) -> tuple[LocalUpdate, Ready]:
+    """Find the task, import torch, load the data and build the model; `held` holds the global model between rounds."""
     defer_imports()
     try:
-        return _set_up(setup)
+        return _set_up(setup, held)
     except Exception as error:
         # A task may build its model of tensors without storage, whose kernels are among the deferred modules.
         if not _is_unsupported(error) or not load_deferred():
             raise
-    return _set_up(setup)
+    return _set_up(setup, held)
 
 
 def _is_unsupported(error: BaseException | None) -> bool:
@@ -179,7 +206,7 @@ def _is_unsupported(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, NotImplementedError) or _is_unsupported(error.__cause__))
 
 
-def _set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
+def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, Ready]:
     from fedpatch.shared.tasks.task import find_task
 
     task = find_task(setup.task_ref)  # first, since a wrong name need not wait for torch
@@ -187,7 +214,6 @@ def _set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     import torch
 
     from fedpatch.device_agent.policy.private_floor import PrivateFloor
-    from fedpatch.device_agent.state.model_cache import ModelCache
     from fedpatch.device_agent.state.patch_store import PatchStore
     from fedpatch.device_agent.training.device_data import ReloadingDataset
     from fedpatch.device_agent.training.local_trainer import LocalTrainer
@@ -204,7 +230,6 @@ def _set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
     export = _model_export(setup, trainer, data)
-    held = ModelCache(Path(setup.held_dir)) if setup.held_dir else None
     if held:
         held.tidy()
     local_update = LocalUpdate(

@@ -17,6 +17,8 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     EffectFailed,
     MessageReceived,
+    OwnerPaused,
+    OwnerResumed,
     TrainingFailed,
     UpdateRestored,
 )
@@ -33,7 +35,7 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused, WorkRequest
-from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase, RefuseReason
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
 from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
@@ -121,6 +123,7 @@ def test_a_disk_that_takes_no_model_ends_the_round_and_not_the_agent(device):
     assert device.chunk(0) == []
 
 
+@pytest.mark.usefixtures("downloads_on_disk")
 def test_a_model_that_cannot_be_read_back_ends_the_round(device):
     """And so does one that cannot be deleted either: the end of a round that fails ends there."""
     device.ask()
@@ -509,6 +512,20 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
     assert delta_device.downloads == set()
 
 
+def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
+    """Nothing is written to disk, and after a pause only the missing step is asked for."""
+    delta_device.ask()
+    delta_device.arrive(STEP_BLOBS[1])
+    assert delta_device.downloads == set()
+    delta_device.perform(delta_device.job.handle(OwnerPaused(Condition.BUSY), 0.0))
+    delta_device.perform(delta_device.job.handle(OwnerResumed(), 0.0))
+    delta_device.arrive(STEP_BLOBS[2])
+    [command] = delta_device.trainer.told
+    assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
+    assert delta_device.downloads == set()
+
+
+@pytest.mark.usefixtures("downloads_on_disk")
 def test_finds_what_had_come_before_a_reboot(delta_device):
     """A step that is whole is not downloaded twice; then only the other is asked for."""
     delta_device.ask()
@@ -553,6 +570,7 @@ def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog
     assert delta_device.job.state is JobState.TRAINING
 
 
+@pytest.mark.usefixtures("downloads_on_disk")
 def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog):
     """Which shows before training is told."""
     delta_device.ask()
