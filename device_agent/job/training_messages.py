@@ -93,6 +93,7 @@ class TrainCommand:
         hold: Whether the model is held from now on.
         independent_ends_at: Where it is not 0, learning alone is measured too, until this time of time.monotonic(), which is
             one clock for all processes of a device.
+        make_model: Whether the personal model is made right after the training.
     """
 
     key: JobKey
@@ -110,11 +111,12 @@ class TrainCommand:
     steps: tuple[ModelStep, ...] = ()
     hold: bool = False
     independent_ends_at: float = 0.0
+    make_model: bool = True
 
 
 @dataclass(frozen=True)
 class MakeModel:
-    """Make the personal model of a round that was trained before a restart.
+    """Make the personal model of a round that was trained earlier, perhaps before a restart.
 
     `command` is the round's, without a way to its global model; the update `manifest` lies at its `update_path`.
     """

@@ -159,6 +159,7 @@ class Agent:
         self._presence.tick(self._clock())
         if self._presence.connected:
             self._perform(self._job.tick(self._clock()))
+        self._runner.tick(self._clock())
         self._owner.tick(self._job, self._clock())
         if self._owner.unwilling != self._published_unwilling:
             self._publish_state()
@@ -170,6 +171,7 @@ class Agent:
         job_at = self._job.next_deadline() if self._presence.connected else None
         others = (
             self._presence.next_deadline(),
+            self._runner.next_deadline(),
             self._owner.next_deadline(self._job),
             self._housekeeping.next_deadline(),
         )
@@ -185,6 +187,7 @@ class Agent:
     def _finish_model(self) -> None:
         """Wait a little for the personal model of a committed round. Else it is made after the next start."""
         give_up_at = self._clock() + FINISH_MODEL_S
+        self._runner.make_owed_model()
         while self._runner.owes_model and (left_s := give_up_at - self._clock()) > 0:
             try:
                 event = self._queue.get(timeout=left_s)
@@ -375,7 +378,7 @@ class Agent:
             connected=self._presence.connected,
             task=self._tasks[0].task if self._tasks else "",
             now=self._clock(),
-            busy=self._runner.making_model,
+            busy=self._runner.making_model or self._runner.owes_model,
         )
 
     def _write_status(self, state: str) -> None:

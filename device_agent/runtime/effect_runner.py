@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,6 +99,9 @@ class EffectRunner:
         self._limits = limits
         self._directory = directory
         self._models = models
+        self._model_every_s = models.every_s if models else 0.0
+        self._model_due = -math.inf  # the next personal model is made no sooner
+        self._model_put_off = False  # that of the last training
         self._clock = clock
         if models:
             models.attempts.forget()
@@ -128,8 +132,34 @@ class EffectRunner:
         self.times.trained(event.key, event.report)
         self._making = event.model_follows
 
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do; None while no personal model was put off."""
+        return self._model_due if self._puts_model_off else None
+
+    def tick(self, now: float) -> None:
+        """Let time pass until `now`, in monotonic seconds: a personal model that was put off may be due."""
+        if now >= self._model_due:
+            self.make_owed_model()
+
+    def make_owed_model(self) -> None:
+        """Begin to make the personal model of the last committed round if it was put off."""
+        if not self._puts_model_off:
+            return
+        self._model_put_off = False
+        self._model_due = self._clock() + self._model_every_s
+        committed = self._spool.committed()
+        if committed is None or not self._make_model_again(committed):
+            self.model_made()
+
+    @property
+    def _puts_model_off(self) -> bool:
+        """Whether a round is committed and its personal model is to be made later."""
+        return self._model_put_off and self._closing is not None
+
     def model_made(self) -> list[Event]:
         """The training process is done with a personal model: publish it, and begin the training that waited for it."""
+        if self._puts_model_off:
+            return []  # the process has ended by itself; another one makes the model
         self._making = False
         closing, self._closing = self._closing, None
         waiting, self._waiting = self._waiting, None
@@ -255,9 +285,11 @@ class EffectRunner:
         self._end_download()
         if effect.committed:
             self.times.committed(effect.committed, self._clock())
-        if effect.committed and self._making:
+        if effect.committed and (self._making or self._model_put_off):
             self._closing = effect
             self._spool.note_committed()
+            if effect.rest_s >= LONG_REST_S:
+                self.make_owed_model()
         elif self._closing is None:
             self._close_round(effect)
 
@@ -302,6 +334,8 @@ class EffectRunner:
 
     def _train(self, effect: StartTraining) -> list[Event]:
         assert self._downloads is not None
+        if self._puts_model_off:
+            self._closing = None  # the model of the coming round replaces it
         if self._closing is not None:
             self._waiting, self._waiting_is_paused = effect, False
             return []
@@ -315,9 +349,14 @@ class EffectRunner:
         about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=plan.saved_bytes)
         _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, plan, extra=about)
         command = self._command(effect.key, effect.request)
+        due = self._clock() >= self._model_due
+        self._model_put_off = self._models is not None and not due
+        if due:
+            self._model_due = self._clock() + self._model_every_s
         self._trainer.train(
             replace(
                 command,
+                make_model=due,
                 model_path="" if plan.held else str(self._downloads.path(command.base)),
                 held=plan.held,
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),

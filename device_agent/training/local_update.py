@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
@@ -200,11 +201,14 @@ class LocalUpdate:
             self._export.stage(*trained)
 
     def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
-        """Stage the personal model after a restart, from the waiting update and the saved patch.
+        """Stage the personal model of an earlier round: as it was trained, or after a restart from its update and its patch.
 
-        Its public tensors are those of the update, which an encoding may have rounded.
+        After a restart its public tensors are those of the update, which an encoding may have rounded.
         """
         if self._export is None:
+            return
+        if self._trained is not None and _same_round(self._trained[0].key, command.key):
+            self.make_model()
             return
         try:
             result = self._read_back(command, manifest)
@@ -267,6 +271,11 @@ class _Step:
     model: Tensors
     update: Tensors
     seed: int
+
+
+def _same_round(one: JobKey, other: JobKey) -> bool:
+    """Return whether two keys differ at most in the epoch."""
+    return replace(one, epoch=other.epoch) == other
 
 
 def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, Schema]:

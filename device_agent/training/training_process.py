@@ -298,7 +298,7 @@ def answer(
         return TrainFailed(command.key, fail_reason(error), error_text(error))
     if done is None:
         return TrainCancelled(command.key)
-    return Trained(command.key, *done, model_follows=local_update.makes_models)
+    return Trained(command.key, *done, model_follows=local_update.makes_models and command.make_model)
 
 
 def fail_reason(error: Exception) -> FailReason:

@@ -21,6 +21,7 @@ from fedpatch.device_agent.job.job_events import (
     OwnerResumed,
     TrainingFailed,
     UpdateRestored,
+    UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
@@ -288,6 +289,68 @@ class TestPersonalModel:
         )
         device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
+
+
+class TestPersonalModelPutOff:
+    """The owner wants no more than one personal model in an interval, in which a second round is committed."""
+
+    SECOND = replace(KEY, round=2)
+
+    def commit_second(self, directory: Path) -> tuple[Device, ModelStore]:
+        """A device whose second round is committed, soon after the first was trained."""
+        models = ModelStore(directory / "models", 2, every_s=1000.0)
+        device = Device(directory, models)
+        device.ask()
+        device.download()
+        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 0.0))
+        device.ask(2)
+        device.download()
+        assert [one.make_model for one in device.trainer.given] == [True, False]
+        (directory / "spool" / "update.bin").write_bytes(UPDATE)
+        device.performer.trained(Trained(self.SECOND, update(UPDATE), report()))
+        device.perform(device.job.handle(UpdateTrained(self.SECOND, update(UPDATE)), 0.0))
+        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest), 2)), 1.0))
+        assert device.performer.owes_model
+        return device, models
+
+    @staticmethod
+    def stage(models: ModelStore) -> None:
+        """The training process has made the model of the second round."""
+        models.stage(b"trained", describe(2, b"trained", task=KEY.task, run=KEY.run))
+
+    def test_is_made_and_published_when_the_interval_is_over(self, tmp_path):
+        device, models = self.commit_second(tmp_path)
+        due = device.performer.next_deadline()
+        assert due is not None
+        device.performer.tick(due - 1.0)
+        assert isinstance(device.trainer.given[-1], TrainCommand)
+        device.performer.tick(due)
+        assert isinstance(device.trainer.given[-1], MakeModel)
+        self.stage(models)
+        device.model_made()
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+        assert device.performer.next_deadline() is None
+
+    def test_end_of_the_training_process_leaves_it_due(self, tmp_path):
+        device, _ = self.commit_second(tmp_path)
+        device.model_made()  # as after the death of a process
+        assert device.performer.owes_model
+        device.performer.make_owed_model()
+        assert isinstance(device.trainer.given[-1], MakeModel)
+
+    def test_next_training_drops_it(self, tmp_path):
+        device, models = self.commit_second(tmp_path)
+        device.ask(3)
+        device.download()
+        assert [one.key.round for one in device.trainer.given] == [1, 2, 3]
+        assert (device.performer.owes_model, models.current(KEY.task)) == (False, None)
+
+    def test_restart_makes_it(self, tmp_path):
+        self.commit_second(tmp_path)
+        again = Device(tmp_path, ModelStore(tmp_path / "models", 2, every_s=1000.0))
+        again.take_up_spooled()
+        assert isinstance(again.trainer.given[-1], MakeModel)
 
 
 class TestPersonalModelInTheMaking:
