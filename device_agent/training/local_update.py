@@ -19,7 +19,7 @@ from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
-from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
 from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
@@ -148,8 +148,8 @@ class LocalUpdate:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
-        if alone:  # last: it is as large as the model, and may fill the disk
-            self._independent.save(alone)
+        if alone:
+            self._independent.keep(alone)
         self._trained = command, result
         return manifest, report
 
@@ -184,6 +184,12 @@ class LocalUpdate:
         max_steps, max_epochs = self._most
         examples = self._trainer.num_examples
         return why_too_long(plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
+
+    def flush(self) -> None:
+        """Write the states that are kept in memory between rounds; called when the process ends. Raises StateError."""
+        self._independent.flush()  # first: it is logged if the disk refuses
+        if isinstance(self._held, BufferedModelCache):
+            self._held.flush()
 
     @property
     def makes_models(self) -> bool:

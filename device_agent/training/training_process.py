@@ -156,10 +156,8 @@ def main() -> int:
         if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         apply_limits(setup)
-        held = _model_cache(setup, outbox)
-        local_update, ready = set_up(setup, held)
-        if held:
-            inbox.on_end = outbox.on_end = held.flush
+        local_update, ready = set_up(setup, _model_cache(setup, outbox))
+        inbox.on_end = outbox.on_end = local_update.flush
     except Exception as error:
         _log_unexpected(error)
         # Python's own C code may fail with a SystemError where memory runs out.
