@@ -23,6 +23,7 @@ from benchmarks.network.shipped_broker import shipped_broker
 from benchmarks.support.documents import Out, Toy, deliver, table
 from benchmarks.support.programs import running
 from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.files import UNFINISHED
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.errors import FedpatchError, UsageError
 
@@ -103,7 +104,11 @@ def bytes_by_file(trace: Iterable[str], state: Path) -> Counter[str]:
 
 def _pattern(path: str) -> str:
     """Return the file's path in the words of docs/reference/files.md."""
-    path = re.sub(r"(^|/)\.([^/]+?)(\.[^./]+)?\.tmp$", r"\1\2", path)  # a temporary file becomes the file by a rename
+    while path.endswith(UNFINISHED):  # a temporary file becomes the file by a rename; write_after has one of one
+        folder, _, name = path.rpartition("/")
+        stem = name.removeprefix(".").removesuffix(UNFINISHED)
+        random = re.search(r"\.[a-z0-9_]{8}$", stem)
+        path = f"{folder}/{stem[: random.start()] if random else stem}".lstrip("/")
     path = re.sub(r"-[0-9a-f]{16}\.", "-DIGEST.", path)
     path = re.sub(r"[0-9a-f]{64}", "DIGEST", path)
     return re.sub(r"/(\.unfinished|\.staged|\d{6}-[^/]+)/", "/VERSION/", path)

@@ -662,3 +662,12 @@ def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, ho
     delta_device.ask(request_)
     delta_device.arrive(BLOBS[-1])
     assert delta_device.trainer.told[0].hold is hold
+
+
+def test_model_in_memory_of_the_training_process_is_the_held_one_until_the_process_ends(delta_device):
+    on_disk = delta_device.hands.held_version
+    assert on_disk
+    delta_device.hands.model_held(VERSIONS[-1].digest)
+    assert delta_device.hands.held_version == VERSIONS[-1].digest
+    delta_device.hands.model_held("")
+    assert delta_device.hands.held_version == on_disk
