@@ -129,8 +129,10 @@ precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install
 	$(BIN)/pre-commit run --all-files
 
-bench: setup ## time a simulated round beside other ways to do it (options: make bench BENCH_ARGS="--help")
+bench: setup ## time a simulated round beside other ways to do it, and measure a device (options of the first: make bench BENCH_ARGS="--help")
 	@$(BIN)/python -m benchmarks.training.simulation $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.device.footprint
+	if command -v strace >/dev/null; then $(BIN)/python -m benchmarks.device.file_writes; else echo "make: no strace, so a device's writes are not counted"; fi
 
 bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to time
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then

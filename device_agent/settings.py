@@ -165,6 +165,14 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         unit="models",
         help="Kept personal models; 0: none is made.",
     )
+    model_every_s: float = setting(
+        0.0,
+        group=_MODEL,
+        ge=0.0,
+        le=604_800.0,
+        unit="seconds",
+        help="Least time between two personal models, which spares a memory card; 0: one of each round.",
+    )
     keep_margin: float = setting(
         0.02,
         group=_MODEL,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.device.clocks import children_of, cpu_s
+from benchmarks.device.clocks import children_of, cpu_s, family
 from benchmarks.device.idle_agent import RELEASE_S, status_of, wait_until
 from benchmarks.device.process_memory import Memory, bytes_written, memory_of
 from benchmarks.network.shipped_broker import shipped_broker
@@ -91,10 +91,13 @@ def _measure(folder: Path, task: str, data: str, rounds: int, quiet_s: float) ->
 
 
 def _both(agent: int) -> dict[str, Memory]:
-    """The agent, and its training process where there is one."""
+    """The agent, its training process where there is one, and both with what that has started."""
     found = {"agent": memory_of(agent)}
     for child in children_of(agent):
         found["training"] = memory_of(child)
+    every = [memory for memory in map(memory_of, family(agent)) if memory is not None]
+    sums = (sum(one.rss_bytes for one in every), sum(one.pss_bytes for one in every))
+    found["all"] = Memory(*sums, peak_bytes=sums[1])
     return {who: memory for who, memory in found.items() if memory is not None}
 
 
@@ -104,11 +107,12 @@ def _process(folder: Path, package: str, *options: str) -> AbstractContextManage
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:
-    yield "| state | agent RSS | agent PSS | training RSS | training PSS | training peak |"
-    yield "|---|---|---|---|---|---|"
+    yield "| state | agent RSS | agent PSS | training RSS | training PSS | training peak | all PSS |"
+    yield "|---|---|---|---|---|---|---|"
     for row in document["states"]:
         cells = [_mb(row, "agent", "rss_bytes"), _mb(row, "agent", "pss_bytes"), _mb(row, "training", "rss_bytes")]
         cells += [_mb(row, "training", "pss_bytes"), _mb(row, "training", "peak_bytes")]
+        cells.append(_mb(row, "all", "pss_bytes"))
         yield f"| {row['state']} | {' | '.join(cells)} |"
     quiet = document["quiet"]
     yield f"idle for {quiet['seconds']:g} s: {quiet['bytes_written']} bytes written, {quiet['cpu_s']} s of processor time"

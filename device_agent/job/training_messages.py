@@ -4,7 +4,7 @@ The agent's process owns the network and no private value; the training process 
 network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel in
 files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `TrainFailed` or `TrainCancelled`, or by the
 end of the process; so is every `MaskCommand`, by `Masked` or `TrainFailed`. A `Trained` with `model_follows`, and every
-`MakeModel`, is followed by `ModelMade`.
+`MakeModel`, is followed by `ModelMade`. `ModelHeld` may come at any time.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class TrainCommand:
         independent_ends_at: Where it is not 0, learning alone is measured too, until this time of time.monotonic(), which is
             one clock for all processes of a device.
         secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
+        make_model: Whether the personal model is made right after the training.
     """
 
     key: JobKey
@@ -114,6 +115,7 @@ class TrainCommand:
     hold: bool = False
     independent_ends_at: float = 0.0
     secure: SecureTerms | None = None
+    make_model: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class MaskCommand:
 
 @dataclass(frozen=True)
 class MakeModel:
-    """Make the personal model of a round that was trained before a restart.
+    """Make the personal model of a round that was trained earlier, perhaps before a restart.
 
     `command` is the round's, without a way to its global model; the update `manifest` lies at its `update_path`.
     """
@@ -217,6 +219,13 @@ class ModelMade:
 
 
 @dataclass(frozen=True)
+class ModelHeld:
+    """The process holds this version of the global model in memory; it is on disk once the process has ended."""
+
+    version: str
+
+
+@dataclass(frozen=True)
 class TrainFailed:
     """There is no update. `detail` is one line for the device's own log: it may hold private names and values."""
 
@@ -233,7 +242,7 @@ class TrainCancelled:
 
 
 Command = WorkerSetup | TrainCommand | MaskCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
-Answer = Ready | SetupFailed | TrainProgress | Trained | Masked | ModelMade | TrainFailed | TrainCancelled
+Answer = Ready | SetupFailed | TrainProgress | Trained | Masked | ModelMade | ModelHeld | TrainFailed | TrainCancelled
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}

@@ -114,9 +114,11 @@ class ModelStore:
     Args:
         directory: Directory of the models; each task has a folder below it.
         keep: Number of models of each task that stay, with the current one.
+        every_s: Least time between two models, for the agent; 0 to have one of each round.
     """
 
-    def __init__(self, directory: Path, keep: int = 1) -> None:
+    def __init__(self, directory: Path, keep: int = 1, *, every_s: float = 0.0) -> None:
+        self.every_s = every_s
         self._directory = directory
         self.attempts = ExportAttempts(directory)
         self._keep = max(1, keep)

@@ -31,6 +31,7 @@ from fedpatch.device_agent.job.job_events import Event as JobEvent
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import (
     Masked,
+    ModelHeld,
     ModelMade,
     Ready,
     SetupFailed,
@@ -160,6 +161,7 @@ class Agent:
         self._presence.tick(self._clock())
         if self._presence.connected:
             self._perform(self._job.tick(self._clock()))
+        self._runner.tick(self._clock())
         self._owner.tick(self._job, self._clock())
         if self._owner.unwilling != self._published_unwilling:
             self._publish_state()
@@ -171,6 +173,7 @@ class Agent:
         job_at = self._job.next_deadline() if self._presence.connected else None
         others = (
             self._presence.next_deadline(),
+            self._runner.next_deadline(),
             self._owner.next_deadline(self._job),
             self._housekeeping.next_deadline(),
         )
@@ -186,6 +189,7 @@ class Agent:
     def _finish_model(self) -> None:
         """Wait a little for the personal model of a committed round. Else it is made after the next start."""
         give_up_at = self._clock() + FINISH_MODEL_S
+        self._runner.make_owed_model()
         while self._runner.owes_model and (left_s := give_up_at - self._clock()) > 0:
             try:
                 event = self._queue.get(timeout=left_s)
@@ -309,7 +313,11 @@ class Agent:
         effects: list[Effect] = []
         if isinstance(event, ModelMade | Died | SetupFailed):
             effects = self._effects_of(self._runner.model_made(), now)
+        if isinstance(event, Died | SetupFailed):
+            self._runner.model_held("")
         match event:
+            case ModelHeld():
+                self._runner.model_held(event.version)
             case Ready():
                 _log.info("ready: task %s, %d training examples", event.task, event.num_examples)
                 effects += self._on_ready(event, now)
@@ -381,7 +389,7 @@ class Agent:
             connected=self._presence.connected,
             task=self._tasks[0].task if self._tasks else "",
             now=self._clock(),
-            busy=self._runner.making_model,
+            busy=self._runner.making_model or self._runner.owes_model,
         )
 
     def _write_status(self, state: str) -> None:

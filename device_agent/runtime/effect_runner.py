@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +42,7 @@ from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
-from fedpatch.device_agent.state.download_files import Downloads, cut_from_file
+from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cut_from_file
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.model_cache import ModelCache
@@ -103,12 +104,17 @@ class EffectRunner:
         self._limits = limits
         self._directory = directory
         self._models = models
+        self._model_every_s = models.every_s if models else 0.0
+        self._model_due = -math.inf  # the next personal model is made no sooner
+        self._model_put_off = False  # that of the last training
         self._clock = clock
         if models:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
+        self._downloaded: dict[str, MemoryBlob] = {}
         self._held = ModelCache(directory / HELD_DIRECTORY)
+        self._held_in_memory = ""  # the version that the training process holds; "" where only the disk has one
         self._update: Manifest | None = None
         self._vector: Manifest | None = None  # of a masked round, before it is masked
         self._masking = MaskingFile(directory)
@@ -134,8 +140,34 @@ class EffectRunner:
         self._vector = event.manifest
         self._making = event.model_follows
 
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do; None while no personal model was put off."""
+        return self._model_due if self._puts_model_off else None
+
+    def tick(self, now: float) -> None:
+        """Let time pass until `now`, in monotonic seconds: a personal model that was put off may be due."""
+        if now >= self._model_due:
+            self.make_owed_model()
+
+    def make_owed_model(self) -> None:
+        """Begin to make the personal model of the last committed round if it was put off."""
+        if not self._puts_model_off:
+            return
+        self._model_put_off = False
+        self._model_due = self._clock() + self._model_every_s
+        committed = self._spool.committed()
+        if committed is None or not self._make_model_again(committed):
+            self.model_made()
+
+    @property
+    def _puts_model_off(self) -> bool:
+        """Whether a round is committed and its personal model is to be made later."""
+        return self._model_put_off and self._closing is not None
+
     def model_made(self) -> list[Event]:
         """The training process is done with a personal model: publish it, and begin the training that waited for it."""
+        if self._puts_model_off:
+            return []  # the process has ended by itself; another one makes the model
         self._making = False
         closing, self._closing = self._closing, None
         waiting, self._waiting = self._waiting, None
@@ -154,7 +186,11 @@ class EffectRunner:
     @property
     def held_version(self) -> str:
         """Digest of the global model that this device holds, "" for none."""
-        return self._held.version()
+        return self._held_in_memory or self._held.version()
+
+    def model_held(self, version: str) -> None:
+        """Note the version of the global model that the training process holds in memory; "" for a process that is new."""
+        self._held_in_memory = version
 
     def take_up_spooled(self) -> list[Event]:
         """Take up the update that waited when the agent ended, if it may still leave, and make its personal model."""
@@ -266,6 +302,7 @@ class EffectRunner:
                 self._end_download(keep=True)
             case DropHeldModel():
                 _log.warning("%s; downloading the whole model", effect.why)
+                self._held_in_memory = ""
                 self._held.forget()
             case PauseTraining():
                 self._waiting_is_paused = True
@@ -287,9 +324,11 @@ class EffectRunner:
         self._end_download()
         if effect.committed:
             self.times.committed(effect.committed, self._clock())
-        if effect.committed and self._making:
+        if effect.committed and (self._making or self._model_put_off):
             self._closing = effect
             self._spool.note_committed()
+            if effect.rest_s >= LONG_REST_S:
+                self.make_owed_model()
         elif self._closing is None:
             self._close_round(effect)
 
@@ -331,12 +370,14 @@ class EffectRunner:
 
     def _start_download(self, blobs: tuple[Manifest, ...]) -> DownloadStarted:
         self._end_download(keep=True)
-        self._downloads = Downloads(self._directory / DOWNLOADS, blobs)
+        self._downloads = Downloads(self._directory / DOWNLOADS, blobs, self._downloaded)
         self._link.subscribe(*self._filters(self._downloads))
         return DownloadStarted(self._downloads.have)
 
     def _train(self, effect: StartTraining) -> list[Event]:
         assert self._downloads is not None
+        if self._puts_model_off:
+            self._closing = None  # the model of the coming round replaces it
         if self._closing is not None:
             self._waiting, self._waiting_is_paused = effect, False
             return []
@@ -350,9 +391,14 @@ class EffectRunner:
         about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=plan.saved_bytes)
         _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, plan, extra=about)
         command = self._command(effect.key, effect.request)
+        due = self._clock() >= self._model_due
+        self._model_put_off = self._models is not None and not due
+        if due:
+            self._model_due = self._clock() + self._model_every_s
         self._trainer.train(
             replace(
                 command,
+                make_model=due,
                 model_path="" if plan.held else str(self._downloads.path(command.base)),
                 held=plan.held,
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),

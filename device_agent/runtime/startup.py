@@ -129,7 +129,9 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         tls=settings.tls_files,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
-    models = ModelStore(directory / DIRECTORY, settings.keep_models) if settings.keep_models else None
+    models = None
+    if settings.keep_models:
+        models = ModelStore(directory / DIRECTORY, settings.keep_models, every_s=settings.model_every_s)
     trainer = ports.trainer(setup_of(settings, directory, identity.device), queue.put)
     boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
     fixed = {

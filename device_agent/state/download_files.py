@@ -1,7 +1,10 @@
-"""Blobs on disk: the downloads of a job, which survive a restart, and chunks cut from a whole blob.
+"""The downloads of a job, and chunks cut from a whole blob.
 
-Of a blob `d` there are `d.part` (chunks at their places) and `d.have` (the indices written so far, four bytes each). Damage by
-a power cut shows when the SHA-256 of the whole is checked; then the download starts over.
+A download of at most `MEMORY_BYTES` is kept in memory: after a restart it is downloaded again, which costs less than a card
+that is written in each round. A larger one is on disk, and survives a restart.
+
+Of a blob `d` on disk there are `d.part` (chunks at their places) and `d.have` (the indices written so far, four bytes each).
+Damage by a power cut shows when the SHA-256 of the whole is checked; then the download starts over.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
 _INDEX = struct.Struct(">I")
+MEMORY_BYTES = 2**20
+"""The most that the blobs of a download in memory have together."""
 
 
 class PartialBlob:
@@ -86,6 +91,44 @@ class PartialBlob:
             self._have_path.unlink(missing_ok=True)
 
 
+class MemoryBlob:
+    """The download of one blob into memory; the training process, of the same user, opens it by its `path`.
+
+    Raises:
+        StateError: The system refused; here and in each method.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self.have: frozenset[int] = frozenset()
+        with refusals_of(Path("memory")):
+            self._file = os.memfd_create("fedpatch-download")
+            os.truncate(self._file, manifest.size_bytes)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._file}")
+
+    def write(self, chunk: Chunk) -> None:
+        """Write a chunk to its place."""
+        with refusals_of(self.path):
+            _write(self._file, chunk.data, chunk.index * self._manifest.chunk_bytes)
+        self.have |= {chunk.index}
+
+    def verified(self) -> bool:
+        """Return whether the blob has the SHA-256 of its manifest."""
+        with refusals_of(self.path):
+            return file_digest(self.path) == self._manifest.digest
+
+    def close(self) -> None:
+        """Keep the blob for a later attempt."""
+
+    def discard(self) -> None:
+        """Give the memory back."""
+        descriptor, self._file = self._file, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = discard
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file in lower-case hex; the file is read in pieces. Raises OSError."""
     with path.open("rb") as file:
@@ -117,15 +160,26 @@ def _write(fd: int, data: bytes, offset: int) -> None:
 
 
 class Downloads:
-    """The blobs of one download in `directory`. All other files there are deleted, since memory cards are small.
+    """The blobs of one download, and no others: memory and memory cards are small.
+
+    Args:
+        directory: For blobs on disk.
+        blobs: The blobs.
+        in_memory: The blobs that are kept in memory between downloads, by digest; None to have all on disk.
 
     Raises:
         StateError: The disk refused; here and in each method.
     """
 
-    def __init__(self, directory: Path, blobs: Sequence[Manifest]) -> None:
-        self._blobs: dict[str, PartialBlob] = {}
+    def __init__(
+        self, directory: Path, blobs: Sequence[Manifest], in_memory: dict[str, MemoryBlob] | None = None
+    ) -> None:
+        self._blobs: dict[str, PartialBlob | MemoryBlob] = {}
+        self._in_memory = {} if in_memory is None else in_memory
         wanted = {blob.digest for blob in blobs}
+        for digest in self._in_memory.keys() - wanted:
+            self._in_memory.pop(digest).discard()
+        small = in_memory is not None and sum(blob.size_bytes for blob in blobs) <= MEMORY_BYTES
         with refusals_of(directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             for found in directory.iterdir():
@@ -133,14 +187,19 @@ class Downloads:
                     found.unlink()
         try:
             for blob in blobs:
-                self._blobs[blob.digest] = PartialBlob(directory, blob)
+                self._blobs[blob.digest] = self._blob_in_memory(blob) if small else PartialBlob(directory, blob)
         except BaseException:
             self.close()
             raise
 
+    def _blob_in_memory(self, blob: Manifest) -> MemoryBlob:
+        if blob.digest not in self._in_memory:
+            self._in_memory[blob.digest] = MemoryBlob(blob)
+        return self._in_memory[blob.digest]
+
     @property
     def have(self) -> dict[str, frozenset[int]]:
-        """The chunks on disk at the start, by the digest of their blob."""
+        """The chunks that were there at the start, by the digest of their blob."""
         return {digest: blob.have for digest, blob in self._blobs.items()}
 
     def path(self, digest: str) -> Path:
@@ -162,5 +221,6 @@ class Downloads:
 
     def discard(self) -> None:
         """Close and delete."""
-        for blob in self._blobs.values():
+        for digest, blob in self._blobs.items():
             blob.discard()
+            self._in_memory.pop(digest, None)

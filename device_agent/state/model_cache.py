@@ -1,11 +1,13 @@
 """The global model of the last round as a file: with it, a device downloads only the deltas to the next version.
 
-It holds public tensors only: no patch, no residual. If it is lost or damaged, the whole model is downloaded. The training
-process writes it; the agent only reads its version, and deletes it.
+It holds public tensors only: no patch, no residual. If it is lost or damaged, the whole model is downloaded, or the deltas
+from an older one. The training process keeps it in memory and writes it when it ends (`BufferedModelCache`); the agent only
+reads its version, and deletes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -69,6 +71,39 @@ class ModelCache:
         """Delete the held model; StateError if the disk refuses."""
         with refusals_of(self.path):
             self.path.unlink(missing_ok=True)
+
+
+class BufferedModelCache(ModelCache):
+    """A model cache that keeps the model in memory until `flush`: a card is written once in many rounds.
+
+    Args:
+        directory: As for ModelCache.
+        announce: Called with the version of the model that is in memory from now on.
+    """
+
+    def __init__(self, directory: Path, announce: Callable[[str], None] = lambda version: None) -> None:
+        super().__init__(directory)
+        self._announce = announce
+        self._buffered: tuple[Held, bytes] | None = None
+
+    def version(self) -> str:
+        """Return the digest of the held version, in memory or else on disk; "" for none."""
+        buffered = self._buffered
+        return buffered[0].version if buffered else super().version()
+
+    def read(self) -> tuple[Held, bytes]:
+        """Return description and blob, from memory or else from disk; StateError as ModelCache.read."""
+        return self._buffered or super().read()
+
+    def write(self, held: Held, blob: bytes) -> None:
+        """Replace the model in memory."""
+        self._buffered = held, blob
+        self._announce(held.version)
+
+    def flush(self) -> None:
+        """Write the model that is in memory to disk, unless it is there; StateError if the disk refuses."""
+        if self._buffered is not None and self._buffered[0].version != super().version():
+            super().write(*self._buffered)
 
 
 def _header(path: Path, start: bytes | memoryview) -> tuple[Held, int]:

@@ -17,7 +17,7 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile(
         "patches/independent/",
-        "models of [learning alone](../explanation/concepts.md#learning-alone)",
+        "models of [learning alone](../explanation/concepts.md#learning-alone), written when training ends its process",
         "starts again",
     ),
     StateFile(
@@ -28,7 +28,7 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("patches/TASK-DIGEST.residual", "rounding error of the last `delta-int4` update", "not corrected"),
     StateFile(
         "held/global.model",
-        "last global model, base of deltas",
+        "global model, base of deltas; written when training ends its process",
         "a whole download",
     ),
     StateFile("models/TASK/current", "link to the personal model in use", "restored by `fedpatch-agent rollback`"),
@@ -43,12 +43,12 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("models/TASK/.lock", "lock while models are published", "none"),
     StateFile("spool", "update that waits for `committed`", "the round's work"),
     StateFile("masking.bin", "secrets and answers of the last masked round", "the device is lost to its group"),
-    StateFile("downloads", "received chunks of a global model", "downloaded again"),
     StateFile(
         "privacy-ledger",
         "how often updates of this device were offered with differential privacy, and with how much noise",
         "counted from zero: **`max_epsilon` no longer holds for earlier rounds**",
     ),
+    StateFile("downloads", "received chunks of a global model of more than 1 MiB", "downloaded again"),
     StateFile("status.json", "for `fedpatch-agent status`", "written again"),
     StateFile("usage.json", "today's use of the allowance", "counted from zero"),
     StateFile("agent.lock", "lock of the running agent", "none, unless two agents start"),

@@ -23,6 +23,7 @@ import sys
 from typing import cast
 
 from fedpatch.device_agent.training import training_process
+from fedpatch.device_agent.training.deferred_imports import defer_imports
 
 _PRELOADED = ["fedpatch.device_agent.training.local_update", "fedpatch.device_agent.training.model_export"]
 
@@ -87,6 +88,7 @@ class ForkServer(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 def main() -> None:
     """Import the modules that every training process needs, then serve."""
+    defer_imports()
     for module in _PRELOADED:
         importlib.import_module(module)
     gc.collect()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.training.batches import stream_seed
@@ -44,13 +45,17 @@ class Alone:
 
 
 class IndependentModel:
-    """The model that one device trains alone, in `directory`, which is made on the first use."""
+    """The model that one device trains alone, in `directory`, which is made on the first use.
+
+    A measured state stays in memory until `flush`: it is as large as the model, and a card would be written in each measure.
+    """
 
     def __init__(self, trainer: LocalTrainer, directory: Path, device_id: str) -> None:
         self._trainer = trainer
         self._directory = directory
         self._device_id = device_id
         self._store: PatchStore | None = None
+        self._unsaved: PatchRecord | None = None
 
     def train(self, command: TrainCommand, result: LocalResult, cancelled: Callable[[], bool]) -> Alone | None:
         """Train the model and measure it; afterwards the trainer holds the model of the round again.
@@ -89,17 +94,24 @@ class IndependentModel:
             self._trainer.load(result.tensors)
         return None
 
-    def save(self, alone: Alone) -> None:
-        """Save the state for the next measure. If the disk refuses, the older state stays, with a warning."""
+    def keep(self, alone: Alone) -> None:
+        """Keep the state for the next measure."""
+        self._unsaved = alone.record
+
+    def flush(self) -> None:
+        """Save the state that is kept in memory. If the disk refuses, the older state stays, with a warning."""
+        record, self._unsaved = self._unsaved, None
+        if record is None:
+            return
         try:
-            self._opened().save(alone.record)
+            self._opened().save(record)
         except StateError as error:
             log.warning("learning alone: the model trained alone is not kept: %s", error)
 
     def _train(self, command: TrainCommand, steps: int, stopped: Callable[[], bool]) -> Alone | None:
         task, key = self._trainer.task, command.key
         own = PatchKey(task.name, self._trainer.schema.digest, _POLICY)
-        before = self._opened().load(own, key.run, key.round, same_run=True)
+        before = self._before(own, key)
         plan = replace(command.plan, steps=steps, moments=MOMENTS if command.plan.client_optimizer == "adam" else ())
         trained = self._trainer.run(
             before.values or initial_tensors(task, plan.seed),
@@ -114,6 +126,14 @@ class IndependentModel:
             return None
         after = PatchState(trained.tensors, before.batches_done + steps)
         return Alone(trained.user_accuracy_after, PatchRecord(own, key.run, key.round, before, after))
+
+    def _before(self, own: PatchKey, key: JobKey) -> PatchState:
+        """Return the state to train a round from."""
+        known = self._unsaved
+        if known is not None and known.run == key.run and known.round < key.round:
+            return known.after
+        self.flush()  # a repeated round, or another run: the store knows the states before
+        return self._opened().load(own, key.run, key.round, same_run=True)
 
     def _opened(self) -> PatchStore:
         if self._store is None:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
-from fedpatch.device_agent.state.model_cache import ModelCache
+from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
 from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
@@ -150,8 +151,8 @@ class LocalUpdate:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
-        if alone:  # last: it is as large as the model, and may fill the disk
-            self._independent.save(alone)
+        if alone:
+            self._independent.keep(alone)
         self._trained = command, result
         return manifest, report
 
@@ -187,6 +188,12 @@ class LocalUpdate:
         examples = self._trainer.num_examples
         return why_too_long(plan, examples, max_steps=max_steps, max_epochs=max_epochs, measured=measured)
 
+    def flush(self) -> None:
+        """Write the states that are kept in memory between rounds; called when the process ends. Raises StateError."""
+        self._independent.flush()  # first: it is logged if the disk refuses
+        if isinstance(self._held, BufferedModelCache):
+            self._held.flush()
+
     @property
     def makes_models(self) -> bool:
         """Whether `make_model` must be called after a round."""
@@ -203,11 +210,14 @@ class LocalUpdate:
             self._export.stage(*trained)
 
     def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
-        """Stage the personal model after a restart, from the waiting update and the saved patch.
+        """Stage the personal model of an earlier round: as it was trained, or after a restart from its update and its patch.
 
-        Its public tensors are those of the update, which an encoding may have rounded.
+        After a restart its public tensors are those of the update, which an encoding may have rounded.
         """
         if self._export is None:
+            return
+        if self._trained is not None and _same_round(self._trained[0].key, command.key):
+            self.make_model()
             return
         try:
             result = self._read_back(command, manifest)
@@ -297,6 +307,11 @@ class _Step:
     model: Tensors
     update: Tensors
     seed: int
+
+
+def _same_round(one: JobKey, other: JobKey) -> bool:
+    """Return whether two keys differ at most in the epoch."""
+    return replace(one, epoch=other.epoch) == other
 
 
 def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, Schema]:

@@ -13,6 +13,8 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 PARITY_SAMPLES = 256
 MAX_DEATHS = 2
-"""Attempts that may end the training process before no more are made."""
+"""Attempts that may end their process before no more are made."""
 
 log = logging.getLogger("fedpatch.models")
 
@@ -42,7 +44,9 @@ class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
     `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
-    `task_ref` and `preparation` tell applications how to prepare inputs; they are written into the metadata.
+    `task_ref` and `preparation` tell applications how to prepare inputs; they are written into the metadata. `run` calls the
+    function that makes a model and returns its result: directly, or in another process
+    (device_agent.training.forked_work.run_forked).
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class ModelExport:
         *,
         task_ref: str = "",
         preparation: Preparation | None = None,
+        run: Callable[[Callable[[], str]], str] = lambda work: work(),
     ) -> None:
+        self._run = run
         self._trainer = trainer
         self._store = store
         self._keep_margin = keep_margin
@@ -69,15 +75,18 @@ class ModelExport:
 
     def stage(self, command: TrainCommand, result: LocalResult) -> None:
         """Stage the model that the trainer has just trained, unless the present one stays; log which."""
+        if why := self._why_not(partial(self._attempt, command, result)):
+            self._note(command, why)
+
+    def _why_not(self, make: Callable[[], str]) -> str:
+        """Return the reason for which `make` gave no model: its result, or its error. "" if it made one."""
         try:
-            why = self._attempt(command, result)
+            return make()
         except FedpatchError as error:
-            why = str(error)
+            return str(error)
         except Exception as error:  # of the user's model, torch, onnx or onnxruntime: a model less is no update less
             log.debug("personal model", exc_info=error)
-            why = f"{type(error).__name__}: {error}"
-        if why:
-            self._note(command, why)
+            return f"{type(error).__name__}: {error}"
 
     def leave_out(self, command: TrainCommand, why: str) -> None:
         """Log and note the reason for which this round has no model."""
@@ -92,21 +101,19 @@ class ModelExport:
         """Call `_stage`, unless that has ended the process before: rounds are more important than models."""
         task = self._trainer.task.name
         self._store.prepare(task)
+        _ = self._trainer.input_statistics  # here, since another process would compute them for every model
         if not self._store.attempts.begin(task, MAX_DEATHS):
             return (
-                f"to make one has ended the training process {MAX_DEATHS} times (too little memory, or a processor that "
+                f"to make one has ended its process {MAX_DEATHS} times (too little memory, or a processor that "
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
             )
-        try:
-            return self._stage(command, result)
-        finally:
-            self._store.attempts.end(task)
-            give_memory_back()
+        give_memory_back()  # a round ends here: what its steps have freed is no use to the export
+        why = self._run(partial(self._why_not, partial(self._stage, command, result)))
+        self._store.attempts.end(task)  # not after the death of a process: deaths are counted
+        return why
 
     def _stage(self, command: TrainCommand, result: LocalResult) -> str:
         """Stage the model; return the reason for which the present one stays, or ""."""
-        # A round ends here: what its steps have freed is no use to the export, and what that frees none to anybody.
-        give_memory_back()
         inputs = self._trainer.test_data[0].numpy()
         exported = export_onnx(self._trainer.model, inputs[:1])
         model = OnnxModel(exported.model, MODEL_FILE)

@@ -4,7 +4,7 @@
 
 It reads commands from standard input and writes answers to standard output (device_agent.job.training_messages). `-P` keeps
 the current directory from shadowing fedpatch's own modules. Output of the user's task and the log go to standard error. The
-process ends with its input, at once: it never outlives its agent.
+process ends with its input: it writes the global model that it holds, and never outlives its agent for longer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTraining
 from fedpatch.device_agent.job.training_messages import (
@@ -28,6 +29,7 @@ from fedpatch.device_agent.job.training_messages import (
     MakeModel,
     MaskCommand,
     Masked,
+    ModelHeld,
     ModelMade,
     Ready,
     SetupFailed,
@@ -40,7 +42,10 @@ from fedpatch.device_agent.job.training_messages import (
     read_command,
     write_message,
 )
-from fedpatch.device_agent.training.resource_limits import apply_limits, limit_in_words
+from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
+from fedpatch.device_agent.training.deferred_imports import defer_imports, load_deferred
+from fedpatch.device_agent.training.forked_work import run_forked
+from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from fedpatch.shared.wire.reason_codes import FailReason
 
@@ -87,10 +92,14 @@ Work = WorkerSetup | TrainCommand | MaskCommand | MakeModel
 
 
 class CommandReader:
-    """Reads commands on a thread of its own, so that a cancel or the agent's end is noticed while torch works."""
+    """Reads commands on a thread of its own, so that a cancel or the agent's end is noticed while torch works.
+
+    At the end of the stream it calls `on_end`, and ends the process.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self.on_end: Callable[[], None] = lambda: None
         self._commands: queue.SimpleQueue[tuple[Work, TrainingControl]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
@@ -112,21 +121,32 @@ class CommandReader:
             log.error("%s", error)
             exit_code = 1
         finally:
-            os._exit(exit_code)
+            _end_process(self.on_end, exit_code)
+
+
+def _end_process(on_end: Callable[[], None], exit_code: int) -> NoReturn:
+    """End the process after `on_end`, on any thread."""
+    try:
+        on_end()
+    except FedpatchError as error:
+        log.error("%s", error)
+    finally:
+        os._exit(exit_code)
 
 
 class AnswerWriter:
-    """Answers to the agent. The process ends once the agent's end of the pipe is closed."""
+    """Answers to the agent. Once the agent's end of the pipe is closed, it calls `on_end`, and ends the process."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self.on_end: Callable[[], None] = lambda: None
 
     def send(self, answer: Answer) -> None:
         """Write one answer."""
         try:
             write_message(self._stream, answer)
         except OSError:
-            os._exit(0)
+            _end_process(self.on_end, 0)
 
 
 def main() -> int:
@@ -140,7 +160,8 @@ def main() -> int:
         if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         apply_limits(setup)
-        local_update, ready = set_up(setup)
+        local_update, ready = set_up(setup, _model_cache(setup, outbox))
+        inbox.on_end = outbox.on_end = local_update.flush
     except Exception as error:
         _log_unexpected(error)
         # Python's own C code may fail with a SystemError where memory runs out.
@@ -165,8 +186,31 @@ def main() -> int:
             outbox.send(ModelMade(command.command.key))
 
 
-def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
-    """Find the task, import torch, load the data and build the model."""
+def _model_cache(setup: WorkerSetup, outbox: AnswerWriter) -> BufferedModelCache | None:
+    """Return the cache of the global model, which tells the agent its version."""
+    if not setup.held_dir:
+        return None
+    return BufferedModelCache(Path(setup.held_dir), lambda version: outbox.send(ModelHeld(version)))
+
+
+def set_up(setup: WorkerSetup, held: ModelCache | None = None) -> tuple[LocalUpdate, Ready]:
+    """Find the task, import torch, load the data and build the model; `held` holds the global model between rounds."""
+    defer_imports()
+    try:
+        return _set_up(setup, held)
+    except Exception as error:
+        # A task may build its model of tensors without storage, whose kernels are among the deferred modules.
+        if not _is_unsupported(error) or not load_deferred():
+            raise
+    return _set_up(setup, held)
+
+
+def _is_unsupported(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, is a NotImplementedError."""
+    return error is not None and (isinstance(error, NotImplementedError) or _is_unsupported(error.__cause__))
+
+
+def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, Ready]:
     from fedpatch.shared.tasks.task import find_task
 
     task = find_task(setup.task_ref)  # first, since a wrong name need not wait for torch
@@ -174,13 +218,13 @@ def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     import torch
 
     from fedpatch.device_agent.policy.private_floor import PrivateFloor
-    from fedpatch.device_agent.state.model_cache import ModelCache
     from fedpatch.device_agent.state.patch_store import PatchStore
     from fedpatch.device_agent.training.device_data import ReloadingDataset
     from fedpatch.device_agent.training.local_trainer import LocalTrainer
     from fedpatch.device_agent.training.local_update import LocalUpdate
     from fedpatch.shared.task_checks.trial_training import require_trainable
 
+    give_memory_back()  # now, so that the data do not come on top of it
     torch.set_num_threads(setup.threads)
     holder = f"device {setup.device_id}"
     data = ReloadingDataset(task, setup.data, Path(setup.data_root), holder)
@@ -190,13 +234,13 @@ def set_up(setup: WorkerSetup) -> tuple[LocalUpdate, Ready]:
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
     ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
     export = _model_export(setup, trainer, data)
-    held = ModelCache(Path(setup.held_dir)) if setup.held_dir else None
     if held:
         held.tidy()
     local_update = LocalUpdate(
         trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
     )
     local_update.bound(setup.max_steps, setup.max_epochs)
+    give_memory_back()
     return local_update, ready
 
 
@@ -210,7 +254,21 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
 
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
-    return ModelExport(trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation)
+    return ModelExport(
+        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=_run_apart
+    )
+
+
+def _run_apart(work: Callable[[], str]) -> str:
+    """Make a model in a forked copy of this process, without the threads of torch's pool, which a fork does not copy."""
+
+    def work_alone() -> str:
+        import torch
+
+        torch.set_num_threads(1)
+        return work()
+
+    return run_forked(work_alone)
 
 
 def answer(
@@ -244,7 +302,7 @@ def answer(
         return TrainFailed(command.key, fail_reason(error), error_text(error))
     if done is None:
         return TrainCancelled(command.key)
-    return Trained(command.key, *done, model_follows=local_update.makes_models)
+    return Trained(command.key, *done, model_follows=local_update.makes_models and command.make_model)
 
 
 def masked(command: MaskCommand) -> Masked | TrainFailed:

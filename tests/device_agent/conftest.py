@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedpatch.device_agent.state import download_files
 from tests.support.paths import ROOT
 
 
@@ -13,3 +14,9 @@ def installed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         yield
+
+
+@pytest.fixture
+def downloads_on_disk(monkeypatch):
+    """Every download is too large for memory."""
+    monkeypatch.setattr(download_files, "MEMORY_BYTES", -1)

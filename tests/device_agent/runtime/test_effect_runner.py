@@ -17,8 +17,11 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     EffectFailed,
     MessageReceived,
+    OwnerPaused,
+    OwnerResumed,
     TrainingFailed,
     UpdateRestored,
+    UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
@@ -33,7 +36,7 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused, WorkRequest
-from fedpatch.shared.wire.reason_codes import FailReason, JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase, RefuseReason
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
 from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
@@ -121,6 +124,7 @@ def test_a_disk_that_takes_no_model_ends_the_round_and_not_the_agent(device):
     assert device.chunk(0) == []
 
 
+@pytest.mark.usefixtures("downloads_on_disk")
 def test_a_model_that_cannot_be_read_back_ends_the_round(device):
     """And so does one that cannot be deleted either: the end of a round that fails ends there."""
     device.ask()
@@ -285,6 +289,68 @@ class TestPersonalModel:
         )
         device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
+
+
+class TestPersonalModelPutOff:
+    """The owner wants no more than one personal model in an interval, in which a second round is committed."""
+
+    SECOND = replace(KEY, round=2)
+
+    def commit_second(self, directory: Path) -> tuple[Device, ModelStore]:
+        """A device whose second round is committed, soon after the first was trained."""
+        models = ModelStore(directory / "models", 2, every_s=1000.0)
+        device = Device(directory, models)
+        device.ask()
+        device.download()
+        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 0.0))
+        device.ask(2)
+        device.download()
+        assert [one.make_model for one in device.trainer.given] == [True, False]
+        (directory / "spool" / "update.bin").write_bytes(UPDATE)
+        device.performer.trained(Trained(self.SECOND, update(UPDATE), report()))
+        device.perform(device.job.handle(UpdateTrained(self.SECOND, update(UPDATE)), 0.0))
+        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest), 2)), 1.0))
+        assert device.performer.owes_model
+        return device, models
+
+    @staticmethod
+    def stage(models: ModelStore) -> None:
+        """The training process has made the model of the second round."""
+        models.stage(b"trained", describe(2, b"trained", task=KEY.task, run=KEY.run))
+
+    def test_is_made_and_published_when_the_interval_is_over(self, tmp_path):
+        device, models = self.commit_second(tmp_path)
+        due = device.performer.next_deadline()
+        assert due is not None
+        device.performer.tick(due - 1.0)
+        assert isinstance(device.trainer.given[-1], TrainCommand)
+        device.performer.tick(due)
+        assert isinstance(device.trainer.given[-1], MakeModel)
+        self.stage(models)
+        device.model_made()
+        assert models.current(KEY.task) is not None
+        assert not list((tmp_path / "spool").iterdir())
+        assert device.performer.next_deadline() is None
+
+    def test_end_of_the_training_process_leaves_it_due(self, tmp_path):
+        device, _ = self.commit_second(tmp_path)
+        device.model_made()  # as after the death of a process
+        assert device.performer.owes_model
+        device.performer.make_owed_model()
+        assert isinstance(device.trainer.given[-1], MakeModel)
+
+    def test_next_training_drops_it(self, tmp_path):
+        device, models = self.commit_second(tmp_path)
+        device.ask(3)
+        device.download()
+        assert [one.key.round for one in device.trainer.given] == [1, 2, 3]
+        assert (device.performer.owes_model, models.current(KEY.task)) == (False, None)
+
+    def test_restart_makes_it(self, tmp_path):
+        self.commit_second(tmp_path)
+        again = Device(tmp_path, ModelStore(tmp_path / "models", 2, every_s=1000.0))
+        again.take_up_spooled()
+        assert isinstance(again.trainer.given[-1], MakeModel)
 
 
 class TestPersonalModelInTheMaking:
@@ -509,6 +575,20 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
     assert delta_device.downloads == set()
 
 
+def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
+    """Nothing is written to disk, and after a pause only the missing step is asked for."""
+    delta_device.ask()
+    delta_device.arrive(STEP_BLOBS[1])
+    assert delta_device.downloads == set()
+    delta_device.perform(delta_device.job.handle(OwnerPaused(Condition.BUSY), 0.0))
+    delta_device.perform(delta_device.job.handle(OwnerResumed(), 0.0))
+    delta_device.arrive(STEP_BLOBS[2])
+    [command] = delta_device.trainer.told
+    assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
+    assert delta_device.downloads == set()
+
+
+@pytest.mark.usefixtures("downloads_on_disk")
 def test_finds_what_had_come_before_a_reboot(delta_device):
     """A step that is whole is not downloaded twice; then only the other is asked for."""
     delta_device.ask()
@@ -553,6 +633,7 @@ def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog
     assert delta_device.job.state is JobState.TRAINING
 
 
+@pytest.mark.usefixtures("downloads_on_disk")
 def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog):
     """Which shows before training is told."""
     delta_device.ask()
@@ -581,3 +662,12 @@ def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, ho
     delta_device.ask(request_)
     delta_device.arrive(BLOBS[-1])
     assert delta_device.trainer.told[0].hold is hold
+
+
+def test_model_in_memory_of_the_training_process_is_the_held_one_until_the_process_ends(delta_device):
+    on_disk = delta_device.hands.held_version
+    assert on_disk
+    delta_device.hands.model_held(VERSIONS[-1].digest)
+    assert delta_device.hands.held_version == VERSIONS[-1].digest
+    delta_device.hands.model_held("")
+    assert delta_device.hands.held_version == on_disk

@@ -75,6 +75,7 @@ class Device(PlayedDevice):
         return self.perform(self.job.handle(UpdateTrained(self.job.key, update(blob)), 2.0))
 
 
+@pytest.mark.usefixtures("downloads_on_disk")
 class TestDownload:
     def test_that_finds_no_room_fails_the_round_and_gives_back_what_it_took(self, disk):
         """The coordinator hears `storage`; nothing of the model stays, and with room the next round is taken."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.state.model_cache import Held, ModelCache
+from fedpatch.device_agent.state.model_cache import BufferedModelCache, Held, ModelCache
 from fedpatch.shared.errors import StateError
 from tests.device_agent.disk_change_killer import Guillotine
 
@@ -93,3 +93,28 @@ def test_a_disk_that_refuses_is_named_and_keeps_what_was_held(store):
 
 def _refuse(*_: object) -> None:
     raise OSError(13, "Permission denied")
+
+
+class TestBufferedModelCache:
+    def test_version_written_is_announced_and_read_before_it_is_on_disk(self, tmp_path):
+        announced: list[str] = []
+        buffered = BufferedModelCache(tmp_path, announced.append)
+        buffered.write(SECOND, b"blob")
+        assert (buffered.version(), buffered.read()) == (SECOND.version, (SECOND, b"blob"))
+        assert (announced, ModelCache(tmp_path).version()) == ([SECOND.version], "")
+
+    def test_flush_writes_the_newest_version_once(self, tmp_path):
+        buffered = BufferedModelCache(tmp_path)
+        buffered.flush()
+        assert not (tmp_path / "global.model").exists()
+        buffered.write(FIRST, b"older")
+        buffered.write(SECOND, b"blob")
+        buffered.flush()
+        assert ModelCache(tmp_path).read() == (SECOND, b"blob")
+        written = (tmp_path / "global.model").stat().st_ino
+        buffered.flush()
+        assert (tmp_path / "global.model").stat().st_ino == written
+
+    def test_without_a_written_version_the_disk_is_read(self, tmp_path):
+        ModelCache(tmp_path).write(SECOND, b"blob")
+        assert BufferedModelCache(tmp_path).read() == (SECOND, b"blob")

@@ -69,7 +69,8 @@ def alone(device: Device, steps: int) -> dict[str, Array]:
 
 
 def state_of(device: Device):
-    """The model that the device has trained alone."""
+    """The model that the device has trained alone, after the end of its process."""
+    device.update.flush()
     store = PatchStore(device.patches / "independent")
     [entry] = list_patches(store.directory)
     from fedpatch.device_agent.state.patch_store import PatchKey
@@ -192,7 +193,12 @@ def test_wherever_it_is_killed_the_state_of_a_measure_lies_beside_the_update_of_
     for fatal in range(1, 100):
         folder = tmp_path_factory.mktemp("killed")
         device = Device(folder)
-        changes = Guillotine(fatal).run(lambda: device.play(2))  # noqa: B023
+
+        def measure(device: Device = device) -> None:
+            device.play(2)
+            device.update.flush()
+
+        changes = Guillotine(fatal).run(measure)
         if list((device.patches / "independent").glob("*.patch")):
             states += 1
             assert (folder / "update").exists(), fatal
@@ -213,6 +219,7 @@ def test_a_state_that_the_disk_refuses_costs_neither_update_nor_measure(tmp_path
 
     monkeypatch.setattr(PatchStore, "save", save)
     meta, _ = device.play(2)
+    device.update.flush()
     assert "user_accuracy_independent" in meta
     assert "no space left" in caplog.text
 

@@ -326,7 +326,7 @@ def test_an_export_that_ends_its_process_is_given_up(tmp_path, caplog, deaths):
         device.models.attempts.begin("toy", 9)  # and nothing more is heard of it
     assert device.play(1).steps == 5
     assert (device.models.current("toy") is None) == (deaths >= 2)
-    assert ("ended the training process 2 times" in caplog.text) == (deaths >= 2)
+    assert ("ended its process 2 times" in caplog.text) == (deaths >= 2)
     device.models.attempts.forget()
     device.play(2)
     assert device.personal.metadata.round == 2

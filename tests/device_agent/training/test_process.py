@@ -150,3 +150,27 @@ def test_a_module_in_the_current_directory_is_not_imported(installed, tmp_path):
         _, errors = process.communicate()
     assert process.returncode == 2
     assert b"decoy" not in errors
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_end_of_the_input_ends_the_process_after_its_last_work(failing):
+    """The states that are kept in memory are written; a disk that refuses is logged."""
+    code = f"""
+import os, time
+from fedpatch.device_agent.training.training_process import CommandReader
+from fedpatch.shared.errors import StateError
+
+def last_work():
+    print("written", flush=True)
+    if {failing}:
+        raise StateError("no space left")
+
+reading, writing = os.pipe()
+reader = CommandReader(os.fdopen(reading, "rb"))
+reader.on_end = last_work
+os.close(writing)
+time.sleep({TIMEOUT_S})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "written\n")
+    assert ("no space left" in done.stderr) == failing

@@ -11,6 +11,7 @@ import pytest
 
 from fedpatch.device_agent.job.training_messages import Ready, SetupFailed, WorkerSetup
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
+from fedpatch.device_agent.training.resource_limits import _unchanged_mappings, give_memory_back
 
 TIMEOUT_S = 100
 
@@ -58,3 +59,28 @@ def test_too_little_memory_is_told_with_the_setting_to_change(start):
     _, failed = start(max_memory_mib=100)
     assert isinstance(failed, SetupFailed | Died), failed
     assert "100 MiB (max_memory_mib)" in failed.detail
+
+
+SMAPS = """\
+1000-3000 r-xp 00000000 fd:00 1234                       /usr/lib/libtorch.so
+Rss:                   8 kB
+Anonymous:             0 kB
+3000-4000 r--p 00002000 fd:00 1234                       /usr/lib/libtorch.so
+Anonymous:             4 kB
+4000-5000 rw-p 00003000 fd:00 1234                       /usr/lib/libtorch.so
+Anonymous:             0 kB
+5000-6000 r--p 00000000 00:00 0
+Anonymous:             0 kB
+7f00-8f00 r--s 00000000 fd:00 77                         /data/with a blank.npy
+Anonymous:             0 kB
+"""
+
+
+def test_only_mappings_of_files_without_a_changed_page_are_given_back():
+    """A changed page of a library holds relocated addresses; memory without a file has no other copy."""
+    assert list(_unchanged_mappings(SMAPS)) == [(0x1000, 0x3000), (0x7F00, 0x8F00)]
+
+
+def test_code_that_was_given_back_is_read_again():
+    give_memory_back()
+    assert sum(map(int, "12")) == 3
