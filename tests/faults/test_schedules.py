@@ -10,7 +10,6 @@ DEVICES = NAMES[:3]
 
 
 def test_the_schedules_of_the_suite_strike_everything_at_every_moment():
-    """Among the first forty, each victim is struck, each moment is one of a strike, and both kinds of rounds occur."""
     schedules = [draw(seed, DEVICES) for seed in range(40)]
     strikes = [strike for schedule in schedules for strike in schedule.strikes]
     assert {strike.victim for strike in strikes} == set(Victim)

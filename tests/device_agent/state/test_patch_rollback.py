@@ -24,7 +24,6 @@ def patch(rounds: Rounds) -> PatchState:
 
 
 def applied(state: PatchState) -> Rounds:
-    """Which rounds were."""
     return tuple(int(one) for one in state.values.get("bn.weight", ()))
 
 
@@ -87,7 +86,6 @@ def test_a_repeated_round_leaves_the_kept_version_alone(tmp_path):
 
 
 def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplog):
-    """It is only needed for going back."""
     store = trained(tmp_path, [1, 2, 3])
     kept = tmp_path / (KEY.file_name + ".previous")
     kept.write_bytes(kept.read_bytes()[:-1])
@@ -99,7 +97,6 @@ def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplo
 
 
 def test_a_newest_that_was_damaged_does_not_become_the_kept_one(tmp_path):
-    """Between loading and saving, too."""
     store = trained(tmp_path, [1, 2])
     newest = tmp_path / KEY.file_name
     newest.write_bytes(b"torn")

@@ -34,12 +34,10 @@ def test_to_continue_is_not_to_have_stopped(n, batch_size, first, count, seed):
 
 @given(n=NUMBERS, batch_size=NUMBERS, count=st.integers(1, 30), seed=SEEDS)
 def test_every_batch_is_full(n, batch_size, count, seed):
-    """A batch has the size asked for, or all examples where there are fewer; the last of a pass is no exception."""
     assert {len(batch) for batch in batch_indices(n, batch_size, 0, count, seed)} == {min(batch_size, n)}
 
 
 def test_passes_and_devices_have_orders_of_their_own():
-    """Examples are reshuffled at each wrap-around, and no two devices share an order."""
     first, second = batch_indices(50, 50, 0, 2, stream_seed(0, "ann"))
     (other,) = batch_indices(50, 50, 0, 1, stream_seed(0, "bob"))
     assert not np.array_equal(first, second)
@@ -91,6 +89,5 @@ def test_steps_of_a_round(n, plan, steps):
 
 @pytest.mark.parametrize(("n", "batch_size"), [(0, 5), (5, 0)])
 def test_no_batch_can_be_made_of_nothing(n, batch_size):
-    """A device without examples and a batch without room are errors, not endless loops."""
     with pytest.raises(ValueError, match="at least 1"):
         next(batch_indices(n, batch_size, 0, 1, 0))

@@ -53,19 +53,15 @@ def failing(error: Exception) -> Callable[[], None]:
     [(FedpatchError("no"), 1), (DataError("no"), 1), (UsageError("no"), 2), (BrokerError("no"), 3)],
 )
 def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code):
-    """Nothing of it is on stdout, and there is no traceback."""
     assert lamp(failing(error), "on") == Ended(code, "", "lamp: no\n")
 
 
 def test_each_problem_of_a_config_error_is_a_line(lamp):
-    """All are told at once, each with the program's name."""
     ended = lamp(failing(ConfigError(["--watts: 9 is too many", "lamp.toml:3: no such colour"])), "on")
     assert ended == Ended(2, "", "lamp: --watts: 9 is too many\nlamp: lamp.toml:3: no such colour\n")
 
 
 def test_os_error_is_printed_as_a_sentence(lamp):
-    """An OSError that nobody expected names its file and gives exit code 1."""
-
     def deed() -> None:
         Path("/nowhere/bulb").read_bytes()
 
@@ -73,7 +69,6 @@ def test_os_error_is_printed_as_a_sentence(lamp):
 
 
 def test_debug_prints_the_traceback_of_an_error(lamp):
-    """The sentence stays the last line; before it are logs and the traceback."""
     ended = lamp(failing(DataError("no bulb")), "on", "--debug")
     assert ended.code == 1
     assert "Traceback" in ended.err and "deed" in ended.err
@@ -82,8 +77,6 @@ def test_debug_prints_the_traceback_of_an_error(lamp):
 
 @pytest.mark.parametrize(("argv", "shown"), [(("on",), ["hot"]), (("on", "-v"), ["warm", "hot"])])
 def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
-    """Warnings always, everything with -v; never on stdout."""
-
     def deed() -> None:
         log.debug("warm")
         log.warning("hot")
@@ -94,13 +87,10 @@ def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
 
 
 def test_version_option_prints_the_version(lamp):
-    """With the program's name, on stdout."""
     assert lamp(lambda: None, "--version") == Ended(0, f"lamp {__version__}\n", "")
 
 
 def test_version_option_of_a_subcommand_prints_the_version(lamp):
-    """Of the program, whatever else the command is given or lacks; and nothing is done."""
-
     def deed(lamp_name: str) -> None:
         raise AssertionError(lamp_name)
 
@@ -108,15 +98,12 @@ def test_version_option_of_a_subcommand_prints_the_version(lamp):
 
 
 def test_unknown_option_exits_with_2(lamp):
-    """With exit code 2 and the option's name."""
     ended = lamp(lambda: None, "on", "--colour", "red")
     assert (ended.code, ended.out) == (2, "")
     assert "--colour" in ended.err
 
 
 def test_keyboard_interrupt_exits_with_130(lamp):
-    """As shells tell it, without a traceback."""
-
     def deed() -> None:
         raise KeyboardInterrupt
 
@@ -127,7 +114,6 @@ def test_keyboard_interrupt_exits_with_130(lamp):
 
 @pytest.mark.parametrize("argv", [("on", "--help"), ("--help",)])
 def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkeypatch):
-    """Whoever typed what stands there would get an error."""
     monkeypatch.setenv("TERM", "dumb")
     shown = lamp(lambda: None, *argv).out
     assert "--help" in shown
@@ -170,7 +156,6 @@ def test_empty_path_raises_config_error(shed, argv, named):
 
 
 def test_other_values_may_be_empty_and_paths_may_be_left_out(shed, monkeypatch):
-    """A name may; a variable without a value counts as not set; who wants the current folder says so; --help is --help."""
     monkeypatch.setenv("SHED_INTO", "")
     assert shed("fill", "rake", "--label", "") == Ended(0, "['rake'] . None ''\n", "")
     assert shed("fill", ".", "--into", ".", "--list", "a b") == Ended(0, "['.'] . a b 'old'\n", "")

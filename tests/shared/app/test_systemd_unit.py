@@ -59,7 +59,6 @@ def _values(text: str, key: str) -> list[str]:
 
 @pytest.mark.parametrize("which", UNITS)
 def test_systemd_understands_every_line(analyze, tmp_path, which):
-    """No unknown key, no value out of range, no path that is none."""
     path = tmp_path / "fedpatch-one.service"
     path.write_text(UNITS[which].text())
     done = analyze("verify", path)
@@ -84,7 +83,6 @@ def test_the_service_is_well_confined(analyze, tmp_path, which):
 
 
 def test_homes_are_hidden_but_for_what_the_agent_is_made_of():
-    """An agent that is installed in a home still finds itself; nothing else there is seen."""
     assert _values(PLAIN.text(), "ProtectHome") == ["yes"]
     assert _values(PLAIN.text(), "BindReadOnlyPaths") == []
     text = IN_A_HOME.text()
@@ -93,14 +91,12 @@ def test_homes_are_hidden_but_for_what_the_agent_is_made_of():
 
 
 def test_the_state_directory_is_made_by_systemd_or_named_as_writable():
-    """Nothing else of the device can be written but the cache."""
     assert _values(PLAIN.text(), "StateDirectory") == ["fedpatch-agent"]
     assert _values(IN_A_HOME.text(), "ReadWritePaths") == ["/mnt/ssd/agent"]
 
 
 @pytest.mark.parametrize(("systemd", "steps"), [(252, []), (257, ["6"])])
 def test_the_pause_before_another_start_grows_where_systemd_can_do_that(systemd, steps):
-    """Older ones would complain about the key."""
     assert _values(replace(PLAIN, systemd=systemd).text(), "RestartSteps") == steps
 
 
@@ -117,14 +113,12 @@ def test_the_pause_before_another_start_grows_where_systemd_can_do_that(systemd,
     ids=str,
 )
 def test_impossible_unit_value_raises_usage_error(changes):
-    """With the name and the mend, rather than becoming other lines than were meant."""
     with pytest.raises(UsageError, match="use "):
         replace(PLAIN, **changes).text()
 
 
 @pytest.mark.parametrize(("service", "main", "runs"), COMMANDS, ids=["agent", "coordinator"])
 def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys, service, main, runs):
-    """Its Python, its paths; and no gap is left."""
     ended = Program(main, monkeypatch, capsys)("unit", "--user", "pi", "--state-dir", "/var/lib/x")
     assert (ended.code, ended.err) == (0, "")
     program, _ = this_installation(service)
@@ -136,7 +130,6 @@ def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys, s
 
 @pytest.mark.parametrize("main", [main for _, main, _ in COMMANDS], ids=["agent", "coordinator"])
 def test_the_command_refuses_what_the_unit_cannot_hold(monkeypatch, capsys, main):
-    """As wrong usage."""
     ended = Program(main, monkeypatch, capsys)("unit", "--user", "two words")
     assert (ended.code, ended.out) == (2, "")
     assert "two words" in ended.err

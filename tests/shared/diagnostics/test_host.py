@@ -31,13 +31,11 @@ def checkup() -> Checkup:
 
 
 def named(checkup: Checkup, name: str) -> Finding:
-    """The finding of that name."""
     return next(one for one in checkup.findings if one.name == name)
 
 
 @contextlib.contextmanager
 def tmpfs(place: Path, options: str) -> Iterator[Path]:
-    """A small file system of its own."""
     place.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=False, capture_output=True)
     if done.returncode != 0:
@@ -49,7 +47,6 @@ def tmpfs(place: Path, options: str) -> Iterator[Path]:
 
 
 def test_a_state_directory_that_is_absent_is_tried_and_not_left(checkup, tmp_path):
-    """Nothing is there afterwards, not even its parents."""
     check_state_dir(tmp_path / "a" / "b", SPACE, checkup, private=True)
     assert [one.verdict for one in checkup.findings] == ["ok", "ok"]
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +79,6 @@ def test_a_state_directory_of_somebody_else(checkup, tmp_path):
 
 
 def test_a_state_directory_that_is_a_file(checkup, tmp_path):
-    """Told with its name, not as a traceback."""
     (tmp_path / "file").touch()
     check_state_dir(tmp_path / "file", SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
@@ -90,7 +86,6 @@ def test_a_state_directory_that_is_a_file(checkup, tmp_path):
 
 
 def test_a_read_only_file_system(checkup, tmp_path):
-    """As an SD card turns when it is worn."""
     with tmpfs(tmp_path / "disk", "ro,size=8m") as disk:
         check_state_dir(disk / "state", SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
@@ -98,7 +93,6 @@ def test_a_read_only_file_system(checkup, tmp_path):
 
 
 def test_a_full_disk(checkup, tmp_path):
-    """Not even the probe can be written."""
     with tmpfs(tmp_path / "disk", "size=1m,mode=700") as disk:
         with contextlib.suppress(OSError):
             (disk / "big").write_bytes(bytes(2**21))
@@ -111,7 +105,6 @@ def test_a_full_disk(checkup, tmp_path):
     ("options", "verdict", "words"), [("size=900k", "fail", "which take"), ("size=3m", "warn", "up to")]
 )
 def test_a_disk_that_is_too_small(checkup, tmp_path, options, verdict, words):
-    """Too small for the least is a failure, for the most a warning."""
     with tmpfs(tmp_path / "disk", f"{options},mode=700") as disk:
         check_state_dir(disk, SPACE, checkup, private=True)
     found = named(checkup, "disk")
@@ -119,7 +112,6 @@ def test_a_disk_that_is_too_small(checkup, tmp_path, options, verdict, words):
 
 
 def test_a_disk_without_inodes(checkup, tmp_path):
-    """Bytes are not all that a file needs."""
     with tmpfs(tmp_path / "disk", "size=8m,nr_inodes=20,mode=700") as disk:
         check_state_dir(disk, SPACE, checkup, private=True)
     found = named(checkup, "disk")
@@ -127,7 +119,6 @@ def test_a_disk_without_inodes(checkup, tmp_path):
 
 
 def test_a_clock_that_began_in_1970(checkup):
-    """A Raspberry Pi without network; with TLS the certificate suffers. Never a failure."""
     check_clock(checkup, tls=True, now=1000.0)
     found = named(checkup, "clock")
     assert found.verdict == "warn" and "1970-01-01" in found.detail and "certificate" in found.detail
@@ -147,7 +138,6 @@ def test_what_the_system_says_of_its_clock(checkup, tmp_path, monkeypatch, told,
 
 
 def test_memory_that_is_short(checkup, tmp_path):
-    """What is available, what is needed, and a mend."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  900000 kB\nMemAvailable:     50000 kB\n")
     check_memory(90e6, "training", checkup, meminfo)
@@ -161,13 +151,11 @@ def test_memory_that_is_short(checkup, tmp_path):
 
 
 def test_memory_of_a_process():
-    """Of one that is there."""
     assert (resident_memory(os.getpid()) or 0) > 10e6
     assert resident_memory(2**30) is None
 
 
 def test_a_machine_without_torch(checkup, monkeypatch):
-    """The mend names the part of fedpatch that brings it."""
     monkeypatch.setattr(host, "_version", lambda name: "" if name == "torch" else "1.0")
     check_versions("agent", checkup)
     found = named(checkup, "versions")
@@ -184,7 +172,6 @@ def test_a_machine_without_torch(checkup, monkeypatch):
     ],
 )
 def test_a_torch_that_ends_a_raspberry_pi_with_sigill(checkup, monkeypatch, machine, version, verdict):
-    """From 2.10 on, on that processor only."""
     monkeypatch.setattr(host, "_version", lambda name: version)
     check_versions("agent", checkup, machine)
     assert named(checkup, "versions").verdict == verdict

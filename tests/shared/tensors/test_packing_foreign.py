@@ -73,7 +73,6 @@ def entry(name="w", dtype="float32", shape=(4,), values=bytes(16)):
     ],
 )
 def test_tensors_outside_the_schema_are_refused(entries, error, complaint):
-    """Names, shapes and dtypes that differ are a SchemaMismatch, what is no tensor at all a WireError."""
     with pytest.raises(error, match=complaint):
         read_raw(container_of(*entries), HALF)
 
@@ -86,7 +85,6 @@ def test_unexpected_tensors_error_has_the_names():
 
 
 def test_half_precision_is_for_weights_only():
-    """An fp16 blob whose statistics are halved does not fit."""
     schema = Schema((TensorSpec("v", (4,), "float32", "stats"),))
     with pytest.raises(SchemaMismatch, match="v: dtype 'float16'"):
         read_raw(container_of(entry("v", "float16", values=bytes(8))), schema, "fp16")
@@ -117,7 +115,6 @@ def test_half_precision_is_for_weights_only():
 )
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 def test_malformed_container_raises_wire_error(container, encoding):
-    """Anything but a map of plain meta and tensors, with nothing after it, is refused."""
     with pytest.raises(WireError):
         read_raw(container, Schema(()), encoding)
 
@@ -127,7 +124,6 @@ def test_malformed_container_raises_wire_error(container, encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_truncated_blob_raises_wire_error(encoding):
-    """No prefix of a blob is a blob, whether the true size was announced or that of the prefix."""
     packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for end in range(len(packed.blob)):
         for raw_bytes in (packed.raw_bytes, end):
@@ -137,7 +133,6 @@ def test_truncated_blob_raises_wire_error(encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_bytes_after_the_blob_raise_wire_error(encoding):
-    """A blob is whole and nothing but itself."""
     packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for extra in (b"\x00", packed.blob):
         with pytest.raises(WireError):
@@ -152,7 +147,6 @@ def test_an_unknown_encoding_is_a_wire_error():
 
 @given(st.data(), st.sampled_from(ENCODINGS))
 def test_a_flipped_byte_gives_a_result_or_a_refusal(data, encoding):
-    """Damage that is not noticed changes values; it never raises anything but WireError or SchemaMismatch."""
     packed = pack(VALUES, MODEL, {"n": [1, {"a": None}]}, encoding, base=BASE)
     damaged = bytearray(packed.blob)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -189,7 +183,6 @@ NEARLY = st.fixed_dictionaries(
 @example(b"\xdc\xff\xff" * 200, "fp32")
 @example(b"\x91" * 5000, "fp32")
 def test_unpack_of_any_bytes_raises_documented_errors_alone(raw, encoding):
-    """Whatever arrives is read, or raises WireError or SchemaMismatch."""
     with suppress(WireError, SchemaMismatch):
         _, found = read_raw(raw, MODEL, encoding)
         MODEL.check(found)
@@ -197,7 +190,6 @@ def test_unpack_of_any_bytes_raises_documented_errors_alone(raw, encoding):
 
 @given(st.binary(max_size=200), st.integers(-1, 300))
 def test_decompression_of_any_bytes_raises_documented_errors_alone(blob, raw_bytes):
-    """Bytes that are no zstd frame, or begin like one, raise WireError or SchemaMismatch only."""
     for candidate in (blob, b"\x28\xb5\x2f\xfd" + blob):
         with suppress(WireError, SchemaMismatch):
             unpack(candidate, encoding="fp32+zstd", raw_bytes=raw_bytes, schema=HALF)
@@ -293,6 +285,5 @@ def test_too_many_tensors_are_refused():
 
 
 def test_many_small_values_take_bounded_memory():
-    """As many empty lists as fit into the announcement are skipped, not built."""
     raw = b"\x82\xa4meta\xdd" + (4 * 2**20).to_bytes(4, "big") + b"\x90" * (4 * 2**20)
     assert peak_of_refusal(raw, "fp32", len(raw), LARGE) < 2 * len(raw) + SMALL
