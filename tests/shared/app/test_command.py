@@ -39,7 +39,7 @@ def lamp(monkeypatch, capsys) -> Callable[..., Ended]:
     return program
 
 
-def failing(error: Exception) -> Callable[[], None]:
+def failing(error: BaseException) -> Callable[[], None]:
     """A deed that fails."""
 
     def deed() -> None:
@@ -49,23 +49,22 @@ def failing(error: Exception) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(FedpatchError("no"), 1), (DataError("no"), 1), (UsageError("no"), 2), (BrokerError("no"), 3)],
+    ("error", "code", "printed"),
+    [
+        (FedpatchError("no"), 1, "lamp: no\n"),
+        (DataError("no"), 1, "lamp: no\n"),
+        (UsageError("no"), 2, "lamp: no\n"),
+        (BrokerError("no"), 3, "lamp: no\n"),
+        (
+            ConfigError(["--watts: 9 is too many", "a.toml:3: no"]),
+            2,
+            "lamp: --watts: 9 is too many\nlamp: a.toml:3: no\n",
+        ),
+        (FileNotFoundError(2, "No such file", "/bulb"), 1, "lamp: /bulb: No such file\n"),
+    ],
 )
-def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code):
-    assert lamp(failing(error), "on") == Ended(code, "", "lamp: no\n")
-
-
-def test_each_problem_of_a_config_error_is_a_line(lamp):
-    ended = lamp(failing(ConfigError(["--watts: 9 is too many", "lamp.toml:3: no such colour"])), "on")
-    assert ended == Ended(2, "", "lamp: --watts: 9 is too many\nlamp: lamp.toml:3: no such colour\n")
-
-
-def test_os_error_is_printed_as_a_sentence(lamp):
-    def deed() -> None:
-        Path("/nowhere/bulb").read_bytes()
-
-    assert lamp(deed, "on") == Ended(1, "", "lamp: /nowhere/bulb: No such file or directory\n")
+def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code, printed):
+    assert lamp(failing(error), "on") == Ended(code, "", printed)
 
 
 def test_debug_prints_the_traceback_of_an_error(lamp):
@@ -86,15 +85,9 @@ def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
     assert (ended.code, ended.out) == (0, "")
 
 
-def test_version_option_prints_the_version(lamp):
-    assert lamp(lambda: None, "--version") == Ended(0, f"lamp {__version__}\n", "")
-
-
-def test_version_option_of_a_subcommand_prints_the_version(lamp):
-    def deed(lamp_name: str) -> None:
-        raise AssertionError(lamp_name)
-
-    assert lamp(deed, "on", "--version") == Ended(0, f"lamp {__version__}\n", "")
+@pytest.mark.parametrize("argv", [("--version",), ("on", "--version")])
+def test_version_option_prints_the_version_and_runs_no_command(lamp, argv):
+    assert lamp(failing(AssertionError("run")), *argv) == Ended(0, f"lamp {__version__}\n", "")
 
 
 def test_unknown_option_exits_with_2(lamp):
@@ -104,10 +97,7 @@ def test_unknown_option_exits_with_2(lamp):
 
 
 def test_keyboard_interrupt_exits_with_130(lamp):
-    def deed() -> None:
-        raise KeyboardInterrupt
-
-    ended = lamp(deed, "on")
+    ended = lamp(failing(KeyboardInterrupt()), "on")
     assert ended.code == 130
     assert "Traceback" not in ended.err
 

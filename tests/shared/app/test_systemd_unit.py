@@ -65,13 +65,6 @@ def test_systemd_understands_every_line(analyze, tmp_path, which):
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_a_line_that_systemd_does_not_understand_would_be_seen(analyze, tmp_path):
-    """Or the test above could not fail."""
-    path = tmp_path / "fedpatch-agent.service"
-    path.write_text(PLAIN.text().replace("WatchdogSec=2min", "WatchdogSec=often"))
-    assert "Failed to parse" in analyze("verify", path).stderr
-
-
 @pytest.mark.parametrize("which", ["agent", "coordinator"])
 def test_the_service_is_well_confined(analyze, tmp_path, which):
     """The exposure that systemd finds is at most 2.0 of 10, which it calls OK."""
@@ -82,22 +75,21 @@ def test_the_service_is_well_confined(analyze, tmp_path, which):
     assert "OK" in done.stdout.splitlines()[-1]
 
 
-def test_homes_are_hidden_but_for_what_the_agent_is_made_of():
-    assert _values(PLAIN.text(), "ProtectHome") == ["yes"]
-    assert _values(PLAIN.text(), "BindReadOnlyPaths") == []
-    text = IN_A_HOME.text()
-    assert _values(text, "ProtectHome") == ["tmpfs"]
-    assert _values(text, "BindReadOnlyPaths") == ["/home/ann/venv"]
-
-
-def test_the_state_directory_is_made_by_systemd_or_named_as_writable():
-    assert _values(PLAIN.text(), "StateDirectory") == ["fedpatch-agent"]
-    assert _values(IN_A_HOME.text(), "ReadWritePaths") == ["/mnt/ssd/agent"]
-
-
-@pytest.mark.parametrize(("systemd", "steps"), [(252, []), (257, ["6"])])
-def test_the_pause_before_another_start_grows_where_systemd_can_do_that(systemd, steps):
-    assert _values(replace(PLAIN, systemd=systemd).text(), "RestartSteps") == steps
+@pytest.mark.parametrize(
+    ("unit", "key", "values"),
+    [
+        (PLAIN, "ProtectHome", ["yes"]),
+        (PLAIN, "BindReadOnlyPaths", []),
+        (IN_A_HOME, "ProtectHome", ["tmpfs"]),
+        (IN_A_HOME, "BindReadOnlyPaths", ["/home/ann/venv"]),
+        (PLAIN, "StateDirectory", ["fedpatch-agent"]),
+        (IN_A_HOME, "ReadWritePaths", ["/mnt/ssd/agent"]),
+        (replace(PLAIN, systemd=252), "RestartSteps", []),
+        (replace(PLAIN, systemd=257), "RestartSteps", ["6"]),
+    ],
+)
+def test_unit_setting_follows_from_the_paths_and_the_version_of_systemd(unit, key, values):
+    assert _values(unit.text(), key) == values
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,19 @@ def problem(text: str = "", environ: dict[str, str] | None = None, **flags: obje
     return told[max(0, told.find("pizza.toml")) :]
 
 
-def test_a_list_is_an_array_in_a_file():
-    assert loaded('toppings = ["ham, smoked",\n  "olives",\n]\n').toppings == ("ham, smoked", "olives")
-    assert loaded("toppings = []").toppings == ()
-
-
-def test_elsewhere_commas_stand_between_its_entries():
-    assert loaded(environ={"FEDPATCH_TOPPINGS": "ham, olives"}).toppings == ("ham", "olives")
-    assert loaded(toppings="ham,olives,").toppings == ("ham", "olives")
-    assert loaded(toppings="").toppings == ()
-    assert loaded(environ={"FEDPATCH_TOPPINGS": ""}).toppings == ("cheese", "basil")
+@pytest.mark.parametrize(
+    ("text", "environ", "flags", "toppings"),
+    [
+        ('toppings = ["ham, smoked",\n  "olives",\n]\n', {}, {}, ("ham, smoked", "olives")),
+        ("toppings = []", {}, {}, ()),
+        ("", {"FEDPATCH_TOPPINGS": "ham, olives"}, {}, ("ham", "olives")),
+        ("", {"FEDPATCH_TOPPINGS": ""}, {}, ("cheese", "basil")),
+        ("", {}, {"toppings": "ham,olives,"}, ("ham", "olives")),
+        ("", {}, {"toppings": ""}, ()),
+    ],
+)
+def test_list_is_an_array_in_a_file_and_texts_between_commas_elsewhere(text, environ, flags, toppings):
+    assert loaded(text, environ, **flags).toppings == toppings
 
 
 @pytest.mark.parametrize("value", ['"ham"', "7", '["ham", 7]', "[[]]"])

@@ -75,8 +75,9 @@ def from_file(file: Path, text: str, cls=Oven):
     return load(cls, file=file, environ={}, flags={})
 
 
-def test_without_anything_every_setting_has_its_default():
-    assert load(Oven, file=None, environ={}, flags={}) == Oven()
+@pytest.mark.parametrize("environ", [{}, {"OVEN_TRAYS": ""}, {"OVEN_DOOR_COUNT": "2", "trays": "3"}], ids=str)
+def test_environment_without_a_value_of_ours_gives_the_defaults(environ):
+    assert load(Oven, file=None, environ=environ, flags={}) == Oven()
 
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(file):
@@ -136,41 +137,33 @@ def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
         ("SHARE", "inf", "is not a finite number"),
         ("LIGHT", "perhaps", "expected true or false, got 'perhaps'"),
         ("DISH", "\udcff", "is not text (it holds a zero byte or is not UTF-8)"),
+        ("TRAY", "2", "unknown variable; did you mean $OVEN_TRAYS?"),
     ],
 )
 def test_a_wrong_variable_is_told_by_its_name(variable, text, said):
     assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {said}"]
 
 
-def test_a_misspelt_variable_is_refused_and_a_stranger_is_not():
-    """A slip would silently leave a default in place; other programs' variables may begin alike."""
-    assert problems(environ={"OVEN_TRAY": "2"}) == ["$OVEN_TRAY: unknown variable; did you mean $OVEN_TRAYS?"]
-    assert load(Oven, file=None, environ={"OVEN_DOOR_COUNT": "2", "trays": "3"}, flags={}) == Oven()
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("share = 1", "share", 1.0),
+        ('target = "none"', "target", None),
+        ('book = "~/recipes"', "book", Path("/home/ada/recipes")),
+    ],
+)
+def test_value_in_a_file_becomes_that_of_the_setting(file, monkeypatch, line, name, value):
+    monkeypatch.setenv("HOME", "/home/ada")
+    found = getattr(from_file(file, line), name)
+    assert (type(found), found) == (type(value), value)
 
 
-def test_an_empty_variable_counts_as_not_set():
-    assert load(Oven, file=None, environ={"OVEN_TRAYS": ""}, flags={}) == Oven()
-
-
-def test_a_whole_number_is_taken_for_a_number_and_becomes_one(file):
-    assert isinstance(from_file(file, "share = 1").share, float)
-
-
-def test_none_takes_the_value_of_an_optional_setting_away(file):
-    assert from_file(file, 'target = "none"').target is None
+def test_none_takes_the_value_of_an_optional_setting_away():
+    """A password may be the word: otherwise somebody would log in without one and not know."""
     assert load(Oven, file=None, environ={"OVEN_TARGET": "none"}, flags={}).target is None
     assert load(Oven, file=None, environ={}, flags={"target": "none"}).target is None
-    assert problems(trays="none") == ["--trays: expected a whole number, got 'none'"]
-
-
-def test_a_password_may_be_the_word_none():
-    """Otherwise somebody would log in without one and not know."""
     assert load(Oven, file=None, environ={"OVEN_KEY": "none"}, flags={}).key == "none"
-
-
-def test_a_tilde_stands_for_the_home_directory(file, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/ada")
-    assert from_file(file, 'book = "~/recipes"').book == Path("/home/ada/recipes")
+    assert problems(trays="none") == ["--trays: expected a whole number, got 'none'"]
 
 
 def test_fields_that_do_not_go_together_are_told_where_the_value_came_from(file):

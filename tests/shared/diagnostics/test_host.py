@@ -52,19 +52,17 @@ def test_a_state_directory_that_is_absent_is_tried_and_not_left(checkup, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_directory_that_others_can_read(checkup, tmp_path):
-    """It holds private patches, so that is a warning; a coordinator's does not."""
-    tmp_path.chmod(0o755)
-    check_state_dir(tmp_path, SPACE, checkup, private=True)
-    assert named(checkup, "state_dir").remedy == f"chmod 700 {tmp_path}"
-    checkup.findings.clear()
-    tmp_path.chmod(0o710)  # the group passes through to the models
-    check_state_dir(tmp_path, SPACE, checkup, private=True)
-    assert named(checkup, "state_dir").verdict == "ok"
-    checkup.findings.clear()
-    tmp_path.chmod(0o755)
-    check_state_dir(tmp_path, SPACE, checkup, private=False)
-    assert named(checkup, "state_dir").verdict == "ok"
+@pytest.mark.parametrize(
+    ("mode", "private", "remedy"), [(0o755, True, "chmod 700 {}"), (0o710, True, ""), (0o755, False, "")]
+)
+def test_state_directory_with_private_patches_that_others_can_read_is_a_warning(
+    checkup, tmp_path, mode, private, remedy
+):
+    """A group may pass through to the models."""
+    tmp_path.chmod(mode)
+    check_state_dir(tmp_path, SPACE, checkup, private=private)
+    found = named(checkup, "state_dir")
+    assert (found.verdict, found.remedy) == ("warn" if remedy else "ok", remedy.format(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,37 +83,24 @@ def test_a_state_directory_that_is_a_file(checkup, tmp_path):
     assert found.verdict == "fail" and str(tmp_path / "file") in found.detail and "--state-dir" in found.remedy
 
 
-def test_a_read_only_file_system(checkup, tmp_path):
-    with tmpfs(tmp_path / "disk", "ro,size=8m") as disk:
-        check_state_dir(disk / "state", SPACE, checkup, private=True)
-    found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and "Read-only" in found.detail and "SD card" in found.remedy
-
-
-def test_a_full_disk(checkup, tmp_path):
-    with tmpfs(tmp_path / "disk", "size=1m,mode=700") as disk:
-        with contextlib.suppress(OSError):
-            (disk / "big").write_bytes(bytes(2**21))
-        check_state_dir(disk, SPACE, checkup, private=True)
-    found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and "No space left" in found.detail and "free some space" in found.remedy
-
-
 @pytest.mark.parametrize(
-    ("options", "verdict", "words"), [("size=900k", "fail", "which take"), ("size=3m", "warn", "up to")]
+    ("options", "fill_bytes", "name", "verdict", "words", "remedy"),
+    [
+        ("ro,size=8m", 0, "state_dir", "fail", "Read-only", "SD card"),
+        ("size=1m,mode=700", 2**21, "state_dir", "fail", "No space left", "free some space"),
+        ("size=900k,mode=700", 0, "disk", "fail", "which take", "free some space"),
+        ("size=3m,mode=700", 0, "disk", "warn", "up to", "free some space"),
+        ("size=8m,nr_inodes=20,mode=700", 0, "disk", "fail", "inodes", "df -i"),
+    ],
+    ids=["read-only", "full", "below the least", "below the most", "no inodes"],
 )
-def test_a_disk_that_is_too_small(checkup, tmp_path, options, verdict, words):
-    with tmpfs(tmp_path / "disk", f"{options},mode=700") as disk:
+def test_disk_without_room_is_found(checkup, tmp_path, options, fill_bytes, name, verdict, words, remedy):
+    with tmpfs(tmp_path / "disk", options) as disk:
+        with contextlib.suppress(OSError):
+            (disk / "big").write_bytes(bytes(fill_bytes))
         check_state_dir(disk, SPACE, checkup, private=True)
-    found = named(checkup, "disk")
-    assert found.verdict == verdict and words in found.detail and "free some space" in found.remedy
-
-
-def test_a_disk_without_inodes(checkup, tmp_path):
-    with tmpfs(tmp_path / "disk", "size=8m,nr_inodes=20,mode=700") as disk:
-        check_state_dir(disk, SPACE, checkup, private=True)
-    found = named(checkup, "disk")
-    assert found.verdict == "fail" and "inodes" in found.detail and "df -i" in found.remedy
+    found = named(checkup, name)
+    assert found.verdict == verdict and words in found.detail and remedy in found.remedy
 
 
 def test_a_clock_that_began_in_1970(checkup):
@@ -150,7 +135,7 @@ def test_memory_that_is_short(checkup, tmp_path):
     assert [one.verdict for one in checkup.findings] == ["ok", "skip"]
 
 
-def test_memory_of_a_process():
+def test_memory_of_a_process_that_is_gone_is_none():
     assert (resident_memory(os.getpid()) or 0) > 10e6
     assert resident_memory(2**30) is None
 

@@ -21,7 +21,7 @@ from fedpatch.shared.tensors.packing import (
     unpack,
 )
 from fedpatch.shared.wire.messages import ENCODINGS
-from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
+from tests.shared.arbitrary_tensors import LAYOUTS, awkward, nested, same, schemas, tensors_of
 
 MODEL = Schema(
     (
@@ -141,11 +141,6 @@ def test_packing_takes_all_tensors_and_no_others():
 def test_an_unknown_encoding_is_a_usage_error():
     with pytest.raises(UsageError, match=r"unknown encoding 'fp16\+zst'; did you mean 'fp16\+zstd'"):
         pack(VALUES, MODEL, {}, "fp16+zst")
-
-
-def nested(depth: int) -> list:
-    """Nest empty lists."""
-    return [nested(depth - 1)] if depth else []
 
 
 @pytest.mark.parametrize(

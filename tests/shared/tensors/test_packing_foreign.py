@@ -16,16 +16,12 @@ from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
 from fedpatch.shared.tensors.packing import MAX_META_BYTES, pack, unpack
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
+from tests.shared.arbitrary_tensors import nested
 
 HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
 MODEL = Schema((*HALF.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("mask", (3,), "bool", "buffer")))
 VALUES = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
 BASE = {spec.name: np.full(spec.shape, 0.75).astype(spec.dtype) for spec in MODEL.specs}
-
-
-def nested(depth: int) -> list:
-    """Nest empty lists."""
-    return [nested(depth - 1)] if depth else []
 
 
 def read_raw(container, schema: Schema, encoding: str = "fp32"):
@@ -219,6 +215,7 @@ def peak_of_refusal(blob: bytes, encoding: str, raw_bytes: int, schema: Schema =
 
 
 BOMB = zstandard.compress(bytes(256 * 2**20))
+STREAM = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(256 * 2**20))
 
 
 def hidden(blob: bytes, stated: int) -> bytes:
@@ -227,26 +224,14 @@ def hidden(blob: bytes, stated: int) -> bytes:
     return blob[:6] + stated.to_bytes(4, "little") + blob[10:]
 
 
-def test_a_frame_that_states_more_than_announced_is_refused():
-    """256 MB in a frame of some kB, announced as 100 bytes, cost nothing."""
-    assert len(BOMB) < 32_000
-    assert peak_of_refusal(BOMB, "fp32+zstd", 100) < SMALL
-
-
-def test_frame_with_a_false_size_is_refused():
-    """A frame that states 100 bytes and expands to 256 MB is stopped at 100 bytes."""
-    assert peak_of_refusal(hidden(BOMB, 100), "fp32+zstd", 100) < SMALL
-
-
-def test_a_frame_that_states_no_size_is_refused():
-    """A streamed frame could grow without end."""
-    stream = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(256 * 2**20))
-    assert peak_of_refusal(stream, "fp32+zstd", 100) < SMALL
-
-
-def test_an_announcement_beyond_the_schema_is_refused():
-    """What is announced is measured by what was agreed: four floats do not take 256 MB."""
-    assert peak_of_refusal(BOMB, "fp32+zstd", 256 * 2**20) < SMALL
+@pytest.mark.parametrize(
+    ("blob", "announced"),
+    [(BOMB, 100), (hidden(BOMB, 100), 100), (STREAM, 100), (BOMB, 256 * 2**20)],
+    ids=["states more than announced", "states a false size", "states no size", "announces more than the schema"],
+)
+def test_frame_of_256_mb_is_refused_in_little_memory(blob, announced):
+    assert len(blob) < 32_000
+    assert peak_of_refusal(blob, "fp32+zstd", announced) < SMALL
 
 
 LISTS = b"\xdc\xf0\x00" * 500 + b"\xc0" * 62_000
