@@ -16,12 +16,8 @@ from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks.data_checks import checked
 from fedpatch.shared.tasks.bundled import mnist
 from fedpatch.shared.tasks.bundled.mnist import (
-    MIRRORS,
     TASK,
-    TEST_IMAGES,
-    TEST_LABELS,
     TRAIN_IMAGES,
-    TRAIN_LABELS,
     read_idx,
 )
 
@@ -37,12 +33,6 @@ def test_the_2nn_has_the_papers_size():
     assert sum(parameter.numel() for parameter in model.parameters()) == 199_610
     assert sum(buffer.numel() for buffer in model.buffers() if buffer.dtype == torch.float32) == 400
     assert model(torch.zeros(3, 784)).shape == (3, 10)
-
-
-def test_every_file_has_two_addresses():
-    for file in (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS):
-        assert file.urls == tuple(mirror + file.name for mirror in MIRRORS)
-        assert len(file.urls) == 2
 
 
 def test_idx_files_are_read(tmp_path):

@@ -73,10 +73,6 @@ def _data(**changes) -> DeviceData:
     return DeviceData(**{**parts, **changes})
 
 
-def test_device_data_counts_in_user_accuracy_unless_told():
-    assert _data().counts_in_ua
-
-
 @pytest.mark.parametrize("part", ["train_y", "test_y"])
 def test_device_data_needs_one_target_per_input(part):
     with pytest.raises(DataError, match=r"(training|test) data has \d inputs but 2 targets"):
@@ -100,15 +96,10 @@ def test_task_needs_a_batch():
         _task(batch_size=0)
 
 
-def test_module_attribute_is_found_in_the_current_directory(workdir):
-    (workdir / "my_moons.py").write_text(MODULE.format(name="moons"))
-    assert find_task("my_moons:TASK").name == "moons"
-
-
 def test_current_directory_is_importable_for_that_import_only(workdir):
     before = list(sys.path)
     (workdir / "my_path_task.py").write_text(MODULE.format(name="moons"))
-    find_task("my_path_task:TASK")
+    assert find_task("my_path_task:TASK").name == "moons"
     with pytest.raises(UsageError):
         find_task("my_absent_task:TASK")
     assert sys.path == before
@@ -164,15 +155,23 @@ def test_a_task_with_imports_of_version_0_1_is_told_the_line_to_change(workdir):
         find_task("my_old:TASK")
 
 
-def test_installed_task_is_found_by_its_name(install):
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
-    assert find_task("two-moons").description == "for tests"
-
-
-def test_mistyped_name_is_answered_with_the_nearest(install):
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
-    with pytest.raises(UsageError, match=r"unknown task 'two-mons'; did you mean 'two-moons'\?"):
-        find_task("two-mons")
+@pytest.mark.parametrize(
+    ("ref", "entry_points", "name", "problem"),
+    [
+        ("two-mons", ["a_task:TASK"], "two-moons", r"unknown task 'two-mons'; did you mean 'two-moons'\?"),
+        ("two-moons", ["a_task:TASK"], "moons", "the task there is named 'moons'"),
+        ("two-moons", ["a_task"], "two-moons", "must be module:attribute"),
+        ("two-moons", ["a_task:TASK", "b_task:TASK"], "two-moons", "more than once, as a_task:TASK and b_task:TASK"),
+    ],
+    ids=["mistyped", "another name", "no attribute", "two distributions"],
+)
+def test_installed_task_that_is_not_plainly_named_is_refused(install, ref, entry_points, name, problem):
+    """Which of two tasks would train is never left to the order of the path."""
+    for entry_point in entry_points:
+        module = entry_point.partition(":")[0]
+        install(module, {"two-moons": entry_point}, **{module: MODULE.format(name=name)})
+    with pytest.raises(UsageError, match=problem):
+        find_task(ref)
 
 
 @pytest.mark.parametrize("name", ["bearing_task", "bearing", "bearing_task.py"])
@@ -213,27 +212,6 @@ def test_a_name_is_checked_without_importing_the_task(install):
     for wrong, said in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
         with pytest.raises(UsageError, match=said):
             check_name(wrong)
-
-
-def test_entry_point_and_task_must_agree_on_the_name(install):
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="moons"))
-    with pytest.raises(UsageError, match="the task there is named 'moons'"):
-        find_task("two-moons")
-
-
-def test_entry_point_without_an_attribute_is_refused(install):
-    install("moons", {"two-moons": "moons_task"}, moons_task=MODULE.format(name="two-moons"))
-    with pytest.raises(UsageError, match="must be module:attribute"):
-        find_task("two-moons")
-
-
-def test_two_distributions_may_not_claim_one_name(install):
-    """Which of two tasks would train is never left to the order of the path."""
-    module = MODULE.format(name="two-moons")
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=module)
-    install("other-moons", {"two-moons": "other_task:TASK"}, other_task=module)
-    with pytest.raises(UsageError, match="more than once, as moons_task:TASK and other_task:TASK"):
-        find_task("two-moons")
 
 
 def test_one_distribution_seen_twice_is_no_conflict(install):

@@ -100,10 +100,6 @@ def test_unpacked_tensors_are_writable():
         array += 1
 
 
-def test_empty_schema_is_packed_and_unpacked():
-    assert reopened(pack({}, Schema(()), META, "fp32+zstd"), Schema(())) == (META, {})
-
-
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_equal_input_gives_equal_bytes(encoding):
     backwards = dict(reversed(VALUES.items()))

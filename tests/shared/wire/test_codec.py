@@ -195,10 +195,6 @@ def test_message_beyond_the_size_limit_raises_wire_error():
         decode(bytes(MAX_MESSAGE_BYTES + 1))
 
 
-def test_message_type_is_the_class_name_in_snake_case():
-    assert {"work_request", "retry_after", "device_state", "ack"} <= set(BODY_TYPES)
-
-
 def test_reason_is_decoded_to_its_enumeration_member():
     body = decode(msgpack.packb(fields(t="decline", b={"reason": "unwilling"}))).body
     assert isinstance(body, Decline)

@@ -155,13 +155,3 @@ def test_model_chunks_equals_model_chunk_of_each_index(fleet, digest, indices):
 def test_model_chunks_index_too_large_raises_usage_error():
     with pytest.raises(UsageError, match=f"0 to {MAX_CHUNKS - 1}"):
         topics.model_chunks("home", DIGEST, [0, MAX_CHUNKS])
-
-
-def test_watcher_filters_are_presence_and_status_of_the_coordinator():
-    assert topics.watcher_filters("home") == (topics.coordinator_state("home"), topics.run_status("home"))
-
-
-@pytest.mark.parametrize("fleet", ["", "Home", "a/b", "+", "#"])
-def test_watcher_filters_bad_fleet_raises_usage_error(fleet):
-    with pytest.raises(UsageError, match="fleet"):
-        topics.watcher_filters(fleet)
