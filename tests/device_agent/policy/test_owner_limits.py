@@ -24,14 +24,28 @@ from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
 PLAN = TrainPlan("sgd", 0.1, 5)
 
 
-@pytest.mark.parametrize("private", ["none", "names:fc.weight"])
-def test_a_request_that_keeps_less_is_declined_with_a_word_of_its_own(tmp_path, private):
-    request = replace(REQUEST, private=private, features=COORDINATOR_FEATURES)
+KEEPS = "the request keeps {} private, the owner of this device at least affine; 'bn.weight' would leave it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "why"),
+    [
+        ({"private": "none"}, DeclineReason.PRIVATE_POLICY, KEEPS.format("none")),
+        ({"private": "names:fc.weight"}, DeclineReason.PRIVATE_POLICY, KEEPS.format("names:fc.weight")),
+        (
+            {"plan": replace(REQUEST.plan, steps=100_000_000)},
+            DeclineReason.PLAN_LIMIT,
+            "100000000 training steps are asked for; the owner's limit is max_steps = 1000",
+        ),
+    ],
+    ids=["none", "names", "plan"],
+)
+def test_a_request_beyond_a_limit_is_declined_with_a_word_of_its_own(tmp_path, changes, reason, why):
+    request = replace(REQUEST, features=COORDINATOR_FEATURES, **changes)
     verdict = limits_of(tmp_path).refusal(TASK, request)
     assert verdict is not None
     [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
-    why = f"the request keeps {private} private, the owner of this device at least affine; 'bn.weight' would leave it"
-    assert answer == Decline(DeclineReason.PRIVATE_POLICY, why)
+    assert answer == Decline(reason, why)
 
 
 @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT])
@@ -41,15 +55,18 @@ def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
     assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
 
 
-def test_a_request_that_keeps_as_much_or_more_is_not_declined(tmp_path):
-    assert limits_of(tmp_path).refusal(TASK, REQUEST) is None
-    assert limits_of(tmp_path).refusal(TASK, replace(REQUEST, private="names:bn.*")) is None
-
-
-def test_another_task_or_schema_is_none_of_the_limits_business(tmp_path):
-    limits = limits_of(tmp_path)
-    assert limits.refusal("another", replace(REQUEST, private="none")) is None
-    assert limits.refusal(TASK, replace(REQUEST, private="none", schema="7e" * 32)) is None
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        (TASK, {}),
+        (TASK, {"private": "names:bn.*"}),
+        ("another", {"private": "none"}),
+        (TASK, {"private": "none", "schema": "7e" * 32}),
+    ],
+    ids=["as much", "more", "another task", "another schema"],
+)
+def test_a_request_within_the_limits_or_of_another_model_is_not_declined(tmp_path, task, changes):
+    assert limits_of(tmp_path).refusal(task, replace(REQUEST, **changes)) is None
 
 
 @pytest.mark.parametrize("private", ["names:fc9.*", "afine", "names:*"])
@@ -130,16 +147,6 @@ def test_request_within_the_limits_is_accepted_although_a_measure_would_exceed_t
     """The training process leaves the measure out; a lasting decline would end the device's run."""
     request = replace(REQUEST, plan=replace(REQUEST.plan, steps=60, batch_size=1), measure_independent=True)
     assert limits_of(tmp_path, max_steps=100).refusal(TASK, request) is None
-
-
-def test_a_plan_without_end_is_declined_before_a_download(tmp_path):
-    """10^8 steps in one request were accepted once."""
-    request = replace(REQUEST, plan=replace(REQUEST.plan, steps=100_000_000), features=COORDINATOR_FEATURES)
-    verdict = limits_of(tmp_path).refusal(TASK, request)
-    assert verdict is not None
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
-    why = "100000000 training steps are asked for; the owner's limit is max_steps = 1000"
-    assert answer == Decline(DeclineReason.PLAN_LIMIT, why)
 
 
 def test_a_setting_that_the_model_does_not_fit_ends_the_agent(tmp_path):

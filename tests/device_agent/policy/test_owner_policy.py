@@ -79,13 +79,6 @@ class TestOffer:
 
 
 class TestWorkInHand:
-    def test_outlasts_a_moment_without_power(self):
-        bench, job = Bench(), training()
-        bench.see(job, WELL, 12.0)
-        assert bench.see(job, UNPLUGGED, 13.0, 14.0) == []
-        assert bench.see(job, WELL, 14.5) == []
-        assert bench.see(job, UNPLUGGED, 16.5, 17.5) == []
-
     def test_pauses_and_goes_on(self):
         bench, job = Bench(), training()
         bench.see(job, WELL, 12.0)
@@ -261,14 +254,13 @@ def test_an_update_is_sent_once_a_moment_is_over():
     assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
 
 
-def test_an_update_is_given_up_where_its_owner_said_so():
-    bench, job = Bench(on_loss="abandon"), asking(resumed=False)
-    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Failed(FailReason.UNWILLING, Condition.METERED)]
-
-
-def test_an_update_is_finished_where_its_owner_said_so():
-    bench, job = Bench(on_loss="finish"), asking(resumed=False)
-    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Offer(update())]
+@pytest.mark.parametrize(
+    ("on_loss", "answer"),
+    [("abandon", Failed(FailReason.UNWILLING, Condition.METERED)), ("finish", Offer(update()))],
+)
+def test_an_update_is_given_up_or_finished_as_its_owner_said(on_loss, answer):
+    bench, job = Bench(on_loss=on_loss), asking(resumed=False)
+    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [answer]
 
 
 def test_an_update_is_finished_after_a_loss_in_training_too():
@@ -315,32 +307,22 @@ def test_other_words_are_refused(text):
         parse_admission_mode(text)
 
 
-def test_always_and_never_need_no_file():
-    assert decide(parse_admission_mode("always"), None) == AdmissionDecision(True)
-    assert decide(parse_admission_mode("never"), "accept") == AdmissionDecision(
-        False, "its owner said never", retry_after_s=NEVER_S
-    )
-
-
-@pytest.mark.parametrize("text", ["accept", "accept\n", "  accept  \ndecline", "accept while at home"])
-def test_a_file_accepts_with_its_first_word(text):
-    assert decide(FILE, text) == AdmissionDecision(True)
-
-
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("order", "text", "verdict"),
     [
-        ("decline on battery", "on battery"),
-        ("decline: on battery\n", "on battery"),
-        ("decline", "its owner's file says decline"),
+        ("always", None, AdmissionDecision(True)),
+        ("never", "accept", AdmissionDecision(False, "its owner said never", retry_after_s=NEVER_S)),
+        ("file:/order", "accept\n", AdmissionDecision(True)),
+        ("file:/order", "  accept  \ndecline", AdmissionDecision(True)),
+        ("file:/order", "accept while at home", AdmissionDecision(True)),
+        ("file:/order", "decline on battery", AdmissionDecision(False, "on battery")),
+        ("file:/order", "decline: on battery\n", AdmissionDecision(False, "on battery")),
+        ("file:/order", "decline", AdmissionDecision(False, "its owner's file says decline")),
+        ("file:/order", None, AdmissionDecision(False, "its owner's file cannot be read")),
     ],
 )
-def test_a_file_declines_and_says_why(text, why):
-    assert decide(FILE, text) == AdmissionDecision(False, why)
-
-
-def test_a_file_that_cannot_be_read_declines():
-    assert decide(FILE, None) == AdmissionDecision(False, "its owner's file cannot be read")
+def test_order_decides_by_itself_or_by_the_first_word_of_its_file(order, text, verdict):
+    assert decide(parse_admission_mode(order), text) == verdict
 
 
 OBJECTIONS = (

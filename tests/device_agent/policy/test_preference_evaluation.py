@@ -120,22 +120,6 @@ def test_all_objections_are_told_the_most_lasting_first(missed):
     assert all(one.retry_after_s > 0 and one.words for one in told)
 
 
-@pytest.mark.parametrize("link", [LinkKind.ETHERNET, LinkKind.LOOPBACK])
-def test_a_cable_has_no_name(link):
-    """Which WiFi network there might be does not matter on Ethernet, or to a broker on this device."""
-    assert conditions(easy(ssids=["home"]), facts(link=link, ssid=None)) == []
-
-
-@pytest.mark.parametrize("link", [LinkKind.CELLULAR, LinkKind.OTHER])
-def test_a_mobile_network_is_none_of_the_ssids(link):
-    assert conditions(easy(ssids=["home"]), facts(link=link, ssid="home")) == [Condition.OTHER_SSID]
-
-
-def test_nothing_is_paid_for_a_broker_on_this_device():
-    assert conditions(easy(unmetered=True), facts(link=LinkKind.LOOPBACK, metered=True)) == []
-    assert conditions(easy(unmetered=True), facts(link=LinkKind.LOOPBACK, metered=None)) == []
-
-
 def test_what_the_work_takes_itself_is_not_held_against_it():
     """Training on two of four CPUs must not end because two CPUs are busy."""
     preferences = easy(max_load=0.3, min_free_memory_mib=500)
@@ -144,9 +128,24 @@ def test_what_the_work_takes_itself_is_not_held_against_it():
     assert conditions(preferences, device, own=OwnUsage(load_per_cpu=0.5, memory_mib=250.0)) == []
 
 
-@pytest.mark.parametrize(("paused", "expected"), [(True, [Condition.PAUSED]), (None, [Condition.PAUSED]), (False, [])])
-def test_a_pause_stops_everything(paused, expected):
-    assert conditions(easy(), facts(paused=paused)) == expected
+@pytest.mark.parametrize(
+    ("setting", "found", "missed"),
+    [
+        ({"ssids": ["home"]}, {"link": LinkKind.ETHERNET, "ssid": None}, []),
+        ({"ssids": ["home"]}, {"link": LinkKind.LOOPBACK, "ssid": None}, []),
+        ({"ssids": ["home"]}, {"link": LinkKind.CELLULAR, "ssid": "home"}, [Condition.OTHER_SSID]),
+        ({"ssids": ["home"]}, {"link": LinkKind.OTHER, "ssid": "home"}, [Condition.OTHER_SSID]),
+        ({"unmetered": True}, {"link": LinkKind.LOOPBACK, "metered": True}, []),
+        ({"unmetered": True}, {"link": LinkKind.LOOPBACK, "metered": None}, []),
+        ({}, {"paused": True}, [Condition.PAUSED]),
+        ({}, {"paused": None}, [Condition.PAUSED]),
+        ({}, {"paused": False}, []),
+    ],
+    ids=str,
+)
+def test_network_and_pause_count_by_the_kind_of_the_link(setting, found, missed):
+    """A name of a WiFi network does not matter on a cable; in doubt, the owner paused the device."""
+    assert conditions(easy(**setting), facts(**found)) == missed
 
 
 def test_only_allowed_tasks_are_worked_on():

@@ -72,35 +72,25 @@ def test_a_span_belongs_to_the_day_on_which_it_begins(entry, quiet, loud):
     assert left([entry], at(loud)) is None
 
 
-def test_spans_that_touch_are_one():
-    assert left(["22:00-24:00", "00:00-06:00", "05:00-07:30"], at("2026-11-20T23:00")) == timedelta(hours=8.5)
-
-
-def test_hours_without_end_are_asked_about_again_in_a_week():
-    assert left(["00:00-24:00"], at("2026-11-20T23:00")) == timedelta(days=7)
-
-
-def test_a_night_in_which_an_hour_is_left_out_is_shorter():
-    """On the 29th of March 2026 the clocks go from 2:00 to 3:00."""
-    assert left(["22:00-07:00"], at("2026-03-28T22:00")) == timedelta(hours=8)
-    assert left(["22:00-07:00"], at("2026-03-29T03:00")) == timedelta(hours=4)
-
-
-def test_a_night_with_an_hour_more_is_longer():
-    """On the 25th of October 2026 the clocks go from 3:00 back to 2:00."""
-    assert left(["22:00-07:00"], at("2026-10-24T22:00")) == timedelta(hours=10)
-    assert left(["22:00-07:00"], at("2026-10-25T02:30", fold=1)) == timedelta(hours=4.5)
-
-
-def test_an_end_that_the_clock_shows_twice_is_the_second():
-    for fold, hours in ((0, 1.5), (1, 0.5)):
-        assert left(["22:00-02:30"], at("2026-10-25T02:00", fold=fold)) == timedelta(hours=hours)
-    assert left(["22:00-02:30"], at("2026-10-25T02:45")) == timedelta(minutes=45)
-
-
-def test_a_beginning_that_the_clock_leaves_out_is_not_missed():
-    """There is no half past two on that morning, but there is a three o'clock."""
-    assert left(["02:30-05:00"], at("2026-03-29T03:00")) == timedelta(hours=2)
+@pytest.mark.parametrize(
+    ("hours", "moment", "fold", "hours_left"),
+    [
+        (["22:00-24:00", "00:00-06:00", "05:00-07:30"], "2026-11-20T23:00", 0, 8.5),
+        (["00:00-24:00"], "2026-11-20T23:00", 0, 7 * 24),
+        # On the 29th of March 2026 the clocks go from 2:00 to 3:00.
+        (["22:00-07:00"], "2026-03-28T22:00", 0, 8),
+        (["22:00-07:00"], "2026-03-29T03:00", 0, 4),
+        (["02:30-05:00"], "2026-03-29T03:00", 0, 2),
+        # On the 25th of October 2026 the clocks go from 3:00 back to 2:00.
+        (["22:00-07:00"], "2026-10-24T22:00", 0, 10),
+        (["22:00-07:00"], "2026-10-25T02:30", 1, 4.5),
+        (["22:00-02:30"], "2026-10-25T02:00", 0, 1.5),
+        (["22:00-02:30"], "2026-10-25T02:00", 1, 0.5),
+        (["22:00-02:30"], "2026-10-25T02:45", 0, 0.75),
+    ],
+)
+def test_quiet_time_that_is_left_counts_touching_spans_and_changes_of_the_clock(hours, moment, fold, hours_left):
+    assert left(hours, at(moment, fold=fold)) == timedelta(hours=hours_left)
 
 
 SPANS = st.tuples(

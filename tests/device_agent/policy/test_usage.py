@@ -104,11 +104,6 @@ def test_the_allowance_is_whole_again_two_midnights_after_any_confusion(dates, r
     assert book.spent == NOTHING
 
 
-def test_all_three_kinds_are_counted():
-    book = DayUsage.new(TODAY).note(Usage(1, 1000, 2.5)).note(Usage(traffic_bytes=24, training_s=0.5))
-    assert book.spent == Usage(1, 1024, 3.0)
-
-
 SPENT = Usage(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
 
 
@@ -133,25 +128,21 @@ def ledger(tmp_path, clock):
     return lambda: UsageLedger(tmp_path, clock)
 
 
-def test_what_was_spent_outlives_a_restart(ledger):
+def test_what_was_spent_outlives_a_restart(ledger, tmp_path):
     first = ledger()
     assert first.today == NOTHING
     first.note(SPENT)
     first.note(SPENT)
     assert ledger().today == first.today == Usage(2, 8_000_000, 25.0)
+    assert stat.S_IMODE((tmp_path / USAGE_NAME).stat().st_mode) == 0o600
 
 
-def test_a_new_day_begins_at_midnight(ledger, clock):
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_new_day_begins_at_midnight_whether_or_not_somebody_asked(ledger, clock, asked):
     first = ledger()
     first.note(SPENT)
     clock.now += timedelta(hours=1)
-    assert first.today == ledger().today == NOTHING
-
-
-def test_what_a_job_took_counts_for_the_day_on_which_it_ended(ledger, clock):
-    first = ledger()
-    first.note(SPENT)
-    clock.now += timedelta(hours=1)
+    assert not asked or first.today == ledger().today == NOTHING
     first.note(SPENT)
     assert first.today == ledger().today == SPENT
 
@@ -173,11 +164,6 @@ def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):
     clock.now += timedelta(days=1)
     assert first.today == NOTHING
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_the_agent_may_read_it(ledger, tmp_path):
-    ledger().note(SPENT)
-    assert stat.S_IMODE((tmp_path / USAGE_NAME).stat().st_mode) == 0o600
 
 
 def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):

@@ -36,24 +36,6 @@ def test_other_boot_on_a_later_connection_is_found_once():
     assert namesake.detected
 
 
-def test_a_retained_state_of_a_former_life_is_not_another():
-    """It stands there when the agent starts, and until its own has arrived; a broken start shows it twice."""
-    namesake = DuplicateIdDetector("mine", 100.0)
-    for second in range(5):
-        namesake.connected()
-        assert not namesake.observe(OTHER, float(second))
-    assert not namesake.observe(ME, 6.0)
-    assert not namesake.detected
-
-
-def test_a_will_is_not_another():
-    namesake = heard_before()
-    for second in range(5):
-        namesake.connected()
-        assert not namesake.observe(WILL, float(second))
-    assert not namesake.detected
-
-
 def test_former_boot_from_a_broker_with_an_old_copy_is_not_another():
     namesake = DuplicateIdDetector("mine", 100.0, former_boots=["another"])
     namesake.connected()

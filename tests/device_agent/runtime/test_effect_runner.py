@@ -359,35 +359,25 @@ class TestPersonalModelInTheMaking:
         third.take_up_spooled()
         assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
 
-    @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"?"), Path.unlink], ids=["damaged", "gone"])
-    def test_staged_and_committed_is_published_although_the_update_is_damaged(self, tmp_path, spoil):
+    @pytest.mark.parametrize(
+        ("staged", "change"),
+        [
+            (True, lambda update, models: update.write_bytes(b"?")),
+            (True, lambda update, models: update.unlink()),
+            (False, lambda update, models: update.write_bytes(b"?")),
+            (True, lambda update, models: models.publish(KEY.task, KEY.run, KEY.round)),
+        ],
+        ids=["staged, update damaged", "staged, update gone", "not staged, update damaged", "published"],
+    )
+    def test_restart_after_committed_owes_no_model(self, tmp_path, staged, change):
         """What is staged is whole, and the coordinator has the update."""
-        device, models = self.upload(tmp_path, staged=True)
+        device, models = self.upload(tmp_path, staged=staged)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
-        spoil(tmp_path / "spool" / "update.bin")
+        change(tmp_path / "spool" / "update.bin", models)
         again = Device(tmp_path, models)
         again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
-        assert models.current(KEY.task) is not None
-        assert not list((tmp_path / "spool").iterdir())
-
-    def test_damaged_update_without_a_staged_model_owes_nothing(self, tmp_path):
-        device, models = self.upload(tmp_path)
-        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
-        (tmp_path / "spool" / "update.bin").write_bytes(b"?")
-        again = Device(tmp_path, models)
-        again.take_up_spooled()
-        assert (again.performer.owes_model, again.trainer.given) == (False, [])
-        assert not list((tmp_path / "spool").iterdir())
-
-    def test_killed_after_publishing_owes_nothing(self, tmp_path):
-        device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
-        models.publish(KEY.task, KEY.run, KEY.round)
-        again = Device(tmp_path, models)
-        again.take_up_spooled()
-        assert (again.performer.owes_model, again.trainer.given) == (False, [])
-        assert models.current(KEY.task) is not None
+        assert (models.current(KEY.task) is not None) == staged
         assert not list((tmp_path / "spool").iterdir())
 
 

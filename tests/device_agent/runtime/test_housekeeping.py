@@ -73,27 +73,6 @@ def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: 
     assert not path.exists()
 
 
-def test_it_is_given_back_once_after_a_while_without_work():
-    idling = IdleTimer(100.0)
-    for now in (5.0, 50.0, 104.9):
-        idling.see(idle=True, now=now)
-        assert not idling.tick(now)
-    assert idling.next_deadline() == 105.0
-    assert idling.tick(105.0)
-    assert idling.next_deadline() is None
-    assert not idling.tick(1000.0)
-
-
-def test_work_begins_the_count_anew():
-    idling = IdleTimer(100.0)
-    idling.see(idle=True, now=0.0)
-    idling.see(idle=False, now=99.0)
-    assert idling.next_deadline() is None
-    idling.see(idle=True, now=120.0)
-    assert not idling.tick(219.0)
-    assert idling.tick(220.0)
-
-
 def test_with_zero_it_is_kept():
     idling = IdleTimer(0.0)
     idling.see(idle=True, now=0.0)
@@ -117,9 +96,11 @@ def test_whoever_worked_within_the_while_is_never_released(release_s, turns):
             seen_at = now
         if idling.tick(now):
             assert idle and seen_at is not None and now >= seen_at + release_s > busy_at
+            assert not idling.tick(now + 2 * release_s)
             seen_at = None
         elif idle:
             assert seen_at is not None and now < seen_at + release_s
+        assert idling.next_deadline() == (None if seen_at is None else seen_at + release_s)
 
 
 class Listener:
