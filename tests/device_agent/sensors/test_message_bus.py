@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,19 +31,25 @@ def scene(tmp_path) -> Scene:
     return scene
 
 
+@pytest.fixture
+def silent() -> Iterator[tuple[str, socket.socket]]:
+    """The address of a bus at which somebody listens and says nothing, and its socket."""
+    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/bus")
+        listener.listen()
+        yield f"unix:path={folder}/bus", listener
+
+
 def test_a_bus_without_network_manager_leaves_assumptions(scene):
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, message_bus(Path(folder)) as bus:
         fact = scene.observer("wlan0", bus=bus).observe().metered
     assert (fact.value, fact.confidence) == (False, ASSUMED)
 
 
-def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, monkeypatch):
-    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, silent, monkeypatch):
     monkeypatch.setattr(wifi, "LIMIT_S", 0.2)
-    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/bus")
-        listener.listen()
-        fact = scene.observer("wlan0", bus=f"unix:path={folder}/bus").observe().metered
+    fact = scene.observer("wlan0", bus=silent[0]).observe().metered
     assert fact.value is None and "has not answered within" in fact.source
 
 
@@ -57,13 +64,9 @@ def test_nobody_is_started_for_being_asked(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_a_bus_that_says_nothing_is_given_up():
-    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
-    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/bus")
-        listener.listen()
-        with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
-            ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.2)
+def test_a_bus_that_says_nothing_is_given_up(silent):
+    with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
+        ask_network_manager(silent[0], "wlan0", wireless=True, limit_s=0.2)
 
 
 def _drip(listener: socket.socket, over: threading.Event) -> None:
@@ -82,20 +85,17 @@ def _drip(listener: socket.socket, over: threading.Event) -> None:
                     break
 
 
-def test_a_bus_that_never_comes_to_an_end_is_given_up():
-    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+def test_a_bus_that_never_comes_to_an_end_is_given_up(silent):
+    bus, listener = silent
     over = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/bus")
-        listener.listen()
-        dripping = threading.Thread(target=_drip, args=(listener, over))
-        dripping.start()
-        try:
-            with pytest.raises(FactUnavailable, match=r"has not answered within 0\.5 s"):
-                ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.5)
-        finally:
-            over.set()
-            dripping.join()
+    dripping = threading.Thread(target=_drip, args=(listener, over))
+    dripping.start()
+    try:
+        with pytest.raises(FactUnavailable, match=r"has not answered within 0\.5 s"):
+            ask_network_manager(bus, "wlan0", wireless=True, limit_s=0.5)
+    finally:
+        over.set()
+        dripping.join()
 
 
 @pytest.mark.parametrize("address", ["tcp:host=x,port=1", "unix:", "nonsense", "unix:tmpdir=/tmp"])

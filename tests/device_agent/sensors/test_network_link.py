@@ -64,25 +64,22 @@ def test_the_last_known_address_serves_while_names_cannot_be_resolved(monkeypatc
         Route("localhost").interface()
 
 
-def test_an_answer_of_the_kernel_names_the_interface():
-    assert route_answer(ANSWER) == 2
+ODD = bytes.fromhex("0500160001000000")  # an attribute of five bytes, and three that say nothing
+REFUSAL = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
 
 
-def test_attributes_of_an_answer_begin_at_multiples_of_four_bytes():
-    """One of five bytes is followed by three that say nothing."""
-    odd = bytes.fromhex("0500160001000000")
-    longer = (len(ANSWER) + len(odd)).to_bytes(4, "little")
-    assert route_answer(longer + ANSWER[4:28] + odd + ANSWER[28:]) == 2
-
-
-def test_an_answer_without_an_interface_names_none():
-    """A route may go nowhere: the attributes before that of the interface are all there are."""
-    assert route_answer((36).to_bytes(4, "little") + ANSWER[4:36]) == 0
-
-
-def test_a_refusal_of_the_kernel_is_an_error_number():
-    refusal = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
-    assert route_answer(refusal) == -errno.ENETUNREACH
+@pytest.mark.parametrize(
+    ("answer", "interface"),
+    [
+        (ANSWER, 2),
+        ((len(ANSWER) + len(ODD)).to_bytes(4, "little") + ANSWER[4:28] + ODD + ANSWER[28:], 2),
+        ((36).to_bytes(4, "little") + ANSWER[4:36], 0),
+        (REFUSAL, -errno.ENETUNREACH),
+    ],
+    ids=["interface", "odd attribute before it", "no interface", "refusal"],
+)
+def test_answer_of_the_kernel_has_the_interface_or_an_error_number(answer, interface):
+    assert route_answer(answer) == interface
 
 
 @given(st.binary(max_size=80) | st.tuples(st.integers(0, len(ANSWER)), st.binary(max_size=9)).map(

@@ -52,29 +52,20 @@ def test_a_pi_with_a_weak_adapter(scene):
     assert _found(facts.link) == (LinkKind.WIFI, MEASURED)
 
 
-def test_a_laptop_on_its_battery_with_a_wireless_mouse(scene):
-    scene.supply("ACAD", MAINS | {"online": "0"})
-    scene.supply("BAT1", BATTERY)
-    scene.supply("hidpp_battery_0", MOUSE)
+@pytest.mark.parametrize(
+    ("supplies", "power", "percent"),
+    [
+        ({"ACAD": MAINS | {"online": "0"}, "BAT1": BATTERY}, (False, MEASURED), (71.0, MEASURED)),
+        ({"ACAD": MAINS, "BAT1": BATTERY | {"status": "Full", "capacity": "100"}}, (True, MEASURED), (100.0, MEASURED)),
+        ({}, (True, ASSUMED), (None, UNKNOWN)),
+    ],
+    ids=["laptop on its battery", "laptop on mains", "desktop"],
+)
+def test_battery_of_a_wireless_mouse_is_not_the_machines(scene, supplies, power, percent):
+    for name, attributes in {**supplies, "hidpp_battery_0": MOUSE}.items():
+        scene.supply(name, attributes)
     facts = scene.observer().observe()
-    assert _found(facts.external_power) == (False, MEASURED)
-    assert _found(facts.battery_percent) == (71.0, MEASURED)
-
-
-def test_a_laptop_on_mains_with_a_wireless_mouse(scene):
-    scene.supply("ACAD", MAINS)
-    scene.supply("BAT1", BATTERY | {"status": "Full", "capacity": "100"})
-    scene.supply("hidpp_battery_0", MOUSE)
-    facts = scene.observer().observe()
-    assert _found(facts.external_power) == (True, MEASURED)
-    assert _found(facts.battery_percent) == (100.0, MEASURED)
-
-
-def test_a_desktop_whose_mouse_is_the_only_battery(scene):
-    scene.supply("hidpp_battery_0", MOUSE)
-    facts = scene.observer().observe()
-    assert _found(facts.external_power) == (True, ASSUMED)
-    assert _found(facts.battery_percent) == (None, UNKNOWN)
+    assert (_found(facts.external_power), _found(facts.battery_percent)) == (power, percent)
 
 
 def test_a_pi_with_pisugar(scene, socket_folder):

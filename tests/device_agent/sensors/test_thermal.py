@@ -43,16 +43,12 @@ def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
     assert not (scene.root / "asked").exists()
 
 
-def test_the_kernels_alarm_needs_no_firmware(scene):
-    scene.chip(3, "rpi_volt", in0_lcrit_alarm="1")
-    supply = read_supply(SysFs(scene.root))
-    assert (supply.under_voltage.value, supply.throttled.value) == (True, None)
-
-
-def test_no_other_chip_has_that_alarm(scene):
+@pytest.mark.parametrize(("chip", "under_voltage"), [("rpi_volt", True), ("nct6775", None)])
+def test_the_kernels_alarm_is_that_of_one_chip_and_needs_no_firmware(scene, chip, under_voltage):
     """A chip of another name may call anything in0."""
-    scene.chip(0, "nct6775", in0_lcrit_alarm="1")
-    assert read_supply(SysFs(scene.root)).under_voltage.value is None
+    scene.chip(3, chip, in0_lcrit_alarm="1")
+    supply = read_supply(SysFs(scene.root))
+    assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, None)
 
 
 def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):

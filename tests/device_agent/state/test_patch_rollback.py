@@ -54,17 +54,14 @@ def trained(directory: Path, rounds: Iterable[int]) -> PatchStore:
         ([1, 2, 3, 2], 2, (1,)),
         ([1, 2, 3, 2], 3, (1, 2)),
         ([1, 2, 3, 2, 3], 2, (1,)),
+        # Two versions are kept, and so three states of the patch; beyond them the oldest that is known has to do.
+        ([1, 2, 3, 4], 2, (1, 2)),
+        ([1, 2, 3, 1], 1, (1,)),
     ],
     ids=str,
 )
 def test_a_round_that_comes_again_begins_as_it_did(tmp_path, rounds, asked, found):
     """Back by one round or by two, or into a gap where this device was not asked, and after going back before."""
-    assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
-
-
-@pytest.mark.parametrize(("rounds", "asked", "found"), [([1, 2, 3, 4], 2, (1, 2)), ([1, 2, 3, 1], 1, (1,))], ids=str)
-def test_beyond_what_is_kept_the_oldest_that_is_known_has_to_do(tmp_path, rounds, asked, found):
-    """Two versions are kept, and so three states of the patch; what is older is gone."""
     assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
 
 

@@ -42,6 +42,14 @@ def record(number: int, run: str = "run", key: PatchKey = KEY) -> PatchRecord:
     return PatchRecord(key, run, number, state(number - 1), state(number))
 
 
+def saved(directory: Path, *numbers: int) -> PatchStore:
+    """A store after these rounds."""
+    store = PatchStore(directory)
+    for number in numbers:
+        store.save(record(number))
+    return store
+
+
 def same(one: PatchState, other: PatchState) -> bool:
     """Whether names, values, dtypes and the place in the data are equal."""
     return (
@@ -79,7 +87,7 @@ def test_a_device_never_selected_before_has_the_initial_patch(directory):
 
 
 def test_the_next_round_begins_where_the_last_one_ended(directory):
-    PatchStore(directory).save(record(1))
+    saved(directory, 1)
     store = PatchStore(directory)
     assert same(store.load(KEY, "run", 2), state(1))
     assert same(store.load(KEY, "other", 1), state(1))
@@ -87,18 +95,10 @@ def test_the_next_round_begins_where_the_last_one_ended(directory):
 
 def test_a_repeated_round_begins_where_it_began_before(directory):
     """A crash after the save, or a coordinator that asks again, does not apply a round twice."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     for _ in range(2):
         assert same(store.load(KEY, "run", 2), state(1))
         store.save(record(2))
-
-
-def test_a_repeated_first_round_begins_with_the_initial_patch(directory):
-    store = PatchStore(directory)
-    store.save(PatchRecord(KEY, "run", 1, PatchState(), state(1)))
-    assert same(store.load(KEY, "run", 1), PatchState())
 
 
 def test_an_empty_patch_still_keeps_the_place_in_the_data(directory):
@@ -117,8 +117,7 @@ def test_an_empty_patch_still_keeps_the_place_in_the_data(directory):
     ],
 )
 def test_tasks_models_and_policies_have_patches_of_their_own(directory, other):
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     assert same(store.load(other, "run", 2), PatchState())
     store.save(record(7, key=other))
     assert same(store.load(KEY, "run", 2), state(1))
@@ -134,22 +133,19 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory, data, schema, batches
 
 
 def test_loaded_values_belong_to_who_loads_them(directory):
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     store.load(KEY, "run", 2).values["bn.weight"][:] = 0
     assert same(store.load(KEY, "run", 2), state(1))
 
 
 def test_nobody_else_can_read_them(directory, path):
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    saved(directory, 1, 2)
     assert mode(directory) == 0o700
     assert [mode(file) for file in sorted(directory.iterdir())] == [0o600, 0o600]
 
 
 def test_permissions_that_are_too_wide_are_tightened_and_told(directory, path, caplog):
-    PatchStore(directory).save(record(1))
+    saved(directory, 1)
     path.chmod(0o644)
     directory.chmod(0o755)
     with caplog.at_level(logging.WARNING):
@@ -160,8 +156,7 @@ def test_permissions_that_are_too_wide_are_tightened_and_told(directory, path, c
 
 def test_nothing_is_written_when_nothing_changed(directory, path):
     """SD cards wear out: the same record again leaves the file and its time alone."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     before = path.stat()
     store.save(record(1))
     after = path.stat()
@@ -172,9 +167,7 @@ def test_nothing_is_written_when_nothing_changed(directory, path):
 @pytest.mark.parametrize("position", [0, len(MAGIC) + 3, len(MAGIC) + 40, -3])
 def test_damage_anywhere_falls_back_to_the_version_before(directory, path, position, caplog):
     """The damage is logged, the file set aside, and the device goes on from one round earlier."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     flip(path, position)
     with caplog.at_level(logging.WARNING):
         assert same(store.load(KEY, "run", 3), state(1))
@@ -184,17 +177,13 @@ def test_damage_anywhere_falls_back_to_the_version_before(directory, path, posit
 
 @pytest.mark.parametrize("size", [0, 10, 60, 150])
 def test_a_file_cut_short_falls_back_too(directory, path, size):
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     path.write_bytes(path.read_bytes()[:size])
     assert same(store.load(KEY, "run", 3), state(1))
 
 
 def test_after_a_fallback_the_good_version_is_kept(directory, path):
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     flip(path)
     store.load(KEY, "run", 3)
     store.save(record(3))
@@ -204,8 +193,7 @@ def test_after_a_fallback_the_good_version_is_kept(directory, path):
 
 def test_damage_without_another_version_is_an_error_with_its_mend(directory, path):
     """To begin again silently would throw away what the device has learned; that is for a person to decide."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     flip(path)
     with pytest.raises(StateError, match=r"is damaged .* delete it to begin again") as caught:
         store.load(KEY, "run", 2)
@@ -213,8 +201,7 @@ def test_damage_without_another_version_is_an_error_with_its_mend(directory, pat
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(directory, path):
-    store = PatchStore(directory)
-    store.save(record(1))
+    saved(directory, 1)
     path.rename(path.with_name(path.name + ".previous"))
     assert same(PatchStore(directory).load(KEY, "run", 2), state(1))
 
@@ -235,9 +222,7 @@ def test_a_directory_that_cannot_be_is_told(tmp_path):
 
 
 def test_a_listing_tells_what_each_patch_belongs_to(directory):
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     store.save(record(5, run="night", key=PatchKey("mnist", "cd" * 32, "all")))
     before = sorted(directory.iterdir())
     found = [(entry.task, entry.schema, entry.policy, entry.run, entry.round) for entry in list_patches(directory)]
@@ -248,8 +233,7 @@ def test_a_listing_tells_what_each_patch_belongs_to(directory):
 
 
 def test_a_listing_shows_damage_and_the_rest(directory, path):
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     store.save(record(1, key=PatchKey("mnist", "cd" * 32, "all")))
     flip(path)
     damaged, whole = list_patches(directory)
@@ -272,7 +256,7 @@ def test_a_file_that_is_no_patch_is_named(directory, path):
 
 
 def test_to_list_patches_needs_neither_torch_nor_numpy(directory):
-    PatchStore(directory).save(record(1))
+    saved(directory, 1)
     program = (
         "import sys; from pathlib import Path; from fedpatch.device_agent.state.patch_store import list_patches\n"
         "assert len(list_patches(Path(sys.argv[1]))) == 1; sys.exit(bool({'numpy', 'torch'} & sys.modules.keys()))"

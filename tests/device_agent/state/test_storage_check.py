@@ -74,23 +74,21 @@ def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
     return body
 
 
-def test_request_with_both_patches_damaged_is_declined_with_the_reason(state_dir: Path):
-    assert isinstance(answer(state_dir), Accept)
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [(NOW, DeclineReason.STORAGE), (REQUEST, DeclineReason.UNWILLING)],
+    ids=["coordinator", "older coordinator"],
+)
+def test_request_with_both_patches_damaged_is_declined_with_a_reason_it_knows(state_dir: Path, request_, reason):
+    assert isinstance(answer(state_dir, request_), Accept)
     spoil(*paths(state_dir))
-    declined = answer(state_dir)
+    declined = answer(state_dir, request_)
     assert isinstance(declined, Decline)
-    assert (declined.reason, declined.condition, declined.retry_after_s) == (DeclineReason.STORAGE, None, RETRY_S)
+    assert (declined.reason, declined.condition, declined.retry_after_s) == (reason, None, RETRY_S)
     assert str(state_dir) not in declined.detail
     assert not lasts(declined)
     with pytest.raises(StateError):
         PatchStore(state_dir / "patches").load(PATCH, RUN, 3)
-
-
-def test_older_coordinator_gets_a_word_that_it_knows(state_dir: Path):
-    spoil(*paths(state_dir))
-    declined = answer(state_dir, REQUEST)
-    assert isinstance(declined, Decline)
-    assert (declined.reason, declined.retry_after_s) == (DeclineReason.UNWILLING, RETRY_S)
 
 
 def test_request_with_one_patch_damaged_or_of_another_task_is_accepted(state_dir: Path):
