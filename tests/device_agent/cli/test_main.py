@@ -37,9 +37,8 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
-    lock = lock_state_dir(state_dir)
-    out = agent("status", "--state-dir", state_dir).out
-    lock.release()
+    with lock_state_dir(state_dir):
+        out = agent("status", "--state-dir", state_dir).out
     assert "pi-1 of fleet kitchen is running" in out
     assert "connected to mqtt://broker:1883" in out
     assert "training, run a-run, round 3" in out
@@ -50,10 +49,9 @@ def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
 def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
     StatusFile(state_dir, fixed).write({**TRAINING, "problem": "another agent uses the device id 'pi-1'"})
-    lock = lock_state_dir(state_dir)
-    assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
-    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    lock.release()
+    with lock_state_dir(state_dir):
+        assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
+        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert told["problem"] == "another agent uses the device id 'pi-1'"
     assert "problem:" not in agent("status", "--state-dir", state_dir).out
 
@@ -69,9 +67,8 @@ def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
 def test_status_says_that_work_would_be_accepted_only_where_it_would(agent, state_dir, changes, words):
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "b", "version": "1", "admission": "always"}
     StatusFile(state_dir, fixed).write({**TRAINING, **changes})
-    lock = lock_state_dir(state_dir)
-    out = agent("status", "--state-dir", state_dir).out
-    lock.release()
+    with lock_state_dir(state_dir):
+        out = agent("status", "--state-dir", state_dir).out
     assert words in out
     assert ("it would accept work now" in out) is (not changes)
 
@@ -83,17 +80,15 @@ def test_status_of_an_agent_that_does_not_run_ends_with_1(agent, state_dir, opti
     assert ended.code == 1
     assert '"running": false' in ended.out if options else "pi-1 of fleet kitchen is not running" in ended.out
     assert "it is training" not in ended.out
-    lock = lock_state_dir(state_dir)
-    assert agent("status", "--state-dir", state_dir, *options).code == 0
-    lock.release()
+    with lock_state_dir(state_dir):
+        assert agent("status", "--state-dir", state_dir, *options).code == 0
 
 
 def test_status_for_programs(agent, state_dir):
     (state_dir / "spool").mkdir()
     (state_dir / "spool" / "offer.msgpack").write_bytes(b"")
-    lock = lock_state_dir(state_dir)
-    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    lock.release()
+    with lock_state_dir(state_dir):
+        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert (told["running"], told["state"], told["round"], told["update_waits"]) == (True, "training", 3, True)
     assert [one["policy"] for one in told["patches"]] == ["affine"]
 
@@ -113,9 +108,8 @@ def test_asking_does_not_keep_an_agent_from_starting(agent, state_dir):
 
 
 def test_an_agent_that_has_not_written_yet_is_starting(agent, tmp_path):
-    lock = lock_state_dir(tmp_path)
-    ended = agent("status", "--state-dir", tmp_path)
-    lock.release()
+    with lock_state_dir(tmp_path):
+        ended = agent("status", "--state-dir", tmp_path)
     assert ended.code == 0
     assert "is starting" in ended.out
 

@@ -88,20 +88,23 @@ def test_the_mode_comes_back_after_an_error_too(model, test_set):
     assert model.training
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 97.0, -0.5], ids=str)
-def test_a_metric_that_is_no_fraction_is_refused(model, test_set, value):
-    with pytest.raises(DataError, match=r"'toy'.*on 40 test examples; `metric` must return a fraction from 0 to 1"):
-        user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set)
+MAE = {"metric_name": "MAE", "metric_goal": "min"}
 
 
-@pytest.mark.parametrize("value", [-3.0, 250.0])
-def test_another_metric_may_be_any_finite_number(model, test_set, value):
-    task = replace(TOY, metric=lambda outputs, targets: value, metric_name="MAE", metric_goal="min")
-    assert user_accuracy(model, task, *test_set) == value
-    with pytest.raises(DataError, match="must return a finite number"):
-        user_accuracy(model, replace(task, metric=lambda outputs, targets: float("nan")), *test_set)
+@pytest.mark.parametrize(
+    ("value", "terms", "words"),
+    [
+        *((value, {}, "a fraction from 0 to 1") for value in (float("nan"), float("inf"), 97.0, -0.5)),
+        (float("nan"), MAE, "a finite number"),
+    ],
+    ids=str,
+)
+def test_a_metric_beyond_its_range_is_refused(model, test_set, value, terms, words):
+    task = replace(TOY, metric=lambda outputs, targets: value, **terms)
+    with pytest.raises(DataError, match=rf"'toy'.*on 40 test examples; `metric` must return {words}"):
+        user_accuracy(model, task, *test_set)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_none_and_all_are_fractions(model, test_set, value):
-    assert user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set) == value
+@pytest.mark.parametrize(("value", "terms"), [(0.0, {}), (1.0, {}), (-3.0, MAE), (250.0, MAE)], ids=str)
+def test_a_metric_within_its_range_is_returned(model, test_set, value, terms):
+    assert user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value, **terms), *test_set) == value

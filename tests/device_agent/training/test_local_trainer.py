@@ -15,11 +15,8 @@ from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, Usa
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS
-from fedpatch.shared.wire.messages import TrainPlan
-from tests.device_agent.toy_tasks import TOY, accuracy, random_data
-
-SGD = TrainPlan("sgd", 0.1, 5, seed=1)
-ADAM = TrainPlan("adam", 0.01, 5, moments=MOMENTS, seed=1)
+from tests.device_agent.device_rounds import ADAM, SGD
+from tests.device_agent.toy_tasks import TIED, TOY, accuracy, random_data
 
 
 def never() -> bool:
@@ -187,13 +184,7 @@ def test_a_frozen_parameter_is_left_alone():
 
 
 def test_a_parameter_with_two_names_has_one_value_and_one_moment():
-    def build_model():
-        model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3))
-        model[1].weight = model[0].weight
-        return model
-
-    task = replace(TOY, build_model=build_model)
-    tensors = run(LocalTrainer(task, random_data("tied", 23)), initial_tensors(task, 0), ADAM).tensors
+    tensors = run(LocalTrainer(TIED, random_data("tied", 23)), initial_tensors(TIED, 0), ADAM).tensors
     for suffix in ("", ":exp_avg", ":exp_avg_sq", ":step"):
         np.testing.assert_array_equal(tensors[f"0.weight{suffix}"], tensors[f"1.weight{suffix}"])
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -32,22 +32,26 @@ def test_that_work_is_to_stop_is_told_without_waiting():
     assert control.stopped() and control.cancelled()
 
 
-def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
-    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "absent:5", str(tmp_path), str(tmp_path / "patches"), "ann")
+def setup_of(directory: Path, data: str, **more: Any) -> WorkerSetup:
+    task, patches = "tests.device_agent.toy_tasks:TOY", str(directory / "patches")
+    return WorkerSetup(task, data, str(directory), patches, "ann", **more)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("absent:5", "toy: examples.npz is absent; fetch it first"),
+        ("bug:5", "task 'toy' failed with data 'bug:5': KeyError: 'no such column'"),
+    ],
+)
+def test_error_of_a_tasks_own_code_is_told_with_its_data(tmp_path, data, text):
     with pytest.raises(DataError) as caught:
-        set_up(setup)
-    assert error_text(caught.value) == "toy: examples.npz is absent; fetch it first"
-
-
-def test_what_a_tasks_code_raises_is_told_with_its_data(tmp_path):
-    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "bug:5", str(tmp_path), str(tmp_path / "patches"), "ann")
-    with pytest.raises(DataError, match="task 'toy' failed with data 'bug:5': KeyError: 'no such column'"):
-        set_up(setup)
+        set_up(setup_of(tmp_path, data))
+    assert error_text(caught.value).startswith(text)
 
 
 def test_ready_tells_what_the_device_has(tmp_path):
-    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "patches"), "ann")
-    _, ready = set_up(setup)
+    _, ready = set_up(setup_of(tmp_path, "ann:23"))
     schema = Scene(tmp_path, TOY, ADAM, "all").model
     assert ready == Ready("toy", schema.digest, 23, schema.specs)
 
@@ -56,12 +60,8 @@ def test_ready_tells_what_the_device_has(tmp_path):
     ("max_steps", "max_epochs", "why"), [(4, 100, "max_steps = 4"), (100, 1, "max_epochs = 1"), (100, 100, "")]
 )
 def test_a_plan_beyond_the_owners_limits_is_not_trained(tmp_path, max_steps, max_epochs, why):
-    patches = str(tmp_path / "patches")
     limits = {"max_steps": max_steps, "max_epochs": max_epochs}
-    setup = WorkerSetup(
-        "tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), patches, "ann", private="none", **limits
-    )
-    local_update, _ = set_up(setup)
+    local_update, _ = set_up(setup_of(tmp_path, "ann:23", private="none", **limits))
     command = Scene(tmp_path, TOY, replace(ADAM, steps=5, batch_size=23), "none").command()
     if not why:
         assert local_update.run(command, lambda *_: None, lambda: False)
