@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.shared.tasks.bundled.mnist import TRAIN_IMAGES
 from fedpatch.shared.tasks.torch_model import schema_of
 from tests.support.brokers import Mosquitto, free_port
@@ -72,11 +71,6 @@ def test_unknown_name_is_refused_with_the_nearest(tmp_path: Path, command: str, 
     assert not list(tmp_path.rglob("*.sqlite3"))
 
 
-def test_agent_with_an_unknown_task_is_refused(tmp_path: Path):
-    done = run("fedpatch-agent", "run", "--task", "digts", "--data", "shard:0/2", "--state-dir", tmp_path)
-    _assert_refused(done, USAGE, "'digts'", "did you mean 'digits'?", program="fedpatch-agent")
-
-
 @pytest.mark.parametrize("program", ["fedpatch", "fedpatch-agent"])
 def test_task_that_cannot_be_imported_is_refused_with_the_reason(tmp_path: Path, program: str):
     (tmp_path / "my_task.py").write_text("import no_such_module_anywhere\n")
@@ -135,11 +129,6 @@ def test_all_problems_of_a_settings_file_are_named_with_their_lines(tmp_path: Pa
     _assert_refused(done, USAGE, f"{file}:1: broker: ", f"{file}:2: fleet: ", f"{file}:4: flet: ", program=program)
     assert "did you mean fleet?" in done.err
     assert len(done.err.splitlines()) == 3
-
-
-def test_built_in_broker_on_a_port_in_use_is_refused(amqtt: EmbeddedBroker):
-    done = run("fedpatch", "broker", "--port", amqtt.port)
-    _assert_refused(done, USAGE, f"port {amqtt.port} ", "choose another port")
 
 
 def test_second_agent_in_a_state_directory_is_refused(tmp_path: Path):
