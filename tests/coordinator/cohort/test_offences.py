@@ -43,7 +43,7 @@ EVENTS = st.sampled_from([OFFENCE, NO_OFFENCE, ("declined", "unwilling")])
 @given(st.lists(st.tuples(st.sampled_from("ab"), EVENTS, st.integers(1, 3))))
 def test_count_equals_the_number_of_offences_of_the_device(events):
     counter = OffenceCounter(0, {})
-    for device, event, times in events:
-        assert counter.note(device, *event, times=times) == (event == OFFENCE)
+    for device, (kind, reason), times in events:
+        assert counter.note(device, kind, reason, times=times) == ((kind, reason) == OFFENCE)
     for device in "ab":
         assert counter.of(device) == sum(times for name, event, times in events if (name, event) == (device, OFFENCE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import DataError, UsageError
@@ -83,8 +83,8 @@ def test_wrong_spec_names_its_part_and_shows_a_right_one(text, problem):
     message = str(caught.value)
     assert message.startswith(f"data spec {text!r}: ")
     assert problem in message
-    for example in message.rpartition("for example ")[2].split(" or "):
-        parse_data_spec(example)
+    for shown in message.rpartition("for example ")[2].split(" or "):
+        parse_data_spec(shown)
 
 
 @given(st.text(st.sampled_from("shardlignedo:/,=.0123456789-ysf"), max_size=40))
@@ -168,6 +168,7 @@ def _by_definition(spec, train, test):
 
 
 @given(KINDS, COUNTS, SEEDS, TRAIN, TEST)
+@example("aligned", 20, 0, np.repeat(np.arange(2), 50), np.arange(2))
 def test_a_split_computed_once_serves_every_device_as_defined(kind, count, seed, train, test):
     split = Split.named_by(DataSpec(kind, 0, count, seed), train, test)
     for index in range(count):

@@ -134,28 +134,24 @@ def test_arrays_of_any_layout_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("template", "problem"),
+    ("template", "clients", "problem"),
     [
-        ("shard:0/10", r"'shard:0/10' lacks \{index\}, so that every client would have the same data"),
-        ("shard:{{index}}/{count}", r"lacks \{index\}"),
-        ("shard:{index}/{cuont}", r"there is no field \{cuont\} \(known: \{index\}, \{count\}, \{seed\}\)"),
-        ("shard:{}/{count}", r"there is no field \{\}"),
-        ("shard:{index.real}/{count}", r"there is no field \{index\.real\}"),
-        ("shard:{index}/{count", r"cannot be filled in \(expected '\}' before end of string\)"),
-        ("shard:{index}/count}", "cannot be filled in .*a brace of its own is doubled"),
-        ("shard:{index:q}/{count}", "cannot be filled in"),
-        ("shard:{index:{width}}/{count}", "cannot be filled in"),
-        ("shrad:{index}/{count}", "data spec 'shrad:0/10': kind 'shrad' is unknown"),
+        (digits.TASK.simulation_data, 0, "a population of 0 clients is none; take at least 1"),
+        ("shard:0/10", 10, r"'shard:0/10' lacks \{index\}, so that every client would have the same data"),
+        ("shard:{{index}}/{count}", 10, r"lacks \{index\}"),
+        ("shard:{index}/{cuont}", 10, r"there is no field \{cuont\} \(known: \{index\}, \{count\}, \{seed\}\)"),
+        ("shard:{}/{count}", 10, r"there is no field \{\}"),
+        ("shard:{index.real}/{count}", 10, r"there is no field \{index\.real\}"),
+        ("shard:{index}/{count", 10, r"cannot be filled in \(expected '\}' before end of string\)"),
+        ("shard:{index}/count}", 10, "cannot be filled in .*a brace of its own is doubled"),
+        ("shard:{index:q}/{count}", 10, "cannot be filled in"),
+        ("shard:{index:{width}}/{count}", 10, "cannot be filled in"),
+        ("shrad:{index}/{count}", 10, "data spec 'shrad:0/10': kind 'shrad' is unknown"),
     ],
 )
-def test_template_that_names_no_data_is_refused(template, problem):
+def test_template_or_count_that_names_no_data_is_refused(template, clients, problem):
     with pytest.raises(UsageError, match=problem):
-        load_population(digits.TASK, template, 10, 0, NOWHERE)
-
-
-def test_population_of_no_clients_is_refused():
-    with pytest.raises(UsageError, match="a population of 0 clients is none; take at least 1"):
-        load_population(digits.TASK, digits.TASK.simulation_data, 0, 0, NOWHERE)
+        load_population(digits.TASK, template, clients, 0, NOWHERE)
 
 
 def test_template_fields_take_formats_and_doubled_braces():
@@ -180,17 +176,19 @@ def test_template_fields_take_formats_and_doubled_braces():
         (_data(2, 1, dtype=np.int64), "client 2: its training inputs are int64 .* those of client 0 float32"),
         (replace(_data(2, 1), test_y=np.array([1])), "client 2: its test targets are int64"),
         (replace(_data(2, 1), test_x=np.zeros((1, 5), np.float32)), "test_x of client 2 has examples of shape"),
+        (
+            replace(_data(2, 1), train_x=np.float32([[0, 1, 2], [np.nan, 3, 4]])),
+            "train_x of client 2 holds NaN in row 1; remove or fill it",
+        ),
+        (
+            replace(_data(2, 1), train_y=np.array(["cat", "dog"])),
+            r"train_y of client 2 is of dtype <U3 \(row 0 holds 'cat'\), no numbers",
+        ),
     ],
 )
-def test_clients_of_different_shape_or_dtype_are_refused(other, problem):
+def test_data_of_a_client_that_fit_not_those_of_others_are_refused(other, problem):
     with pytest.raises(DataError, match=problem):
         load_population(_task(lambda index: other if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
-
-
-def test_data_that_no_tensor_can_hold_are_refused():
-    named = DeviceData(_data(2, 1).train_x, np.array(["cat", "dog"]), _data(2, 1).test_x, np.array(["cat"]))
-    with pytest.raises(DataError, match=r"train_y of client 0 is of dtype <U3 \(row 0 holds 'cat'\), no numbers"):
-        load_population(_task(lambda _: named), "{index}", 2, 0, NOWHERE)
 
 
 def test_data_beyond_the_shared_memory_are_refused_with_the_remedy():
@@ -211,13 +209,6 @@ def test_load_many_with_a_wrong_count_is_refused():
 def test_more_clients_than_the_data_allow_are_refused_at_once(clients, tmp_path):
     with pytest.raises((DataError, UsageError), match=r"at most 718 devices can share|is not KIND:I/N"):
         load_population(digits.TASK, "shard:{index}/{count},seed={seed}", clients, 0, tmp_path)
-
-
-def test_nan_in_a_clients_data_is_named():
-    broken = _data(3, 2)
-    broken.train_x[1, 0] = np.nan
-    with pytest.raises(DataError, match="train_x of client 2 holds NaN in row 1; remove or fill it"):
-        load_population(_task(lambda index: broken if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
 
 
 def test_clients_have_prepared_inputs_in_the_models_dtype():

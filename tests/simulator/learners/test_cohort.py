@@ -31,17 +31,17 @@ from tests.simulator.studies import (
 from tests.support import oracle
 
 
-@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize(
+    ("task", "private", "rounds"),
+    [
+        *((UNEVEN, private, 4) for private in POLICIES),
+        pytest.param(IMAGES, "affine", 3, id="convolutions"),
+        pytest.param(OWN_LOSS, "affine", 3, id="a loss that only autograd knows"),
+    ],
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_cohort_trains_as_its_devices_would(strategy, private):
-    simulation = assert_like_deployed(study_of(strategy, private), rounds=4)
-    assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("task", [IMAGES, OWN_LOSS], ids=["convolutions", "a loss that only autograd knows"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_cohort_of_other_layers_or_loss_trains_as_its_devices_would(strategy, task):
-    simulation = assert_like_deployed(study_of(strategy, "affine"), task)
+def test_cohort_trains_as_its_devices_would(strategy, task, private, rounds):
+    simulation = assert_like_deployed(study_of(strategy, private), task, rounds=rounds)
     assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
 
 
@@ -113,18 +113,18 @@ both_learners = pytest.mark.parametrize(
 
 
 @both_learners
-def test_client_that_diverges_is_named(task):
-    simulation = simulation_of(study_of(learning_rate=1e300, participation=1.0), task)
+@pytest.mark.parametrize(
+    ("terms", "refusal", "problem"),
+    [
+        ({"learning_rate": 1e300}, UpdateRefused, r"client \d.*smaller"),
+        ({"data": "{seed}/{index};lonely-2"}, DataError, r"batch of one example.*at least 2"),
+    ],
+    ids=["diverges", "one example and batch norm"],
+)
+def test_client_that_cannot_be_trained_ends_the_round(task, terms, refusal, problem):
+    simulation = simulation_of(study_of(participation=1.0, **terms), task)
     simulation.step()
-    with pytest.raises(UpdateRefused, match=r"client \d.*smaller"):
-        simulation.step()
-
-
-@both_learners
-def test_client_with_one_example_and_batch_norm_is_refused(task):
-    simulation = simulation_of(study_of(data="{seed}/{index};lonely-2", participation=1.0), task)
-    simulation.step()
-    with pytest.raises(DataError, match=r"batch of one example.*at least 2"):
+    with pytest.raises(refusal, match=problem):
         simulation.step()
 
 
