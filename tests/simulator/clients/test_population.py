@@ -177,7 +177,7 @@ def test_template_fields_take_formats_and_doubled_braces():
         (replace(_data(2, 1), test_y=np.array([1])), "client 2: its test targets are int64"),
         (replace(_data(2, 1), test_x=np.zeros((1, 5), np.float32)), "test_x of client 2 has examples of shape"),
         (
-            replace(_data(2, 1), train_x=np.float32([[0, 1, 2], [np.nan, 3, 4]])),
+            replace(_data(2, 1), train_x=np.array([[0, 1, 2], [np.nan, 3, 4]], np.float32)),
             "train_x of client 2 holds NaN in row 1; remove or fill it",
         ),
         (
