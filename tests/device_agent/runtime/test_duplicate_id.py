@@ -13,10 +13,11 @@ WILL = DeviceState(online=False, boot="another")
 
 
 def heard_before() -> DuplicateIdDetector:
-    """On its second connection; it was heard on the first."""
+    """On its second connection; it was heard on the first, where a state of a former life may still come after it."""
     namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
     assert not namesake.observe(ME, 1.0)
+    assert not namesake.observe(OTHER, 1.0)
     namesake.connected()
     return namesake
 
