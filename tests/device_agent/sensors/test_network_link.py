@@ -75,8 +75,9 @@ REFUSAL = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_by
         ((len(ANSWER) + len(ODD)).to_bytes(4, "little") + ANSWER[4:28] + ODD + ANSWER[28:], 2),
         ((36).to_bytes(4, "little") + ANSWER[4:36], 0),
         (REFUSAL, -errno.ENETUNREACH),
+        (REFUSAL[:-1], 0),
     ],
-    ids=["interface", "odd attribute before it", "no interface", "refusal"],
+    ids=["interface", "odd attribute before it", "no interface", "refusal", "refusal that is cut off"],
 )
 def test_answer_of_the_kernel_has_the_interface_or_an_error_number(answer, interface):
     assert route_answer(answer) == interface
