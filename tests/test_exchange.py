@@ -149,7 +149,6 @@ class TestRounds:
         ]
 
     def test_that_miss_the_quorum_leave_the_run_going(self):
-        """A failed round is a record, and the next one begins."""
         world = Exchange(run_spec(devices=2), 2)
         device = world.devices["pi-0"]
         device.fails = FailReason.TRAINING
@@ -162,7 +161,6 @@ class TestRounds:
         assert world.finish.reason is Stopped.MAX_ROUNDS
 
     def test_that_fail_again_and_again_end_the_run(self):
-        """After so many in a row there is no point in going on."""
         world = Exchange(run_spec(devices=2, rounds=9, max_failed_rounds=2, recruit_deadline_s=1.0), 2)
         for device in world.devices.values():
             device.fails = FailReason.NOT_FINITE
@@ -248,7 +246,6 @@ class TestComingAndGoing:
 
 class TestEnd:
     def test_comes_when_the_target_is_reached(self):
-        """The user accuracy of an aggregated round is good enough."""
         world = Exchange(run_spec(devices=2, rounds=9, target_ua=0.9), 2)
         world.accuracy = {1: 0.5, 2: 0.91}
         world.start().run(PATIENCE_S)
@@ -256,7 +253,6 @@ class TestEnd:
         assert (world.finish.reason, len(world.records)) == (Stopped.TARGET_UA, 2)
 
     def test_comes_with_the_time_limit(self):
-        """Also in the middle of a round, which then fails."""
         world = Exchange(run_spec(devices=2, rounds=99, time_limit_s=30.0), 2)
         for device in world.devices.values():
             device.train_s = (12.0, 12.0)
@@ -267,7 +263,6 @@ class TestEnd:
         assert [record.outcome for record in world.records] == ["aggregated", "aggregated", "failed"]
 
     def test_comes_when_no_device_does(self):
-        """With advice on what to look at."""
         world = play(run_spec(devices=3, wait_s=60.0), 2)
         assert world.finish is not None
         assert world.finish.reason is Stopped.FAILED
@@ -275,7 +270,6 @@ class TestEnd:
         assert "2 of 3 devices came within 60 s" in world.finish.detail
 
     def test_comes_on_demand(self):
-        """An interrupt tells everybody, at once."""
         world = Exchange(run_spec(devices=2), 2).start()
         world.run(1.5)
         world.interrupt()

@@ -18,7 +18,6 @@ PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
 
 
 def test_import_rules_hold():
-    """Every contract of import-linter in pyproject.toml is kept."""
     lint_imports = Path(sysconfig.get_path("scripts")) / "lint-imports"
     result = subprocess.run(
         [lint_imports, "--no-logo", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -57,7 +56,6 @@ def test_no_room_has_more_than_fourteen_modules():
 
 
 def test_every_room_says_what_belongs_there():
-    """In the docstring of its package."""
     rooms = [folder.parent for package in PACKAGES for folder in (ROOT / package).rglob("__init__.py")]
     assert len(rooms) > 30
     without = [room for room in rooms if not ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8")))]

@@ -44,7 +44,6 @@ def test_every_pin_can_be_had_with_the_oldest_python_of_each_series():
 
 
 def test_the_promised_pythons_are_those():
-    """As the package tells pip."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     promised = SpecifierSet(project["requires-python"])
     assert all(map(promised.contains, OLDEST))

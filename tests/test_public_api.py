@@ -42,13 +42,11 @@ def test_import_of_fedpatch_loads_neither_numpy_nor_torch():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_name_can_be_imported(name):
-    """`from fedpatch import NAME`, and it is listed."""
     assert getattr(import_module("fedpatch"), name) is not None
     assert name in dir(fedpatch)
 
 
 def test_unknown_name_raises_attribute_error():
-    """As of any module."""
     with pytest.raises(AttributeError, match="no attribute 'Tusk'"):
         _ = fedpatch.Tusk
 
@@ -67,7 +65,6 @@ def test_public_object_has_args_and_an_example(name, found):
 
 @pytest.mark.parametrize(("name", "found"), DOCUMENTED, ids=[name for name, _ in DOCUMENTED])
 def test_example_of_a_public_object_runs(name, found, monkeypatch):
-    """As written in its docstring."""
     monkeypatch.setenv("FEDPATCH_DATA", "/nowhere")  # an example sets it
     examples = doctest.DocTestParser().get_doctest(inspect.getdoc(found) or "", {}, name, None, None)
     assert examples.examples

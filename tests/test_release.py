@@ -102,7 +102,6 @@ def test_a_version_without_words_for_users_is_not_released(version, words):
     ("version", "words"), [("1.0", "is no version"), ("0.2.0", "says '0.1.0'"), ("v0.1.0", "is no")]
 )
 def test_the_version_is_that_of_the_source(version, words):
-    """Which is the only place where it is written."""
     with pytest.raises(NotReady, match=words):
         check_version('"""x"""\n\n__version__ = "0.1.0"\n', version)
     check_version('__version__ = "0.1.0"\n', "0.1.0")

@@ -148,7 +148,6 @@ def test_fedpatch_lives_beside_a_package_shared_of_another_project(installed: In
 
 
 def test_the_version_is_written_in_one_place(installed: Installed):
-    """Both commands and the metadata tell the one of shared/__init__.py."""
     for command in COMMANDS:
         assert installed.run(command, "--version") == f"{command} {__version__}\n"
     ask = "import importlib.metadata as known; print(known.version('fedpatch'))"
@@ -156,7 +155,6 @@ def test_the_version_is_written_in_one_place(installed: Installed):
 
 
 def test_the_code_that_runs_is_the_wheels(installed: Installed):
-    """Not that of the source, which a developer's environment has."""
     modules = [f"fedpatch.{package}" for package in PACKAGES]
     ask = f"import {', '.join(modules)}; print(*(one.__file__ for one in ({', '.join(modules)})))"
     for path in installed.run("python", "-c", ask).split():
@@ -167,7 +165,6 @@ def test_the_code_that_runs_is_the_wheels(installed: Installed):
     ("module", "name"), [("fedpatch", "fedpatch"), ("fedpatch.device_agent", "fedpatch-agent")], ids=COMMANDS
 )
 def test_python_m_does_what_the_command_does(installed: Installed, module, name):
-    """For environments whose folder of programs is not in the PATH."""
     assert installed.run("python", "-m", module, "--version") == f"{name} {__version__}\n"
 
 

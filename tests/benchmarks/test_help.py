@@ -14,7 +14,6 @@ from tests.support.programs import Program
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_an_example(name, monkeypatch, capsys):
-    """`--help` ends with a line that can be copied."""
     module = import_module(f"benchmarks.{name}")
     words = ["run"] if module.app.registered_callback else []
     ended = Program(lambda: run_app(module.app, name), monkeypatch, capsys)(*words, "--help")

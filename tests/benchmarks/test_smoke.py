@@ -86,13 +86,11 @@ def options_of(app: typer.Typer, name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS])
 def test_it_runs_at_toy_size(toy, name):
-    """To its end, with something to tell."""
     assert toy(name)
 
 
 @pytest.mark.parametrize("name", OWN_TESTS)
 def test_it_is_played_at_toy_size_elsewhere(name):
-    """By the file that is named here."""
     words = Path(__file__).with_name(OWN_TESTS[name]).read_text("utf-8")
     assert '"--toy"' in words
     assert name in words

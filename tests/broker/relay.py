@@ -9,7 +9,6 @@ import contextlib
 import socket
 import threading
 import time
-from types import TracebackType
 
 from tests.support.brokers import HOST
 
@@ -57,9 +56,7 @@ class Relay:
         self._spawn(self._accept)
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _shut(self._listener)
         self._listener.close()
         self.cut()

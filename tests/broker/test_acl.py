@@ -96,7 +96,6 @@ def test_message_is_delivered_to_the_readers_of_its_topic_alone(guarded):
 
 
 def test_both_sides_receive_by_their_own_filters(guarded):
-    """The filters that the two sides use in earnest bring them what they need."""
     filters = (*topics.device_filters("home", OWNER), topics.model_chunks_filter("home", DIGEST))
     with (
         as_user(guarded, OWNER, *filters) as device,

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.broker
 
 @pytest.mark.parametrize("side", SIDES)
 def test_all_is_well_with_an_open_broker(mosquitto, side):
-    """Every check is made, on both sides, and each of them is good."""
     found = ask(settings_for(side, mosquitto.url), side)
     made = ("broker_port", "broker_login", "rights_write", "rights_read", "retained", "session", "chunk", "round_trip")
     assert {name: verdict for name, verdict in verdicts(found).items() if verdict != "ok"} == {}
@@ -104,7 +103,6 @@ def test_a_rule_that_nothing_can_be_said_of_is_named():
 
 
 def test_a_user_of_another_name_than_the_device_is_told_so():
-    """The most likely mistake under the generated rules, whose mend is no rule."""
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(logged_in("device", broker.url), "device", device="pi-7")["rights_write"]
     assert found.verdict == "fail"
@@ -188,7 +186,6 @@ def test_a_broker_of_the_older_protocol_that_keeps_no_sessions(amqtt):
 
 
 def test_nothing_is_left_behind_and_nobody_is_disturbed(mosquitto):
-    """Whatever a fleet at work would take for its own is empty, nothing is retained afterwards, and no session is kept."""
     with client(mosquitto.url, "auditor", "#", "$SYS/broker/clients/total") as auditor:
         auditor.settle()
         for side in SIDES:
@@ -205,8 +202,6 @@ def test_nothing_is_left_behind_and_nobody_is_disturbed(mosquitto):
 
 
 def test_a_broker_that_freezes_meanwhile(mosquitto):
-    """It is told once, and the rest is not waited for one by one."""
-
     def freeze(finding: Finding) -> None:
         if finding.name == "broker_login":
             mosquitto.freeze()
@@ -221,7 +216,6 @@ def test_a_broker_that_freezes_meanwhile(mosquitto):
 
 
 def test_a_client_id_that_the_broker_does_not_take():
-    """Where it lets only some names in, the mend says with what ours begin."""
     with Mosquitto("clientid_prefixes sensor-") as broker:
         found = ask(settings_for("device", broker.url), "device")["broker_login"]
     assert found.verdict == "fail"

@@ -19,14 +19,12 @@ pytestmark = pytest.mark.broker
 
 
 def test_port_without_listener_fails():
-    """The finding says that the host is there, and nothing else is asked."""
     found = ask(settings_for("device", f"mqtt://{HOST}:{free_port()}"), "device")
     assert verdicts(found) == {"broker_port": "fail", "broker_login": "skip"}
     assert "refuses connections" in found["broker_port"].detail and "start the broker" in found["broker_port"].remedy
 
 
 def test_unknown_host_name_fails():
-    """It is told before anything is tried, with a way to look it up."""
     found = ask(settings_for("device", "mqtt://no.such.host.invalid"), "device")
     assert verdicts(found) == {"broker_name": "fail", "broker_login": "skip"}
     assert "getent hosts no.such.host.invalid" in found["broker_name"].remedy
@@ -46,7 +44,6 @@ def test_port_that_drops_connections_fails():
 
 
 def test_listener_that_never_answers_fails():
-    """A frozen broker, or none at all: the doctor does not wait for ever."""
     with socket.create_server((HOST, 0)) as silent:
         found = ask(settings_for("device", f"mqtt://{HOST}:{silent.getsockname()[1]}"), "device", connect_s=6.0)
     assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}

@@ -42,7 +42,6 @@ def test_no_limit_gives_chunk_kib(old: bool):
 
 @pytest.mark.parametrize("option", ["message_size_limit", "max_packet_size"])
 def test_limit_below_the_smallest_chunk_names_the_broker_setting(option: str):
-    """No run begins, and the error names the setting to raise."""
     with Mosquitto(f"{option} 5000") as broker, pytest.raises(BrokerError, match=option):
         found(broker.url)
 

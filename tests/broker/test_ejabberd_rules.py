@@ -131,7 +131,6 @@ def _expected() -> set[tuple[str, str, str]]:
 
 
 def test_nobody_gets_in_without_a_password_or_in_plain_text(broker, certificates):
-    """A wrong one is refused; without TLS there is no MQTT."""
     url = broker.url.replace("mqtt:", "mqtts:")
     with client(url, OWNER, **_login(certificates, OWNER, "guess")) as one, pytest.raises(BrokerError):
         one.link.wait_connected(PATIENCE_S)

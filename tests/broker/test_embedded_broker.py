@@ -44,7 +44,6 @@ def test_a_model_reaches_ten_clients_however_they_come(amqtt):
 
 
 def test_a_port_in_use_is_named_with_the_mend():
-    """Most often another broker runs there, which would do as well."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BrokerError) as caught:
@@ -54,14 +53,12 @@ def test_a_port_in_use_is_named_with_the_mend():
 
 
 def test_without_amqtt_the_error_says_what_to_install(monkeypatch):
-    """It is an extra that a real fleet does not need."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'fedpatch\[demo\]'"):
         EmbeddedBroker(port=0)
 
 
 def test_stop_ends_the_process_and_may_be_repeated():
-    """Clients see the connection end; the port is free again at once."""
     pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
     broker = EmbeddedBroker(port=free_port())
     broker.start()
@@ -76,7 +73,6 @@ def test_stop_ends_the_process_and_may_be_repeated():
 
 
 def test_the_broker_does_not_outlive_a_killed_parent():
-    """Its stdin ends with the parent, and with it the broker."""
     result = subprocess.run(
         [sys.executable, "-c", ABANDONS], cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=False
     )

@@ -137,7 +137,6 @@ def test_round_fails_without_foreign_clients_update(tmp_path: Path) -> None:
 
 
 def test_foreign_client_imports_only_the_standard_library_paho_and_msgpack() -> None:
-    """And it is short enough to be read at one sitting."""
     text = CLIENT.read_text("utf-8")
     assert sum(line.strip() != "" for line in text.splitlines()) <= MAX_LINES
     modules = set()

@@ -30,7 +30,6 @@ link.stop()
 
 
 def test_the_best_protocol_of_the_broker_is_found(mosquitto, amqtt):
-    """MQTT 5 where it is spoken, 3.1.1 elsewhere, and nobody hears of the failed attempt."""
     with client(mosquitto.url, "one") as new, client(amqtt.url, "one") as old:
         assert new.wait(Connected).protocol == "5"
         assert old.wait(Connected) == Connected("3.1.1", None, True, False)
@@ -38,7 +37,6 @@ def test_the_best_protocol_of_the_broker_is_found(mosquitto, amqtt):
 
 
 def test_what_one_publishes_the_other_receives(broker):
-    """Bytes arrive unchanged, on the topic they were sent on, and not on others."""
     payload = bytes(range(256)) * 512
     with client(broker, "giver") as giver, client(broker, "taker", "a/+", "b") as taker:
         taker.settle()
@@ -49,7 +47,6 @@ def test_what_one_publishes_the_other_receives(broker):
 
 
 def test_messages_arrive_in_the_order_they_were_published(broker):
-    """Small and large, and far more than the window lets go at once."""
     with client(broker, "giver") as giver, client(broker, "taker", "n/#") as taker:
         taker.settle()
         for number in range(300):
@@ -58,7 +55,6 @@ def test_messages_arrive_in_the_order_they_were_published(broker):
 
 
 def test_a_message_without_acknowledgement_arrives_too(broker):
-    """QoS 0 goes through the same queue."""
     with client(broker, "giver") as giver, client(broker, "taker", "q") as taker:
         taker.settle()
         assert giver.link.publish("q", b"0", qos=0)
@@ -66,7 +62,6 @@ def test_a_message_without_acknowledgement_arrives_too(broker):
 
 
 def test_a_retained_message_waits_for_who_subscribes_later(broker):
-    """It is marked as retained, and comes again with each subscription; without a subscription it does not come."""
     with client(broker, "giver") as giver:
         giver.link.publish("kept", b"state", retain=True)
         giver.settle()
@@ -92,7 +87,6 @@ def test_nothing_comes_after_unsubscribing(broker):
 
 @pytest.mark.parametrize("violent", [True, False])
 def test_the_last_will_is_for_a_violent_end_only(broker, violent):
-    """A killed process leaves its will, retained; one that stopped its link does not."""
     with client(broker, "watcher", "will") as watcher:
         watcher.settle()
         with subprocess.Popen(
@@ -115,7 +109,6 @@ def test_the_last_will_is_for_a_violent_end_only(broker, violent):
 
 
 def test_stop_sends_what_is_queued_and_leaves_nothing_behind(broker):
-    """The last messages arrive, no thread remains, and nothing more is taken."""
     with client(broker, "taker", "t/#") as taker:
         taker.settle()
         with client(broker, "giver") as giver:
@@ -129,7 +122,6 @@ def test_stop_sends_what_is_queued_and_leaves_nothing_behind(broker):
 
 
 def test_a_receiver_that_fails_does_not_end_the_link(mosquitto, caplog):
-    """Its error is logged, and the next event is given to it all the same."""
     arrived = threading.Event()
 
     def receiver(event: object) -> None:
@@ -152,7 +144,6 @@ def test_a_receiver_that_fails_does_not_end_the_link(mosquitto, caplog):
 
 @pytest.mark.parametrize("topic", ["", "a/+", "#"])
 def test_a_topic_that_cannot_be_published_on_is_an_error_of_the_caller(topic):
-    """It is refused where the mistake is, not later in a thread."""
     one = Client("mqtt://127.0.0.1:1", "one")
     with pytest.raises(ValueError, match="not a topic"):
         one.link.publish(topic, b"")

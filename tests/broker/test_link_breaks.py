@@ -11,7 +11,6 @@ pytestmark = pytest.mark.broker
 
 
 def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(mosquitto):
-    """Queued messages are sent by the new connection, in order."""
     with client(mosquitto.url, "giver") as giver:
         giver.wait(Connected)
         mosquitto.kill()
@@ -26,7 +25,6 @@ def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(mosq
 
 @pytest.mark.parametrize(("clean_start", "expected"), [(False, True), (True, False)])
 def test_the_broker_keeps_the_session_unless_told_not_to(mosquitto, clean_start, expected):
-    """With a kept session, what came while away arrives after the return."""
     with client(mosquitto.url, "taker", "t", clean_start=clean_start) as taker:
         taker.settle()
     with client(mosquitto.url, "giver") as giver:
@@ -53,7 +51,6 @@ def test_what_was_given_up_while_away_does_not_come_from_the_kept_session(mosqui
 
 
 def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
-    """It was queued without a connection; the log says so, and what follows it arrives."""
     with Mosquitto("max_packet_size 20000") as small:
         one = Client(small.url, "one")
         one.link.subscribe("t")
@@ -69,7 +66,6 @@ def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
 
 
 def test_a_full_outbox_says_so_and_never_blocks():
-    """Without a broker the queue fills up; the caller hears it at once."""
     one = Client(f"mqtt://{HOST}:{free_port()}", "one", max_queued=3)
     one.link.start()
     try:
@@ -79,7 +75,6 @@ def test_a_full_outbox_says_so_and_never_blocks():
 
 
 def test_a_frozen_broker_is_noticed_by_the_keepalive(mosquitto):
-    """A broker that holds the connection but does nothing any more is left, and found again when it lives."""
     with client(mosquitto.url, "one", keepalive_s=1) as one:
         one.wait(Connected)
         mosquitto.freeze()

@@ -14,14 +14,12 @@ pytestmark = pytest.mark.broker
 
 
 def test_stop_does_not_wait_for_the_next_attempt():
-    """A link in the middle of a long pause ends at once."""
     with client(f"mqtt://{HOST}:{free_port()}", "one", reconnect_delay_s=(100.0, 100.0)) as one:
         one.wait(Disconnected)
     assert not link_is_alive("one")
 
 
 def test_an_unreachable_broker_is_named_and_tried_again():
-    """One event for each attempt, with the address and a question that helps."""
     port = free_port()
     with client(f"mqtt://{HOST}:{port}", "one") as one:
         for _ in range(3):
@@ -31,7 +29,6 @@ def test_an_unreachable_broker_is_named_and_tried_again():
 
 
 def test_a_broker_that_starts_late_is_found():
-    """The first attempts fail; the link goes on until one succeeds."""
     late = Mosquitto()
     with client(late.url, "one") as one:
         one.wait(Disconnected)
@@ -50,7 +47,6 @@ def test_a_name_that_cannot_be_looked_up_does_not_end_the_link():
 
 
 def test_a_wrong_password_is_told_apart():
-    """The reason names the user; whoever waits for the connection does not wait in vain."""
     with Mosquitto(passwords={"pi-1": "right"}) as guarded:
         for options, words in (
             ({"username": "pi-1", "password": "wrong"}, "refused user 'pi-1'; check the user name and the password"),
@@ -66,7 +62,6 @@ def test_a_wrong_password_is_told_apart():
 
 
 def test_tls_carries_large_messages_and_a_broker_of_another_ca_is_refused(tmp_path):
-    """Messages larger than a TLS record arrive; a broker with another CA is refused, and the reason names the CA file."""
     own, stranger = (Certified(tmp_path / name).make() for name in ("own", "stranger"))
     with Mosquitto(own.server) as secret:
         url = secret.url.replace("mqtt:", "mqtts:")

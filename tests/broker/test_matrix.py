@@ -204,7 +204,6 @@ def test_members_may_do_what_the_topic_table_says_and_nothing_else(broker, versi
     ],
 )
 def test_rule_that_is_too_wide_is_found(certificates, line, opened):
-    """Exactly what it opens is seen; a pattern opens it to everybody who can log in."""
     with SecuredMosquitto(certificates, f"{ACL}{_AUDIT}\n{line}") as open_broker:
         assert matrix(open_broker, MQTTProtocolVersion.MQTTv5) - _expected() == opened - _expected()
 

@@ -100,7 +100,6 @@ def test_revoked_device_is_shut_out_and_its_state_is_gone(certificates):
 
 
 def test_last_will_of_a_revoked_device_is_not_published(certificates):
-    """Nor does a connection that breaks tell anything in its name; that of a good one does."""
     with (
         SecuredMosquitto(certificates, ALL) as broker,
         member(broker, "coordinator", "read", state_of("+")) as coordinator,
@@ -151,7 +150,6 @@ def test_shipped_configuration_states_its_limits_and_keeps_over_a_restart(certif
 
 
 def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
-    """Without one, with a wrong one, or in plain text nobody is let in; the rules hold as with certificates."""
     words = {user: f"{user}'s own" for user in ("coordinator", *DEVICES)}
     with SecuredMosquitto(certificates, ALL, configuration="mosquitto-passwords.conf", passwords=words) as broker:
         right = {"username": "pi-1", "password": words["pi-1"]}
@@ -182,7 +180,6 @@ def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
 
 @pytest.mark.parametrize("configuration", PRODUCTION)
 def test_every_option_is_explained_where_it_first_stands(configuration):
-    """A comment is above its paragraph; the options of a listener are explained with the first one."""
     known: set[str] = set()
     explained = False
     for line in (CONFIGURATIONS / configuration).read_text("utf-8").splitlines():

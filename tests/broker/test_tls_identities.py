@@ -44,14 +44,12 @@ def told(url: str, files: TlsFiles) -> str:
 
 
 def test_a_device_with_a_certificate_is_let_in(kitchen: Certified, broker: Mosquitto):
-    """And learns until when the broker's own certificate is good."""
     with client(url_of(broker), "pi-1", tls=kitchen.files("pi-1")) as one:
         ends = one.wait(Connected).broker_certificate_ends
     assert ends is not None and abs(ends - time.time() - 20 * DAY_S) < DAY_S
 
 
 def test_a_certificate_of_another_fleet_is_refused(kitchen: Certified, garden: Certified, broker: Mosquitto):
-    """Its CA is named. Who brings the other fleet's CA, too, does not trust the broker in the first place."""
     own = garden.files("pi-1").cert_file
     reason = told(url_of(broker), TlsFiles(kitchen.directory / "ca.crt", own, own))
     assert "the broker does not know its CA, 'fedpatch CA of garden': is it a certificate for another fleet?" in reason
@@ -74,13 +72,11 @@ def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified
 
 
 def test_a_certificate_of_the_future_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
-    """As when the clock of whoever made it was ahead."""
     kitchen.device("young", now=time.time() + 5 * DAY_S)
     assert "it is not yet valid before" in told(url_of(broker), kitchen.files("young"))
 
 
 def test_a_name_that_is_not_in_the_broker_s_certificate(kitchen: Certified, garden: Certified):
-    """The host name is to blame, and neither the CA nor the clock."""
     with garden.open() as authority:
         authority.issue(BROKER, "broker", now=time.time(), names=["elsewhere.example"])
     with garden.broker() as other:
@@ -98,7 +94,6 @@ def test_a_broker_with_the_certificate_of_a_client(garden: Certified):
 
 
 def test_a_ca_that_has_expired_is_named(tmp_path: Path):
-    """Whatever it signed is of no use then; the mend is to renew the CA, and what it signed works again."""
     past = Certified(tmp_path / "ca", now=time.time() - 10 * DAY_S, ca_days=9).make("pi-1", days=60)
     with past.broker() as broker:
         reason = told(url_of(broker), past.files("pi-1"))
@@ -178,7 +173,6 @@ link.stop()
 def test_a_clock_that_is_off_is_told_and_waited_for(
     kitchen: Certified, broker: Mosquitto, tmp_path: Path, offset: str, words: str
 ):
-    """Which certificate, from when or until when, what the clock says and what to do; once it is set, the link goes on."""
     clock = tmp_path / "clock"
     clock.write_text(offset)
     environment = {

@@ -20,6 +20,5 @@ def prepared() -> Prepared:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """A new one."""
     with Registry(tmp_path / REGISTRY_FILE) as opened:
         yield opened

@@ -52,25 +52,20 @@ class Metered:
         self.meter.look(self.now, waiting=7)
 
     def state(self, device: str, state: DeviceState) -> None:
-        """A device's presence."""
         self.perform(self.engine.handle(DevicePresence(device, state), self.now))
         self.meter.presence(device)
 
     def vitals(self, device: str, vitals: Vitals) -> None:
-        """A device tells how it is."""
         self.meter.vitals(device, vitals, self.now)
 
     def hear(self, device: str, body: Body) -> None:
-        """A message of the open round, or of the last one."""
         self.perform(send(self.engine, device, body, self.now, self.engine.last_round))
 
     def accept(self, devices: str) -> None:
-        """These devices accept the round."""
         for device in devices:
             self.hear(device, Accept(10))
 
     def upload_all(self, devices: str, accuracy: float | None = 0.5) -> None:
-        """Whole updates of these devices."""
         for device in devices:
             self.upload(device, accuracy)
 
@@ -83,12 +78,10 @@ class Metered:
             self.perform(self.engine.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), self.now))
 
     def tick(self, later_s: float) -> None:
-        """Lets time pass."""
         self.now += later_s
         self.perform(self.engine.handle(TimePassed(), self.now))
 
     def perform(self, effects: list[Effect]) -> None:
-        """As the service does."""
         run_effects(self.engine, effects, self, lambda: self.now)
 
     def run_effect(self, effect: Effect) -> Iterator[Event]:

@@ -31,7 +31,6 @@ class Bench:
         self.begun = self.open.begin(model(), 0.0)
 
     def hear(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:
-        """Messages of a device."""
         return [effect for body in bodies for effect in self.open.on_message(device, body, now)]
 
     def see(self, device: str, state: DeviceState, now: float = 1.0) -> list[Effect]:
@@ -48,17 +47,14 @@ class Bench:
             self.hear(device, Failed(FailReason.TRAINING) if end == "failed" else Decline(DeclineReason.UNWILLING))
 
     def state(self, device: str) -> State:
-        """Where a device is."""
         return self.open.round.participants[device].state
 
     def accept_all(self, now: float = 1.0) -> Bench:
-        """Everybody takes part."""
         for device in self.open.round.participants:
             self.hear(device, Accept(10), now=now)
         return self
 
     def chunks(self, device: str, blob: bytes = BLOB, now: float = 2.0) -> list[Effect]:
-        """All chunks of an update."""
         manifest = update(blob)
         parts = [cut(blob, manifest, index) for index in range(manifest.chunk_count)]
         return [effect for part in parts for effect in self.open.on_chunk(device, part, now)]

@@ -30,7 +30,6 @@ def delta_request() -> WorkRequest:
 def ask_holding(
     job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0
 ) -> list[Effect]:
-    """The request reaches a device that holds this version."""
     envelope = said(request or delta_request(), epoch=epoch)
     return job.handle(requested(envelope, TASKS, AdmissionDecision(True), held), now)
 

@@ -40,7 +40,6 @@ class Scene:
 
     @property
     def policy(self) -> PatchPolicy:
-        """What stays on the device."""
         return parse_policy(self.private)
 
     @property

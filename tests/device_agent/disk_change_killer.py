@@ -35,7 +35,6 @@ class Guillotine:
         return change
 
     def run(self, deed: Callable[[], object]) -> int:
-        """Do it, to its end or to the death; the number of changes begun."""
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
             for name in CHANGES:
                 patch.setattr(os, name, self.before(getattr(os, name)))

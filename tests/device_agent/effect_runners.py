@@ -49,7 +49,6 @@ class PlayedDevice:
         self.performer = performer_of(directory, self.wire, trainer, models=models)
 
     def perform(self, effects: list[Effect]) -> list[Body]:
-        """What was said meanwhile."""
         before = len(self.wire.up)
         run_effects(self.job, effects, self.performer, lambda: 0.0)
         return self.wire.up[before:]

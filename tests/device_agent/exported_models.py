@@ -15,7 +15,6 @@ RUN = "20260101-000000-abcdef"
 
 
 def describe(round: int, model: bytes = b"", **changes: Any) -> ModelMetadata:
-    """What is said of a model of the toy task."""
     known: dict[str, Any] = {
         "kind": "personal",
         "task": "toy",

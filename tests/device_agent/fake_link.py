@@ -20,7 +20,6 @@ class Wire:
 
     @property
     def idle(self) -> bool:
-        """Everything is delivered at once."""
         return True
 
     def stop(self) -> None:
@@ -33,7 +32,6 @@ class Wire:
         """As before."""
 
     def use_long_backoff(self, patient: bool) -> None:
-        """There is no connection to lose."""
         self.patient = patient
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:

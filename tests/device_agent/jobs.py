@@ -26,7 +26,6 @@ WILLING = AdmissionDecision(True)
 
 
 def said_back(effects: list[Effect]) -> list[Body]:
-    """What the device answers."""
     return [effect.envelope.body for effect in effects if isinstance(effect, SendMessage)]
 
 
@@ -36,14 +35,12 @@ def requested(
     decision: AdmissionDecision = WILLING,
     held: str = "",
 ) -> WorkRequested:
-    """A work request reaches a device that holds this version of the global model."""
     request = envelope.body
     assert isinstance(request, WorkRequest)
     return WorkRequested(envelope, tasks, decision, plan_download(request, held, MAX_BLOB_BYTES))
 
 
 def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True, **changes) -> list[Effect]:
-    """A work request reaches the device."""
     decision = AdmissionDecision(accept, "" if accept else "no")
     return job.handle(requested(said(REQUEST, round_number, **changes), decision=decision), now)
 

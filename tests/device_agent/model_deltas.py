@@ -64,7 +64,6 @@ class Versions:
         return self.scene.command(**{"hold": True, **whole, **changes})
 
     def hold(self, store: ModelCache, number: int) -> None:
-        """A device holds this version."""
         packed = pack(self.tensors[number], self.scene.public, {}, "fp32")
         held = Held(self.manifests[number].digest, self.scene.public.digest, packed.encoding, packed.raw_bytes)
         store.write(held, packed.blob)

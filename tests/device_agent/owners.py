@@ -75,11 +75,9 @@ class Pocketbook:
         self.today = NOTHING
 
     def ask(self) -> None:
-        """A watcher's."""
         self.asked += 1
 
     def note(self, more: Usage) -> None:
-        """A ledger's."""
         self.today = self.today.plus(more)
 
 

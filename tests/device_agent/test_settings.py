@@ -16,14 +16,12 @@ DATA = "shard:0/10"
 
 
 def problems(environ=None, **flags) -> list[str]:
-    """What is said of these values."""
     with pytest.raises(ConfigError) as caught:
         load(AgentSettings, file=None, environ=environ or {}, flags=flags)
     return list(caught.value.problems)
 
 
 def test_only_the_data_must_be_said():
-    """Everything else has a default; a device cannot guess which part of the data it holds."""
     assert problems() == ['data: not set; say which data this device holds, e.g. data = "shard:0/10"']
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA})
     assert settings == AgentSettings(data=DATA)
@@ -31,7 +29,6 @@ def test_only_the_data_must_be_said():
 
 
 def test_variables_are_the_agents_own():
-    """An agent and a coordinator on one machine can be told different things."""
     environ = {"FEDPATCH_AGENT_DATA": DATA, "FEDPATCH_AGENT_STATE_DIR": "/var/lib/fedpatch", "FEDPATCH_DATA": "/data"}
     settings = load(AgentSettings, file=None, environ={**environ, "FEDPATCH_FLEET": "other"}, flags={})
     assert settings == AgentSettings(data=DATA, state_dir=Path("/var/lib/fedpatch"))
@@ -39,7 +36,6 @@ def test_variables_are_the_agents_own():
 
 @pytest.mark.parametrize("device", ["pi-07", "0", "a_b", "a" * 32, ""])
 def test_a_device_id_fits_a_topic(device):
-    """Empty stands for the host's name."""
     assert load(AgentSettings, file=None, environ={}, flags={"data": DATA, "device_id": device}).device_id == device
 
 
@@ -60,17 +56,14 @@ def test_a_device_id_fits_a_topic(device):
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name, value):
-    """Under the name of its option."""
     assert [one.split(":")[0] for one in problems(data=DATA, **{name: value})] == [f"--{name.replace('_', '-')}"]
 
 
 def test_the_longest_pause_is_not_below_the_shortest():
-    """Told together with the data that is missing."""
     assert problems(reconnect_min_s=100)[1:] == ["reconnect_max_s: 60 is below reconnect_min_s = 100; make it larger"]
 
 
 def test_every_setting_says_what_it_is():
-    """A sentence, and the unit wherever the name ends in one."""
     for one in settings_of(AgentSettings):
         assert re.fullmatch(r"[A-Z].*\.", one.rules.help), one.name
         assert not one.name.endswith("_s") or one.rules.unit == "seconds"

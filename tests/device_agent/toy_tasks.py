@@ -8,6 +8,7 @@ import signal
 import time
 import zlib
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,21 +95,17 @@ def _mishap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets)
 
 
+def _build_tied() -> nn.Module:
+    first, second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+    second.weight = first.weight
+    return nn.Sequential(first, second, nn.Linear(FEATURES, CLASSES))
+
+
 TOY = Task(
     "toy", "random numbers", build_model, load_data, F.cross_entropy, accuracy, batch_size=5, validation_share=0.0
 )
-SLOW = Task(
-    "toy",
-    "takes its time and prints",
-    build_model,
-    load_data,
-    _slow_chatty_loss,
-    accuracy,
-    batch_size=5,
-    validation_share=0.0,
-)
-MISHAP = Task(
-    "toy", "runs out of memory", build_model, load_data, _mishap_loss, accuracy, batch_size=5, validation_share=0.0
-)
+SLOW = replace(TOY, description="takes its time and prints", loss=_slow_chatty_loss)
+MISHAP = replace(TOY, description="runs out of memory", loss=_mishap_loss)
+TIED = replace(TOY, description="has one weight under two names", build_model=_build_tied)
 
 torch.set_num_threads(1)

@@ -39,7 +39,6 @@ class Watched:
         self.trainer = Trainer(setup, self.events.put, launch)
 
     def next(self):
-        """Next event."""
         return self.events.get(timeout=TIMEOUT_S)
 
     def outcome(self):

@@ -19,7 +19,6 @@ COMMANDS = [path for name, app in PROGRAMS.items() for path, _ in commands(get_c
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_an_example(path):
-    """`--help` ends with a line that can be copied; the page shows it too."""
     program, *names = path
     result = CliRunner().invoke(PROGRAMS[program], [*names, "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
     assert result.exit_code == 0
@@ -29,7 +28,6 @@ def test_every_command_has_help_with_an_example(path):
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_prints_the_version(path):
-    """The version of the program, at any place of `--version`."""
     program, *names = path
     result = CliRunner().invoke(PROGRAMS[program], [*names, "--version"], prog_name=program)
     assert (result.exit_code, result.stdout) == (0, f"{program} {__version__}\n")
@@ -47,7 +45,6 @@ def test_the_options_of_every_documented_example_exist(line):
 
 
 def test_the_commands_of_the_simulator_are_among_them():
-    """`fedpatch` finds them as entry points."""
     assert {("fedpatch", "simulate", *more) for more in ((), ("paper",), ("fleet",))} <= set(COMMANDS)
 
 

@@ -19,7 +19,6 @@ PATIENCE_S = 90.0
 
 
 def test_every_fact_has_a_row():
-    """As many rows as there are facts; and an owner finds them by name."""
     table = PAGE.split("| fact | sources, in order |")[1].split("\n\n")[0].splitlines()[2:]
     assert len(table) == len(dataclasses.fields(Facts))
 

@@ -58,7 +58,6 @@ def test_the_page_names_the_defaults():
 
 
 def test_every_metric_in_an_example_exists():
-    """Queries of the page ask for series that are there."""
     for name in re.findall(r"\b(fedpatch_[a-z_]+)\b", PAGE):
         assert re.sub(r"_(sum|count)$", "", name) in documented() | documented(agent=True), name
 

@@ -179,7 +179,6 @@ def test_what_a_doctor_says_on_its_page_it_says(reader):
 
 
 def test_documents_of_the_pages_have_the_keys_of_those_that_are_printed(reader):
-    """Of a run, of a simulation and of what is watched."""
     printed = reader.types(
         f"""{EVERYWHERE}{HOUSE}{KITCHEN}
 fedpatch watch --once --json --broker mqtts://broker.local --fleet kitchen
@@ -209,7 +208,6 @@ def test_the_picture_of_a_watched_run_has_the_columns_of_its_table(reader):
 
 
 def test_a_personal_model_lies_where_its_page_says(reader):
-    """With the names of the task and the folder put in."""
     said = reader.types("find -L pi-7 -path '*/current/*'").splitlines()
     for line in _shown("docs/how-to/personal-model.md", "STATE_DIR"):
         assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in said

@@ -26,7 +26,6 @@ IMAGES = np.random.default_rng(1).random((4, 64), dtype=np.float32)
     "block", re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL), ids=["ours", "plain"]
 )
 def test_the_shown_code_classifies_images(tmp_path, block):
-    """With fedpatch's own class and with onnxruntime alone, on a state directory as an agent leaves it."""
     shown = {"task": "digits", "input_shape": (64,), "output_shape": (10,), "class_names": tuple("0123456789")}
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of(digits.TASK, (64,)), **shown)
     names: dict[str, Any] = {"state_dir": str(tmp_path), "images": IMAGES}

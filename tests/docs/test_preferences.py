@@ -38,7 +38,6 @@ def test_the_example_names_every_preference(example):
 
 
 def test_every_preference_is_explained_in_the_table():
-    """With the word of the wire that stands for it."""
     named = {row[0].strip("`"): row[2].strip("`") for row in ROWS if len(row) == HEADING}
     assert named.keys() == KEYS - {
         "unknown",
@@ -49,7 +48,6 @@ def test_every_preference_is_explained_in_the_table():
 
 
 def test_what_an_unknown_fact_means_is_as_the_table_says():
-    """Where nothing is said in `unknown`."""
     told = {row[0].strip("`"): row[3] == "allow" for row in ROWS if len(row) == HEADING and row[3]}
     assert told == ALLOWED_IF_UNKNOWN
 
@@ -60,6 +58,5 @@ def test_when_to_ask_again_is_as_the_table_says():
 
 
 def test_what_becomes_of_work_is_explained_word_by_word():
-    """The three words of on_loss are those that the agent knows."""
     told = [row[0].strip("`") for row in ROWS if len(row) == 2]
     assert told == list(ON_LOSS) == list(OnLoss)

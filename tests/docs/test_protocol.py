@@ -69,18 +69,15 @@ def fields_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_every_field_is_documented(name):
-    """The list of a message names its fields, in their order, and no others."""
     assert fields_in(section(name)) == [field.name for field in dataclasses.fields(SECTIONS[name])]
 
 
 def test_nothing_else_is_documented():
-    """Each section is about something that exists."""
     assert sorted(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == sorted(SECTIONS)
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_every_word_is_documented(name):
-    """Where a field is one of several words, all of them are listed, and no others."""
     for field, hint in get_type_hints(SECTIONS[name]).items():
         if isinstance(hint, type) and issubclass(hint, StrEnum) and "as in" not in meaning(name, field):
             assert set(re.findall(r"`(\w+)`", meaning(name, field))) == set(hint)
@@ -93,7 +90,6 @@ def meaning(name: str, field: str) -> str:
 
 
 def test_the_envelope_is_documented():
-    """Its keys, in their order."""
     envelope = TEXT.partition("## Envelope")[2].partition("\n##")[0]
     assert fields_in(envelope) == [field.name for field in dataclasses.fields(_Frame)]
 
@@ -108,7 +104,6 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
 
 
 def test_the_rounds_table_is_the_one_that_is_played():
-    """Each row a state, each column an event."""
     found = re.search(r"^ +(accept .*?)\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL)
     assert found is not None
     events = [Event(word) for word in found[1].split()]
@@ -125,7 +120,6 @@ def test_the_rounds_table_is_the_one_that_is_played():
 
 
 def test_figures_are_those_of_the_code():
-    """Sizes and pauses, where the text states them."""
     assert LEAST_S == 1.0
     for figure in (
         f"{MAX_MESSAGE_BYTES:,} bytes",
@@ -150,13 +144,11 @@ def test_figures_are_those_of_the_code():
 
 
 def test_client_optimizers_and_moments_are_those_that_a_device_knows():
-    """A client of another make needs their names."""
     assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "client_optimizer"))) == set(CLIENT_OPTIMIZERS)
     assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "moments"))) == set(MOMENTS)
 
 
 def test_refusals_of_an_update_that_has_come_are_documented():
-    """Each word of the table exists, and those that the bytes of an update can earn are there."""
     told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"\|([^|]*)\|$", checks(), re.MULTILINE))))
     late = {"late", "stale_epoch", "not_invited", "already_committed", "quarantined"}
     assert told == {str(reason) for reason in RefuseReason} - late

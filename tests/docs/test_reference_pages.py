@@ -13,7 +13,6 @@ from tests.support.paths import ROOT
 
 @pytest.mark.parametrize("name", PAGES)
 def test_committed_page_is_the_generated_one(name):
-    """Line by line; `python -m scripts.reference` writes it anew."""
     assert (FOLDER / name).read_text("utf-8") == PAGES[name]()
     assert FOLDER == ROOT / "docs"
 
@@ -27,7 +26,6 @@ def test_every_setting_has_an_item_or_names_the_command_that_describes_it():
 
 
 def test_every_exit_code_of_an_error_has_a_meaning():
-    """Beside those of success, of a part of the work and of Ctrl-C."""
     errors: list[type[FedpatchError]] = [FedpatchError, *FedpatchError.__subclasses__()]
     codes = {error.exit_code for error in errors}
     assert set(EXIT_CODES) == codes | {0, EXIT_LESS, 130}

@@ -20,13 +20,11 @@ RULES = [
 
 
 def test_every_alert_has_a_section_and_every_section_an_alert():
-    """In the order of the rules, so that one finds what one looks for."""
     assert re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE) == [rule["alert"] for rule in RULES]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_every_alert_says_how_bad_it_is_and_where_to_read_on(rule):
-    """A severity, a summary, a description, and a link to its own section."""
     assert rule["labels"].keys() == {"severity"} and rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert rule["annotations"]["runbook_url"].endswith(f"/runbooks.md#{rule['alert'].lower()}")
@@ -34,7 +32,6 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_every_section_says_what_to_do(rule):
-    """What it means, how to see more, what to do; in this order."""
     section = re.split(r"^## ", RUNBOOKS, flags=re.MULTILINE)[1 + RULES.index(rule)]
     assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Means", "See", "Do"]
 
@@ -50,13 +47,11 @@ def test_the_links_of_both_pages_lead_somewhere():
 
 
 def test_the_page_names_every_file():
-    """All that lies in the folder of dashboards and alerts, and nothing else."""
     named = set(re.findall(r"^\| `([\w/.]+)`", MONITORING, re.MULTILINE))
     assert named == {str(path.relative_to(FILES)) for path in FILES.rglob("*") if path.is_file()}
 
 
 def test_prometheus_takes_the_configuration_of_the_page(tmp_path):
-    """As it is printed there, but for the place of the rules."""
     config = MONITORING.split("```yaml\n")[1].split("```")[0]
     assert "/etc/prometheus/fedpatch-alerts.yml" in config
     path = tmp_path / "prometheus.yml"

@@ -109,7 +109,6 @@ def test_every_claim_is_of_a_block_and_held_by_a_test():
 
 
 def test_the_measures_of_a_task_are_written_so():
-    """Lines of Python: a task with another metric."""
     for line in _shown("measures").splitlines():
         changed = re.sub(r"^Task\(\.\.\., ", "replace(task, ", line)
         task = eval(changed, {"replace": dataclasses.replace, "task": digits.TASK, "metrics": metrics})
@@ -117,7 +116,6 @@ def test_the_measures_of_a_task_are_written_so():
 
 
 def test_a_validation_part_is_asked_for_so():
-    """Lines of Python: split off as the task says, given by the task, split off by time."""
     part = {
         f"{name}_{axis}": np.zeros((100, 2)[: 2 if axis == "x" else 1]) for name in ("train", "test") for axis in "xy"
     }
@@ -132,7 +130,6 @@ def test_a_validation_part_is_asked_for_so():
 
 
 def test_models_are_listed_so(tmp_path):
-    """A line for each model: the figure on test data, and the one that it was chosen by."""
     (shown,) = _shown("model").splitlines()
     match = re.fullmatch(
         r"model of (?P<task>\w+), accuracy (?P<ua>\S+) on (?P<test>\d+) test examples \(chosen by (?P<val>\S+) on "
@@ -159,7 +156,6 @@ def test_what_a_program_of_the_owner_prints_is_understood():
 
 
 def test_problems_of_settings_are_told_so(tmp_path):
-    """All places at once, in the words of the page."""
     toml = [""] * 14
     toml[11], toml[13] = "quorum = 1.5", "raunds = 5"
     (tmp_path / "fedpatch.toml").write_text("\n".join(toml))
@@ -170,7 +166,6 @@ def test_problems_of_settings_are_told_so(tmp_path):
 
 
 def test_variables_of_the_playbooks_are_known_to_a_role():
-    """With a value of the type that the role states."""
     known: dict[str, Any] = {}
     for path in sorted((ROOT / "ansible/roles").glob("*/meta/argument_specs.yml")):
         known |= yaml.safe_load(path.read_text("utf-8"))["argument_specs"]["main"].get("options", {})
@@ -216,7 +211,6 @@ def test_schema_is_the_json_that_its_digest_is_made_of():
 
 
 def test_a_container_of_tensors_is_as_the_protocol_shows_it():
-    """Two keys in this order, and four values for each tensor."""
     tensors = initial_tensors(digits.TASK, seed=0)
     document = msgpack.unpackb(pack(tensors, schema_of(digits.TASK.build_model()), {}, "fp32").blob)
     shown = _shown("container")
@@ -241,7 +235,6 @@ def test_a_line_of_the_log_is_written_so():
 
 
 def test_a_simulation_tells_how_far_it_is_so():
-    """Twelve of 500 rounds, of 410 ms each."""
     said, now = io.StringIO(), iter((0.0, 60.0))
     with ProgressLines(said, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
         lines.show(Point(12, 0.912, 0.8, 0.7, 4, None, 0.41))

@@ -82,7 +82,6 @@ def test_pages_read_the_same_on_a_code_host_and_on_the_site(site):
 
 
 def test_every_part_of_a_page_is_in_its_menu(site):
-    """A page that had a second title would hide there what follows it."""
     count = 0
     for path, page in _pages(site):
         parts = re.findall(r"<h[23] id=\"?([^\" >]+)", _text(page))

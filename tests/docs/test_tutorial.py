@@ -98,7 +98,6 @@ def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Call
 
 
 def test_the_skeletons_own_tests_pass(followed: Followed):
-    """In the folder that `new-task` made."""
     assert re.search(r"\d+ passed", followed.said[0])
     assert "failed" not in followed.said[0]
 
@@ -111,7 +110,6 @@ def test_both_devices_get_a_model_that_fits_them(followed: Followed):
 
 
 def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Followed):
-    """`status` tells the number that the page shows, and the run went on with it."""
     (began,) = re.findall(r"than the (\d+) that it began with", PAGE)
     (shown,) = re.findall(r"^    (task room: \d+ training examples)$", PAGE, re.MULTILINE)
     assert shown in followed.said[4]
@@ -123,7 +121,6 @@ def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Follow
 
 
 def test_the_device_uses_its_model(followed: Followed):
-    """It finds the class of a reading, and is as good as the run said of both."""
     pytest.importorskip("onnxruntime", reason="personal models need onnxruntime (pip install 'fedpatch[agent]')")
     assert re.search(r"\bhome\b", followed.said[5].splitlines()[0])
     assert float(re.findall(r"accuracy (0\.\d+|1)", followed.said[5])[0]) > 0.85

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.faults.scene import HASTY, NAMES, PATIENT, Scene, make_as_new
@@ -54,9 +53,7 @@ class Lane:
         self.fleet.wait_ready()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def play(self, schedule: Schedule) -> list[str]:

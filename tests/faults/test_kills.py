@@ -45,7 +45,6 @@ def directory() -> Iterator[Path]:
 
 
 def test_killed_processes_lose_no_update_and_count_none_twice(directory: Path):
-    """Coordinator, broker, agents and training processes are killed at random moments; every run ends as its books say."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seed in SEEDS:
         waiting.put(seed)

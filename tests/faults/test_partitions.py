@@ -96,7 +96,6 @@ def scene(town: Town, tmp_path: Path) -> Scene:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_device_cut_off_and_back_in_time_takes_part(town: Town, scene: Scene, phase: str):
-    """Cut off for three seconds, silently in one round and by the cable in the next, it reports in both."""
     document, problems = _play(town, scene, VICTIM, phase, PATIENT, for_s=3.0)
     assert problems == []
     assert [one["reported"] for one in document["rounds"]] == [len(DEVICES)] * len(CUTS)
@@ -104,7 +103,6 @@ def test_device_cut_off_and_back_in_time_takes_part(town: Town, scene: Scene, ph
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_device_cut_off_for_longer_holds_nobody_up(town: Town, scene: Scene, phase: str):
-    """Cut off for longer than the others need, it counts in the rounds that have its update, and in no others."""
     document, problems = _play(
         town, scene, VICTIM, phase, LEAVING, for_s=5.0, to_the_end=True, cuts=[Cut.SILENT], more_rounds=2
     )
@@ -114,14 +112,12 @@ def test_device_cut_off_for_longer_holds_nobody_up(town: Town, scene: Scene, pha
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_coordinator_cut_off_loses_no_device(town: Town, scene: Scene, phase: str):
-    """Cut off from its broker for three seconds in each round, it ends both with every device."""
     document, problems = _play(town, scene, "coordinator", phase, PATIENT, for_s=3.0)
     assert problems == []
     assert [one["reported"] for one in document["rounds"]] == [len(DEVICES)] * len(CUTS)
 
 
 def test_round_ends_by_its_deadline_without_a_connection(town: Town, scene: Scene):
-    """A coordinator that is cut off for longer than a round may take ends the round, and goes on once it is healed."""
     terms = {**LEAVING, "deadline_s": 15}
     document, problems = _play(
         town, scene, "coordinator", "download", terms, for_s=18.0, cuts=[Cut.SILENT], more_rounds=3

@@ -20,7 +20,6 @@ COUNTED = [name for name in BOUNDS if not name.endswith("resident_kib")]
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_rounds_of_a_minute_leave_nothing_behind(tmp_path: Path):
-    """Open files, files on disks, rows of the registry and topics on the broker do not grow with the rounds."""
     measured = soak(tmp_path, agents=3, rounds=10_000, limit_s=40, kill_every_s=10)
     told = "\n".join(lines(measured))
     assert measured.broker_kills >= 3

@@ -11,7 +11,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("models", [False, True])
 def test_memory_of_a_training_process_is_read_after_each_round(tmp_path, models):
-    """With and without personal models; what was read is summarised in words."""
     samples, seconds = play(tmp_path, 6, 1, models)
     assert [one["round"] for one in samples] == [1, 2, 3, 4, 5, 6]
     assert all(one["resident_kib"] > 50_000 for one in samples)

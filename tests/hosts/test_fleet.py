@@ -107,7 +107,6 @@ def test_a_firewall_comes_back_where_it_was_flushed_and_goes_where_it_is_not_wan
 
 
 def test_a_second_play_changes_nothing(fleet):
-    """site.yml says what should be, so that doing it again does nothing."""
     again = fleet.control.play("site.yml")
     assert set(again.changed.values()) == {0}, again.out[-6000:]
 

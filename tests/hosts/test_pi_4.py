@@ -62,8 +62,6 @@ def test_the_device_is_a_pi_4_as_far_as_programs_can_tell(machines):
 
 
 def test_it_takes_part_in_a_round(machines):
-    """As its service it is asked, trains and reports, and its personal model, run by onnxruntime, is published."""
-
     def journal() -> str:
         return str(machines.ssh(PI, "journalctl --no-pager -n 80 -u fedpatch-agent"))
 

@@ -36,7 +36,6 @@ def _defaults(role: str) -> dict:
 
 @pytest.mark.parametrize("role", NAMES)
 def test_role_and_its_defaults_are_described(role):
-    """meta/argument_specs.yml, by which Ansible checks what it is given, knows each default and nothing else."""
     specs = yaml.safe_load((ROLES / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     options = specs["main"].get("options", {})
     assert set(options) - REQUIRED == set(_defaults(role))

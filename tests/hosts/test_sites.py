@@ -70,7 +70,6 @@ def test_broker_coordinator_and_monitoring_may_have_a_host_each(site):
 
 
 def test_each_port_is_open_to_those_alone_who_need_it(site):
-    """Devices reach the broker, the coordinator its own listener there, the monitoring host what it reads."""
     ports = (22, 8883, 8884, 9100)
     assert reached(site.machines, FIRST, BROKER, ports) == [22, 8883]
     assert reached(site.machines, HUB, BROKER, ports) == [22, 8884]

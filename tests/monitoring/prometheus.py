@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -77,9 +76,7 @@ class Prometheus:
         self.wait_until(lambda: self.get("status/buildinfo"), "answers")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         self._files.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -165,9 +164,7 @@ class StandIn:
         self.address = f"{HOST}:{self._server.server_port}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

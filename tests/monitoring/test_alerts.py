@@ -23,20 +23,17 @@ def _plays(path: Path) -> list[dict[str, Any]]:
 
 
 def test_rules_are_valid_promql():
-    """By `promtool check rules`."""
     checked = promtool("check", "rules", ALERTS)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda path: path.stem)
 def test_play_has_exactly_the_expected_alerts(play):
-    """At each moment."""
     played = promtool("test", "rules", play)
     assert played.returncode == 0, played.stdout + played.stderr
 
 
 def test_each_alert_fires_and_stays_quiet_in_some_play():
-    """With its series present."""
     moments = [one for path in PLAYS for test in _plays(path) for one in test["alert_rule_test"]]
     assert {one["alertname"] for one in moments if one["exp_alerts"]} == set(NAMES)
     assert {one["alertname"] for one in moments if not one["exp_alerts"]} == set(NAMES)

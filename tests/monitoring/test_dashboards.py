@@ -70,19 +70,16 @@ def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_equal_the_generated_dashboards(name):
-    """Run `python -m dashboards` in ansible/roles/monitoring after a change."""
     assert (generator.FOLDER / name).read_text("utf-8") == to_text(generator.DASHBOARDS[name]())
 
 
 def test_command_writes_all_dashboards(tmp_path):
-    """The folder has no other files."""
     generator.write(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in generator.FOLDER.iterdir()}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_do_not_overlap(name):
-    """In a grid of 24 columns."""
     taken: set[tuple[int, int]] = set()
     for panel in _read(name)["panels"]:
         at = panel["gridPos"]
@@ -94,7 +91,6 @@ def test_panels_do_not_overlap(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_panel_has_title_description_and_data_source(name):
-    """Titles are unique."""
     panels = _panels(name)
     titles = [panel["title"] for panel in panels]
     assert len(set(titles)) == len(titles) > 5
@@ -111,7 +107,6 @@ def test_each_query_selects_one_coordinator():
 
 
 def test_queries_and_alerts_use_existing_metrics():
-    """Those of the stand-in and of the real page."""
     asked = {word for _, _, target in _queries() for word in re.findall(r"\bfedpatch_\w+", target["expr"])}
     rules = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
     asked |= {word for rule in rules for word in re.findall(r"\bfedpatch_\w+", rule["expr"])}
@@ -123,7 +118,6 @@ def test_queries_and_alerts_use_existing_metrics():
 
 
 def test_each_device_state_has_a_colour_and_a_number():
-    """No state is counted twice."""
     assert sorted(STATES) == sorted([*State, *DEVICE_STATES])
     assert len({number for number, *_ in WORDS}) == len(WORDS)
 
@@ -132,7 +126,6 @@ def test_each_device_state_has_a_colour_and_a_number():
     ("name", "panel", "target"), list(_queries()), ids=lambda one: one if isinstance(one, str) else ""
 )
 def test_each_query_returns_data_in_prometheus(scraped, name, panel, target):
-    """With the labels that the panel uses."""
     prometheus, variables = scraped
     series = prometheus.ask_until_there(_filled_in(target["expr"], variables))
     legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -144,7 +137,6 @@ def test_each_query_returns_data_in_prometheus(scraped, name, panel, target):
 
 
 def test_dashboard_variables_have_values(scraped):
-    """Address of the coordinator and names of devices."""
     prometheus, variables = scraped
     found = {}
     for variable in _read("device.json")["templating"]["list"]:
@@ -159,7 +151,6 @@ def test_dashboard_variables_have_values(scraped):
 
 
 def test_device_strip_is_one_series(scraped):
-    """Its number is that of a state."""
     prometheus, variables = scraped
     of_coordinator = f'instance="{variables["coordinator"]}"'
     series = prometheus.ask_until_there(state_number(of_coordinator))
@@ -168,7 +159,6 @@ def test_device_strip_is_one_series(scraped):
 
 
 def test_rules_are_evaluated_by_prometheus(scraped):
-    """Without errors; the recorded series exists."""
     prometheus, _ = scraped
 
     def rules() -> list[dict[str, Any]]:

@@ -61,6 +61,11 @@ def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
     )
 
 
+def nested(depth: int) -> list:
+    """Nest empty lists."""
+    return [nested(depth - 1)] if depth else []
+
+
 def _values(spec: TensorSpec, finite: bool) -> st.SearchStrategy:
     if spec.dtype in FLOATS and finite:
         return hnp.from_dtype(np.dtype(spec.dtype), allow_nan=False, min_value=-1000, max_value=1000)

@@ -84,7 +84,6 @@ class PerFedAvg:
         return model
 
     def used(self, model: nn.Module, client: NaiveClient) -> nn.Module:
-        """One step by alpha on the batch that comes next."""
         (batch,) = client.look_ahead(1)
         descend(model, gradients(model, batch), self._alpha)
         return model
@@ -98,7 +97,6 @@ class PFedMe:
         self._eta, self._lambda = study.learning_rate, study.proximity
 
     def train(self, model: nn.Module, client: NaiveClient) -> nn.Module:
-        """R steps; theta stays with the client, w is sent, with theta's statistics."""
         w, theta = deepcopy(model), deepcopy(model)
         for _ in range(client.steps):
             grads = gradients(theta, client.take())
@@ -111,7 +109,6 @@ class PFedMe:
         return w
 
     def used(self, model: nn.Module, client: NaiveClient) -> nn.Module:
-        """Theta of the last round the client was in."""
         return client.own or model
 
 
@@ -122,7 +119,6 @@ class Independent:
         self._rate = study.learning_rate
 
     def train(self, model: nn.Module, client: NaiveClient) -> nn.Module:
-        """The client's own model; the global one stays as it is."""
         client.own = client.own or deepcopy(model)
         for _ in range(client.steps):
             descend(client.own, gradients(client.own, client.take()), self._rate)

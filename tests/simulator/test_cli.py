@@ -103,7 +103,6 @@ def test_every_term_of_a_study_has_an_option(fedpatch, engine):
 
 
 def test_json_prints_the_outcome_on_one_line(fedpatch, engine):
-    """With the first completed round at the target, the last user accuracy, the curve, the time and the terms."""
     ended = fedpatch(*SMALL, "--json")
     printed = json.loads(ended.out)
     assert ended.out.count("\n") == 1
@@ -117,7 +116,6 @@ def test_json_prints_the_outcome_on_one_line(fedpatch, engine):
 
 
 def test_without_json_a_short_table_is_printed(fedpatch, engine):
-    """Rounds to the target, what the clients have of it, and the time."""
     out = fedpatch(*SMALL).out
     assert re.search(r"^study +digits, fedavg, private affine, 4 clients, seed 0$", out, re.MULTILINE)
     assert re.search(r"^rounds to UA 0\.800 +2$", out, re.MULTILINE)
@@ -128,7 +126,6 @@ def test_without_json_a_short_table_is_printed(fedpatch, engine):
 
 
 def test_target_not_reached_exits_with_0(fedpatch, engine):
-    """Not an error: it exits with 0."""
     engine.best = 0.7
     ended = fedpatch(*SMALL)
     assert ended.code == 0
@@ -138,7 +135,6 @@ def test_target_not_reached_exits_with_0(fedpatch, engine):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_study_prints_its_curve_and_how_to_resume(fedpatch, engine, tmp_path, number):
-    """It ends after the round that is being played, with exit code 130."""
     engine.before_round = lambda round_number: os.kill(os.getpid(), number) if round_number == 1 else None
     ended = fedpatch(*SMALL, "--json", "--out", tmp_path / "study")
     assert ended.code == 130
@@ -159,7 +155,6 @@ def test_second_ctrl_c_ends_the_study_at_once(fedpatch, engine, tmp_path):
 
 
 def test_interrupted_study_resumes_with_the_same_command(fedpatch, engine, tmp_path):
-    """Its state is below --out, and stderr says where it goes on."""
     engine.before_round = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
     assert fedpatch(*SMALL, "--out", tmp_path).code == 130
     engine.before_round, engine.known = lambda number: None, 2
@@ -169,7 +164,6 @@ def test_interrupted_study_resumes_with_the_same_command(fedpatch, engine, tmp_p
 
 
 def test_out_holds_outcome_curve_and_pictures(fedpatch, engine, tmp_path):
-    """The JSON file is what was printed; the curve has a line per completed round, from 0 on."""
     out = tmp_path / "made" / "study"
     ended = fedpatch(*SMALL, "--json", "--out", out)
     assert {path.name for path in out.iterdir()} == FILES
@@ -207,14 +201,12 @@ def test_folder_with_foreign_files_is_refused(fedpatch, engine, tmp_path, name, 
 
 
 def test_loss_that_is_nan_is_null(fedpatch, engine, tmp_path):
-    """JSON has no word for it, and training that diverges is a result too."""
     engine.train_loss = float("nan")
     printed = json.loads(fedpatch(*SMALL, "--json", "--out", tmp_path).out)
     assert [point["train_loss"] for point in printed["points"]] == [None] * 3
 
 
 def test_default_patch_is_affine_and_none_for_baselines(fedpatch, engine):
-    """As for `fedpatch run`; baselines keep none."""
     fedpatch("simulate", "--strategy", "fedadam")
     fedpatch("simulate", "--strategy", "independent")
     assert [call["study"].private for call in engine.calls] == ["affine", "none"]
@@ -231,7 +223,6 @@ def test_default_patch_is_affine_and_none_for_baselines(fedpatch, engine):
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine, argv, words):
-    """With exit code 2 and nothing on stdout."""
     ended = fedpatch("simulate", *argv)
     assert (ended.code, ended.out, engine.calls) == (2, "", [])
     assert words in ended.err
@@ -286,7 +277,6 @@ TASK = replace(PLAIN, load_data=load_data, demo_data="", name="files")
 
 
 def test_data_root_names_the_folder_of_the_data(fedpatch, tmp_path, monkeypatch):
-    """A study of files in a folder of one's own, without a variable of the environment; another folder is named as such."""
     (tmp_path / "file_task.py").write_text(FILE_TASK)
     (tmp_path / "data").mkdir()
     for client in range(2):
@@ -304,7 +294,6 @@ def test_data_root_names_the_folder_of_the_data(fedpatch, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_study_of_digits_is_the_same_with_two_workers(fedpatch, tmp_path):
-    """Two rounds with four clients; processes change nothing but the time."""
     argv = ("simulate", "--clients", "4", "--rounds", "2", "--json")
     first = json.loads(fedpatch(*argv, "--workers", "1", "--out", tmp_path / "study").out)
     again = json.loads(fedpatch(*argv, "--workers", "2").out)
@@ -314,7 +303,6 @@ def test_study_of_digits_is_the_same_with_two_workers(fedpatch, tmp_path):
 
 
 def test_interrupted_study_of_digits_ends_with_the_same_curve(fedpatch, tmp_path, monkeypatch):
-    """The curve is that of a study nobody interrupted, and no state is left."""
     argv = ("simulate", "--clients", "4", "--rounds", "4", "--workers", "1", "--json")
     whole = json.loads(fedpatch(*argv).out)
     with monkeypatch.context() as patch:

@@ -22,7 +22,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedpatch.coordinator.settings import RunSettings
@@ -193,9 +192,7 @@ class Fleet:
         open_fleets.append(self)
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         open_fleets.remove(self)
         for agent in self.agents.values():
             agent.kill()

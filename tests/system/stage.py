@@ -89,7 +89,6 @@ class Stage:
             return coordinator.done()
 
     def resume(self, program: str = "fedpatch") -> Command:
-        """`fedpatch resume last`."""
         return Command(program, "resume", "last", "--state-dir", self.state_dir, "--json")
 
     def hold(self, device: str, *, round: int, step: int) -> None:

@@ -158,7 +158,6 @@ def _assert_partial_and_late(rounds: list[list[str]]) -> None:
 @pytest.mark.parametrize("private", POLICIES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rounds_over_the_network_are_those_of_algorithm_1(stage, tmp_path, strategy, private):
-    """Global model, shared and server moments, patches and their moments, and user accuracies are the oracle's."""
     summary, state = _play(stage, tmp_path, strategy, private)
     rounds = stage.witness.rounds(summary.run)
     _assert_partial_and_late(rounds)

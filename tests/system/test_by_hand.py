@@ -87,7 +87,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 
 
 def test_run_by_hand_trains_the_model(played: Played):
-    """All devices report in all rounds, the model is another one than at first, and better."""
     summary = played.summary
     assert summary["stopped_because"] == "max_rounds"
     assert [(one["outcome"], one["reported"]) for one in summary["rounds"]] == [("aggregated", len(DEVICES))] * ROUNDS
@@ -98,7 +97,6 @@ def test_run_by_hand_trains_the_model(played: Played):
 
 
 def test_runs_and_show_describe_the_run(played: Played):
-    """`runs` lists it as finished with its terms, `show` gives what it printed, for people all its rounds."""
     (one,) = played.ask("runs")
     assert (one["id"], one["status"], one["epoch"]) == (played.summary["run"], "finished", 1)
     assert (one["task"], one["strategy"], one["private"]) == ("digits", "fedavg-adam", "affine")
@@ -110,7 +108,6 @@ def test_runs_and_show_describe_the_run(played: Played):
 
 
 def test_devices_counts_invitations_and_reports(played: Played):
-    """Each device, as the coordinator knew it: there, with its task, asked and reporting in each round."""
     devices = played.ask("devices")
     assert [one["id"] for one in devices] == list(DEVICES)
     for one in devices:
@@ -121,7 +118,6 @@ def test_devices_counts_invitations_and_reports(played: Played):
 
 
 def test_agent_status_of_a_running_and_of_a_stopped_agent(played: Played):
-    """`status` of an agent that runs, and of the same one when it has ended."""
     for device, told in played.agents_told.items():
         assert (told["running"], told["connected"], told["state"]) == (True, True, "idle")
         assert (told["device_id"], told["broker"]) == (device, played.broker)
@@ -134,7 +130,6 @@ def test_agent_status_of_a_running_and_of_a_stopped_agent(played: Played):
 
 
 def test_agent_patches_lists_files_without_values(played: Played):
-    """`patches` names the one patch of the run's last round; its file is for its owner alone."""
     for state_dir in played.agent_dirs.values():
         (patch,) = _agent_says("patches", state_dir)
         assert (patch["task"], patch["policy"], patch["problem"]) == ("digits", "affine", "")
@@ -155,7 +150,6 @@ def test_every_file_in_a_state_directory_is_documented(played: Played):
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
 def test_two_agents_learn_from_real_mnist(mosquitto: Mosquitto, tmp_path: Path, real_data: Path):  # noqa: F811
-    """The paper's model on the paper's data, over the network: better after a round than before it."""
     with Fleet(mosquitto.url, tmp_path) as fleet:
         for index in range(2):
             fleet.start(f"pi-{index}", "mnist", f"shard:{index}/100", options=["--data-root", str(real_data)])

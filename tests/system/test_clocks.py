@@ -42,7 +42,6 @@ def clock(offset: str) -> Iterator[None]:
 def test_run_with_clocks_years_off_is_complete(
     mosquitto: Mosquitto, tmp_path: Path, ann: str, bob: str, coordinator: str
 ):
-    """Ten years behind or fifteen ahead, everybody takes part in every round, and is in time."""
     with Fleet(mosquitto.url, tmp_path) as fleet:
         stage = Stage(mosquitto, fleet, tmp_path)
         stage.start_agents()

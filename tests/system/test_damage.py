@@ -44,7 +44,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def stage(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """Nothing but the broker runs yet."""
     kind = DiskStage if "disk" in request.fixturenames else Stage
     with Fleet(mosquitto.url, tmp_path) as fleet:
         yield kind(mosquitto, fleet, tmp_path)
@@ -105,7 +104,6 @@ def test_disk_read_only_from_the_start_is_refused(disk: SmallDisk, stage: Stage)
 
 @pytest.mark.parametrize("damage", ["noise", "empty", "absent"])
 def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
-    """The copy is of the end of the last round: the run goes on, and says what happened."""
     stage.kill_coordinator(round=3, step=2)
     path = stage.state_dir / REGISTRY_FILE
     size = path.stat().st_size

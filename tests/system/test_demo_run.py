@@ -86,7 +86,6 @@ def _assert_nothing_is_left(mark: str) -> None:
 
 
 def test_demo_reaches_its_target(played: Played):
-    """With its defaults, all devices' own models are good within few rounds, and that is why it stops."""
     summary = played.summary
     assert summary["stopped_because"] == "target_ua"
     assert summary["user_accuracy"] >= TARGET
@@ -98,7 +97,6 @@ def test_demo_reaches_its_target(played: Played):
 
 
 def test_demo_json_has_the_documented_keys(played: Played):
-    """Standard output is one JSON object on one line, with just these keys, and at least these for each round."""
     assert len(played.done.out.splitlines()) == 1
     summary = played.summary
     assert summary.keys() == SUMMARY
@@ -115,7 +113,6 @@ def test_demo_json_has_the_documented_keys(played: Played):
 
 
 def test_exported_model_holds_the_public_tensors_alone(played: Played):
-    """The exported model can be read by numpy alone, is finite, and holds nothing of what each device keeps as its patch."""
     assert len(list(played.out.glob("devices/*/patches/*.patch"))) == DEVICES
     schema = schema_of(TASK.build_model())
     policy = parse_policy("affine")
@@ -126,13 +123,11 @@ def test_exported_model_holds_the_public_tensors_alone(played: Played):
 
 
 def test_show_prints_the_demo_run_afterwards(played: Played):
-    """The run can be looked at when the demo is over."""
     shown = run("fedpatch", "show", played.summary["run"], "--state-dir", played.out / "coordinator", "--json")
     assert (shown.code, shown.document) == (0, played.summary)
 
 
 def test_stderr_without_a_terminal_has_a_plain_line_per_round(played: Played):
-    """Standard error that is no terminal gets lines for a log, without anything that only a terminal understands."""
     lines = played.done.err.splitlines()
     rounds = [line for line in lines if re.match(r"round \d+/30 aggregated: \d+/10 reported, UA [01]\.\d+ ", line)]
     assert len(rounds) == len(played.summary["rounds"])
@@ -146,7 +141,6 @@ def test_no_process_outlives_the_demo(played: Played):
 
 
 def test_same_seed_gives_the_same_curves_and_model(tmp_path: Path):
-    """User accuracies and model, to 1e-6, also where a demo has been before; and they are not those of the beginning."""
     curves, models = [], []
     for _ in range(2):
         played = _play(tmp_path / "demo", *QUICK)
@@ -168,7 +162,6 @@ def test_same_seed_gives_the_same_curves_and_model(tmp_path: Path):
 
 @pytest.mark.parametrize("moment", ["waiting for devices", "round 1/"], ids=["while it starts", "in a round"])
 def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path, moment: str):
-    """Exit code 130, in a moment without a run as in the middle of one, and no process is left behind."""
     mark = uuid.uuid4().hex
     with _demo(tmp_path / "demo", "--devices", 2, "--target-ua", "none", "--rounds", 1000, mark=mark) as command:
         command.wait_err(moment)

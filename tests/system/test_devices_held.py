@@ -24,7 +24,6 @@ def _decide(state_dir: Path, *words: str) -> Done:
 
 
 def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, mosquitto: Mosquitto):
-    """Drained, resumed, quarantined, released: rounds go on with the devices that are left, and it is kept with its reason."""
     state = tmp_path / "coordinator"
     terms = ["--task", REFERENCE, "--devices", 2, "--rounds", 100_000, "--round-interval-s", 0.2, "--quorum", 1.0]
     with Fleet(mosquitto.url, tmp_path) as fleet:

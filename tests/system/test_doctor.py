@@ -29,7 +29,6 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Mosquitto]:
 
 
 def found(done: Done) -> dict[str, dict[str, str]]:
-    """The findings of a doctor, by name."""
     return {one["name"]: one for one in done.document["findings"]}
 
 
@@ -43,7 +42,6 @@ def as_device(name: str, broker: Mosquitto, tmp_path: Path) -> tuple[tuple[objec
 
 @pytest.mark.slow
 def test_doctors_beside_a_fleet_at_work(broker, tmp_path):
-    """The coordinator answers the device's doctor, its own doctor sees the device, and the run ends as if neither had come."""
     place = ("--broker", broker.url, "--fleet", "kitchen", "--state-dir", tmp_path / "state", "--devices", 2)
     login = {"FEDPATCH_USERNAME": "coordinator", "FEDPATCH_PASSWORD": PASSWORDS["coordinator"]}
     patient = ("--rounds", 1, "--wait-s", 200, "--grace-s", 100, "--recruit-deadline-s", 100)
@@ -71,13 +69,11 @@ def test_doctors_beside_a_fleet_at_work(broker, tmp_path):
 
 
 def coordinator_warnings(log: str) -> str:
-    """Lines of a log that are no mere debugging."""
     return "\n".join(line for line in log.splitlines() if " WARNING " in line or " ERROR " in line)
 
 
 @pytest.mark.parametrize("program", ["fedpatch", "fedpatch-agent"])
 def test_nothing_listens(program, tmp_path):
-    """Exit code 1, a table on stdout with a mend below the failure, and nothing made in the state directory."""
     options = ("--data", "shard:0/2") if program == "fedpatch-agent" else ()
     url = f"mqtt://{HOST}:{free_port()}"
     # A task that is found missing at once: torch is not what this is about.
@@ -93,7 +89,6 @@ def test_nothing_listens(program, tmp_path):
 
 @pytest.mark.parametrize("program", ["fedpatch", "fedpatch-agent"])
 def test_bad_usage_is_not_a_finding(program):
-    """A task that is not installed is a mistake in a setting, with exit code 2 and nothing on stdout, as for `run`."""
     done = run(program, "doctor", "--task", "digts", "--broker", "nowhere")
     assert (done.code, done.out) == (2, "")
     assert "did you mean 'digits'" in done.err

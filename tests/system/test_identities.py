@@ -144,7 +144,6 @@ def test_certificates_are_renewed_and_revoked_while_a_run_goes_on(tmp_path: Path
 
 
 def test_an_agent_does_not_start_with_the_certificate_of_another(tmp_path: Path):
-    """Of another fleet or another device: the file and both names are told, and the exit code is that of a wrong setting."""
     place = Certified(tmp_path / "ca", "garden").make("ann").files("ann").cert_file
     options = [
         "--broker",
@@ -165,7 +164,6 @@ def test_an_agent_does_not_start_with_the_certificate_of_another(tmp_path: Path)
 
 
 def test_a_key_that_others_can_read_is_not_used(tmp_path: Path):
-    """Neither by an agent nor by a coordinator; the doctor says so too."""
     certified = Certified(tmp_path / "ca", FLEET).make("ann")
     keys = {
         "fedpatch-agent": certified.directory / "ann.pem",

@@ -16,7 +16,6 @@ DEVICES = {f"pi-{index}": f"n=200,test=100,seed={index}" for index in range(3)}
 
 
 def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
-    """A run with the default policy warns where devices lose."""
     with Mosquitto() as broker, Fleet(broker.url, tmp_path, name="odd") as fleet:
         for device, data in DEVICES.items():
             fleet.start(device, REFERENCE, data)

@@ -96,7 +96,6 @@ def test_endpoint_of_a_run_passes_promtool(watched):
 
 
 def test_agent_exports_its_state_by_endpoint_and_file(watched):
-    """At its endpoint and in its file, in which promtool finds no fault; and the coordinator says the same of it."""
     watched.wait_rounds()
     assert lint(fetch(watched.ann_url)) == ""
     assert served(watched.ann_file.read_text("utf-8")).items() <= documented(agent=True).items()
@@ -117,7 +116,6 @@ def test_agent_exports_its_state_by_endpoint_and_file(watched):
 
 
 def test_metrics_count_updates_devices_and_bytes(watched):
-    """Updates, devices, accuracies and bytes of a run in which two devices take part in every round."""
     watched.wait_rounds()
     ask = watched.prometheus.value
     committed, rounds = "sum(fedpatch_updates_total)", "sum(fedpatch_rounds_total)"
@@ -151,7 +149,6 @@ def test_metrics_count_updates_devices_and_bytes(watched):
 
 
 def test_phases_of_rounds_add_up_to_their_time(watched):
-    """The parts, measured each for itself, are the whole to within 5 %."""
     watched.wait_rounds()
     parts = "sum(fedpatch_round_phase_seconds_sum{side='coordinator'})"
 
@@ -164,7 +161,6 @@ def test_phases_of_rounds_add_up_to_their_time(watched):
 
 
 def test_rounds_without_a_pause_add_up_to_the_time_passed(watched):
-    """The unix clock agrees to within 5 % with the sum of the rounds' seconds, as soon as there are enough of them."""
     watched.wait_rounds()
     first, give_up_at, share = watched.samples(), time.monotonic() + PATIENCE_S, 0.0
     while abs(share - 1.0) > 0.05:

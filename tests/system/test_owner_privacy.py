@@ -40,8 +40,6 @@ class Scene:
 
 
 class Told(Silent):
-    """A view that keeps what it is told."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -120,7 +118,6 @@ def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(sce
 
 
 def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
-    """`--private none` is the explicit act; the same search finds what travels then."""
     agent = scene.fleet.agents["ann"]
     told = command("fedpatch-agent", "status", "--state-dir", agent.state_dir, "--json").document["private"]
     assert (told["least"], told["source"]) == ("affine", "default")
@@ -137,7 +134,6 @@ def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
 
 
 def test_a_request_for_training_without_end_is_declined(scene, tmp_path):
-    """10^8 steps are more than an owner allows who has set nothing; nothing is downloaded for it."""
     summary, told, recorder = recorded(scene, tmp_path / "endless", "affine", steps=100_000_000, wait_s=15.0)
     assert_declined(summary, told, recorder, "plan_limit")
     assert (

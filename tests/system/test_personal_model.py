@@ -56,7 +56,6 @@ def _ask(*command: object) -> Any:
 
 
 def test_what_evaluate_finds_is_what_was_written_down(played):
-    """To the last bit, with neither torch nor agent nor broker."""
     state_dir = played.state_dirs["ann"]
     models = _ask("models", "--state-dir", state_dir)
     assert [(one["round"], one["current"]) for one in models] == [(2, True), (1, False)]
@@ -77,7 +76,6 @@ def test_training_and_report_leave_the_validation_part_out(played):
 
 
 def test_predict_sorts_the_devices_own_images(played, tmp_path):
-    """As often rightly as its user accuracy says; and so does the Python API."""
     state_dir = played.state_dirs["ann"]
     own = TASK.load_data(DATA["ann"], Path("/nonexistent"))
     np.save(tmp_path / "own.npy", own.test_x)
@@ -95,7 +93,6 @@ def test_a_device_that_keeps_no_models_has_none(played):
 
 
 def test_the_coordinator_exports_the_global_model(played, tmp_path):
-    """It is what the run ended with, and not any device's own."""
     done = run("fedpatch", "export", "last", "--state-dir", played.coordinator, "--out", tmp_path / "g.onnx", "--json")
     assert done.code == 0, done.err
     assert (done.document["kind"], done.document["round"], done.document["private_values"]) == ("global", 2, "initial")

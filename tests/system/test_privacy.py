@@ -146,7 +146,6 @@ def _whole_schema() -> Schema:
 
 @pytest.mark.parametrize(("private", "encoding"), CASES)
 def test_neither_names_nor_values_of_a_patch_are_on_the_wire(stage, tmp_path, private, encoding):
-    """Nothing private of any device after any round is found, though everything public is."""
     _check_what_was_private(stage, tmp_path, private, encoding)
 
 
@@ -169,7 +168,6 @@ def _check_what_was_private(stage: Stage, tmp_path: Path, private: str, encoding
 
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
-    """With nothing private, names and values of batch norm and its moments are found, so the search can fail."""
     run, haystack = _recorded(stage, tmp_path, "none", encoding)
     private_elsewhere = parse_policy("all").private_names(_whole_schema())
     published = _published(tmp_path, run, tmp_path / "published")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.demo.broker import EmbeddedBroker
 from fedpatch.shared.tasks.bundled.mnist import TRAIN_IMAGES
 from fedpatch.shared.tasks.torch_model import schema_of
 from tests.support.brokers import Mosquitto, free_port
@@ -65,7 +64,6 @@ def _assert_refused(done: Done, code: int, *words: str, program: str = "fedpatch
     [("--task", "digts", "digits"), ("--strategy", "fedavg-adm", "fedavg-adam"), ("--private", "afine", "affine")],
 )
 def test_unknown_name_is_refused_with_the_nearest(tmp_path: Path, command: str, option: str, wrong: str, right: str):
-    """Task, strategy and patch policy: the name, the nearest and all that there are; nothing is started or written."""
     kept = {"run": "--state-dir", "demo": "--out"}[command]
     done = run("fedpatch", command, option, wrong, kept, tmp_path / "kept")
     _assert_refused(done, USAGE, repr(wrong), f"did you mean {right!r}?", "known: ")
@@ -73,15 +71,8 @@ def test_unknown_name_is_refused_with_the_nearest(tmp_path: Path, command: str, 
     assert not list(tmp_path.rglob("*.sqlite3"))
 
 
-def test_agent_with_an_unknown_task_is_refused(tmp_path: Path):
-    """The agent says the same of a task as the coordinator."""
-    done = run("fedpatch-agent", "run", "--task", "digts", "--data", "shard:0/2", "--state-dir", tmp_path)
-    _assert_refused(done, USAGE, "'digts'", "did you mean 'digits'?", program="fedpatch-agent")
-
-
 @pytest.mark.parametrize("program", ["fedpatch", "fedpatch-agent"])
 def test_task_that_cannot_be_imported_is_refused_with_the_reason(tmp_path: Path, program: str):
-    """A user's module with a mistake in it: which module, and what went wrong."""
     (tmp_path / "my_task.py").write_text("import no_such_module_anywhere\n")
     options = ["--data", "x"] if program == "fedpatch-agent" else []
     done = run(program, "run", "--task", "my_task:TASK", *options, cwd=tmp_path)
@@ -90,7 +81,6 @@ def test_task_that_cannot_be_imported_is_refused_with_the_reason(tmp_path: Path,
 
 @pytest.mark.broker
 def test_device_with_another_version_of_the_task_declines_once(tmp_path: Path, mosquitto: Mosquitto):
-    """A device with another model declines with both digests; the round fails, and the device is not asked again."""
     where = ["--broker", mosquitto.url, "--fleet", "demo"]
     module = "tests.system.versions_task"
     terms = ["--rounds", 5, "--max-failed-rounds", 5, "--wait-s", 5, "--state-dir", tmp_path / "coordinator", "--json"]
@@ -111,7 +101,6 @@ def test_device_with_another_version_of_the_task_declines_once(tmp_path: Path, m
 
 
 def test_damaged_data_file_is_refused_with_both_sums(tmp_path: Path):
-    """Which file, what it should be, what it is, and what to do; the agent does not take part without its data."""
     path = TRAIN_IMAGES.path(tmp_path)
     path.parent.mkdir()
     path.write_bytes(gzip.compress(bytes(10_000))[:-10])
@@ -123,7 +112,6 @@ def test_damaged_data_file_is_refused_with_both_sums(tmp_path: Path):
 
 
 def test_run_without_a_broker_is_refused_with_its_address(tmp_path: Path):
-    """A coordinator without a broker ends with exit code 3, and has begun no run."""
     address = f"127.0.0.1:{free_port()}"
     done = run("fedpatch", "run", "--broker", f"mqtt://{address}", "--state-dir", tmp_path / "state")
     _assert_refused(done, BROKER, address, "is a broker running there?")
@@ -132,7 +120,6 @@ def test_run_without_a_broker_is_refused_with_its_address(tmp_path: Path):
 
 @pytest.mark.parametrize("program", ["fedpatch", "fedpatch-agent"])
 def test_all_problems_of_a_settings_file_are_named_with_their_lines(tmp_path: Path, program: str):
-    """One pass over a configuration file finds every mistake in it, unknown keys with the nearest."""
     wrong = 'broker = "tcp://somewhere"\nfleet = 7\n\nflet = "kitchen"\n'
     if program == "fedpatch-agent":
         wrong += 'data = "x"\n'
@@ -142,12 +129,6 @@ def test_all_problems_of_a_settings_file_are_named_with_their_lines(tmp_path: Pa
     _assert_refused(done, USAGE, f"{file}:1: broker: ", f"{file}:2: fleet: ", f"{file}:4: flet: ", program=program)
     assert "did you mean fleet?" in done.err
     assert len(done.err.splitlines()) == 3
-
-
-def test_built_in_broker_on_a_port_in_use_is_refused(amqtt: EmbeddedBroker):
-    """`fedpatch broker` names the port and what could be done instead."""
-    done = run("fedpatch", "broker", "--port", amqtt.port)
-    _assert_refused(done, USAGE, f"port {amqtt.port} ", "choose another port")
 
 
 def test_second_agent_in_a_state_directory_is_refused(tmp_path: Path):
@@ -169,7 +150,6 @@ def test_unknown_run_is_refused_with_the_nearest(finished: Finished, command: st
 
 @pytest.mark.broker
 def test_resume_of_a_finished_run_changes_nothing(finished: Finished):
-    """To resume it says how it ended, at once and without any device; model and rounds are what they were."""
     model = Path(finished.summary["model"]).read_bytes()
     done = run("fedpatch", "resume", "last", "--state-dir", finished.state_dir, "--json")
     assert done.code == 0
@@ -181,7 +161,6 @@ def test_resume_of_a_finished_run_changes_nothing(finished: Finished):
 
 @pytest.mark.broker
 def test_wrong_password_is_refused_with_the_user(tmp_path: Path):
-    """A broker that refuses the user: exit code 3, at once, and not the password."""
     with Mosquitto(passwords={"boss": "right"}) as broker:
         options = ["--broker", broker.url, "--username", "boss", "--state-dir", tmp_path / "state"]
         done = run("fedpatch", "run", *options, environment={"FEDPATCH_PASSWORD": "opensesame"})

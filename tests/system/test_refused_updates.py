@@ -150,7 +150,6 @@ def test_offender_is_not_invited_again(played):
 
 
 def test_refusal_of_a_private_value_names_it(played):
-    """Who gives away what is private hears which values, so that its owner can find out why."""
     answers = [verdict.answer for verdict in played.verdicts[:2]]
     assert all(isinstance(answer, Refused) for answer in answers)
     assert "'bn1.weight'" in answers[0].detail
@@ -158,7 +157,6 @@ def test_refusal_of_a_private_value_names_it(played):
 
 
 def test_registry_counts_refusals_by_device(played):
-    """Each side of the books: what the rogue did is the rogue's alone."""
     for device, (reason, _) in zip(rogue_names(len(MISDEEDS)), MISDEEDS.values(), strict=True):
         rogue = played.devices[device]
         assert (rogue.accepted, rogue.refused, rogue.reported, rogue.last_reason) == (1, 1, 0, reason)
@@ -167,7 +165,6 @@ def test_registry_counts_refusals_by_device(played):
 
 
 def test_model_is_that_of_the_honest_device_alone(played):
-    """Nothing of a refused update is in the global model or its moments."""
     honest = oracle.arrays_of(device_data(DATA))
     rounds = [["honest"]] * 2
     rate = TASK.learning_rates[STRATEGY]
@@ -182,7 +179,6 @@ def test_model_is_that_of_the_honest_device_alone(played):
 
 
 def test_honest_update_of_a_former_offender_is_committed(stage):
-    """The rogue's way to upload is not itself a reason to refuse it."""
     played = stage.play([Update.upload])
     assert [type(verdict.answer) for verdict in played.verdicts] == [Committed]
     assert (played.summary.rounds[0].reported, played.summary.rounds[0].refused) == (2, {})
@@ -190,8 +186,6 @@ def test_honest_update_of_a_former_offender_is_committed(stage):
 
 
 def test_foreign_bytes_are_ignored_and_counted(stage):
-    """Foreign bytes on a device's topics disturb no round, and the registry tells whose they were."""
-
     def misbehave(update: Update) -> Upload:
         for payload in NOT_OURS:
             stage.rogue.say(payload)

@@ -27,7 +27,6 @@ def homes(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[tuple[Fleet, Fleet]]
 
 
 def told(agent: AgentProcess) -> str:
-    """What `fedpatch-agent status` tells its owner."""
     return run("fedpatch-agent", "status", "--state-dir", agent.state_dir).out
 
 

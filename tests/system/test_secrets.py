@@ -166,6 +166,5 @@ def test_no_process_shows_it(played):
 
 @pytest.mark.parametrize("form", sorted(_forms(COORDINATORS)))
 def test_the_search_finds_what_it_looks_for(form):
-    """In each of its forms, amid other things, so it can fail."""
     assert _leaks(b"user=ann&" + form + b"\n") == [COORDINATORS]
     assert _leaks(base64.b64encode(b"coordinator:" + COORDINATORS.encode())) == [COORDINATORS]

@@ -115,7 +115,6 @@ def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, man
 
 
 def test_agent_without_a_broker_is_ready_and_says_so_in_its_status(manager: Manager, tmp_path: Path):
-    """A network that comes late is no failed start; and the loop comes round without it."""
     with Fleet("mqtt://127.0.0.1:9", tmp_path) as fleet:
         fleet.start("ann", "digits", "shard:0/10")
         manager.wait_status("idle; not connected to the broker")
@@ -131,7 +130,6 @@ def _start_resting(stage: Stage) -> AgentProcess:
 
 
 def test_idle_agent_ends_its_training_process_and_plays_the_next_round(stage: Stage):
-    """After the start and after the run there is no training process; the device stays, with what it can train."""
     ann = _start_resting(stage)
     ann.wait(lambda: "giving the memory of training back" in ann.log, "rests")
     ann.wait(lambda: not children(ann.pid), "has no training process")
@@ -144,7 +142,6 @@ def test_idle_agent_ends_its_training_process_and_plays_the_next_round(stage: St
 
 
 def test_idle_agent_writes_no_file(stage: Stage, manager: Manager):
-    """An SD card wears out by writing: not for signs of life, not for releasing memory; for a connection, its status alone."""
     ann = _start_resting(stage)
     ann.wait_ready()
     manager.wait_alive()

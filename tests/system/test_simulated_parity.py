@@ -107,7 +107,6 @@ def assert_close(found: Tensors, expected: Tensors) -> None:
 
 @pytest.mark.parametrize(("strategy", "private"), TERMS)
 def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path, strategy, private):
-    """Global model, moments of clients and server, patches and the curve of user accuracy are the same."""
     study = study_of(strategy, private)
     summary, state = deployed(fleet, study, tmp_path)
     simulation = simulated(study)

@@ -28,7 +28,6 @@ def where(broker: Mosquitto, state_dir: Path) -> list[object]:
 
 
 def test_one_bad_device_of_four_does_not_end_the_run(tmp_path):
-    """With the default settings, but for more time to come: all rounds are made by the three honest devices."""
     with Mosquitto() as broker, Fleet(broker.url, tmp_path, name="small") as fleet, client(broker.url, "foe") as voice:
         for device, data in HONEST.items():
             fleet.start(device, REFERENCE, data)
@@ -59,7 +58,6 @@ def test_a_run_that_never_saw_a_device_ends_with_1_and_says_so(tmp_path):
 
 
 def test_a_run_in_which_every_round_failed_ends_with_1_and_says_so(tmp_path):
-    """The only round is that of a device whose update is refused."""
     with Mosquitto() as broker, client(broker.url, "foe") as voice:
         rogue = Rogue(voice, "small", "foe", TASK.name, SCHEMA, TRAVELLING)
         rogue.appear()

@@ -65,7 +65,6 @@ def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage
 
 @pytest.mark.faults
 def test_a_device_that_reboots_in_mid_training_needs_nothing_of_the_model_again(stage: Stage):
-    """It holds what it was trained from, and gives the same update as if nothing had happened."""
     ann, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     with stage.begin(rounds=3, encoding=ENCODING, strategy="fedavg") as coordinator:

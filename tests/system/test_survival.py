@@ -35,7 +35,6 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(600)]
 
 
 def test_device_killed_in_training_trains_the_same_round_again(stage: Stage):
-    """After a power cut, a device that is back in time trains the round anew from the patch it had before it."""
     ann, _ = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     with stage.begin() as coordinator:
@@ -51,7 +50,6 @@ def test_device_killed_in_training_trains_the_same_round_again(stage: Stage):
 
 @pytest.mark.faults
 def test_device_away_for_longer_takes_part_in_a_later_round(stage: Stage):
-    """Rounds go on without a device that was killed; when it is back, its patch goes on where its last round ended."""
     ann, _ = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     stage.hold("bob", round=3, step=2)
@@ -96,7 +94,6 @@ def test_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, how
 
 @pytest.mark.faults
 def test_run_with_a_damaged_model_plays_its_last_round_again(stage: Stage):
-    """The round since is played again, which the person is told; no patch is applied twice."""
     stage.start_agents()
     with stage.begin(rounds=3) as coordinator:
         before = coordinator.done().document
@@ -136,7 +133,6 @@ def test_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stag
     "options", [pytest.param("", id="keeps", marks=pytest.mark.faults), pytest.param("persistence false", id="forgets")]
 )
 def test_broker_killed_in_a_round_loses_no_update(tmp_path: Path, options: str):
-    """Agents and coordinator reconnect, and say again what a broker that forgot what it retained has to know."""
     with Mosquitto(options, autosave=not options) as broker, Fleet(broker.url, tmp_path) as fleet:
         stage = Stage(broker, fleet, tmp_path)
         stage.start_agents()
@@ -150,7 +146,6 @@ def test_broker_killed_in_a_round_loses_no_update(tmp_path: Path, options: str):
 
 
 def test_ctrl_c_saves_the_run_for_resume(stage: Stage):
-    """Ctrl-C ends the run with exit code 130 and the devices' work; `resume` goes on with the round that was open."""
     ann, bob = stage.start_agents()
     stage.hold("ann", round=2, step=2)
     with stage.begin() as coordinator:
@@ -176,7 +171,6 @@ def test_ctrl_c_saves_the_run_for_resume(stage: Stage):
 
 
 def test_terminated_agent_is_offline_at_the_broker(stage: Stage):
-    """SIGTERM, in mid-training too: exit code 0, and the broker keeps that the device is offline."""
     ann, _ = stage.start_agents()
     stage.hold("ann", round=1, step=1)
     topic = topics.device_state(stage.fleet.name, "ann")
@@ -193,7 +187,6 @@ def test_terminated_agent_is_offline_at_the_broker(stage: Stage):
 
 @pytest.mark.faults
 def test_update_that_waited_out_a_restart_is_committed(stage: Stage):
-    """A device that is killed before its update was taken offers it again when it is back, and does not train again."""
     ann, bob = stage.start_agents()
     stage.hold("ann", round=1, step=STEPS["ann"])
     with stage.begin(rounds=2) as coordinator:

@@ -18,7 +18,6 @@ PATIENT = "fedpatch that waits for an answer"
 
 
 def test_second_coordinator_refuses_and_the_first_finishes(stage: Stage):
-    """In another state directory, as on another machine: a sentence with fleet and mend, an exit code, no trace."""
     stage.start_agents()
     stage.hold("ann", round=2, step=3)
     elsewhere = stage.directory / "elsewhere"
@@ -38,7 +37,6 @@ def test_second_coordinator_refuses_and_the_first_finishes(stage: Stage):
 
 @pytest.mark.faults
 def test_resumed_run_refuses_beside_another_coordinator(stage: Stage):
-    """Its last coordinator was killed; meanwhile another one plays with the fleet from another directory."""
     stage.kill_coordinator(round=1, step=2)
     # Its last will was sent: the next one begins at once.
     with stage.begin(rounds=2, state_dir=stage.directory / "elsewhere") as other:
@@ -56,7 +54,6 @@ def test_resumed_run_refuses_beside_another_coordinator(stage: Stage):
 
 @pytest.mark.faults
 def test_coordinator_that_died_with_its_broker_does_not_block_the_next(tmp_path: Path):
-    """The broker still retains that a coordinator is online, which nobody is: it costs a moment, once."""
     with Mosquitto(autosave=True) as broker, Fleet(broker.url, tmp_path) as fleet:
         stage = Stage(broker, fleet, tmp_path)
         stage.start_agents()

@@ -49,7 +49,6 @@ class Laptop:
         self.agent.wait(lambda: self.hold.reached, "trains")
 
     def told(self) -> str:
-        """What `fedpatch-agent status` says."""
         return run("fedpatch-agent", "status", "--state-dir", self.agent.state_dir).out
 
 
@@ -62,7 +61,6 @@ def laptop(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest)
 
 @pytest.mark.parametrize("laptop", ["pause"], indirect=True)
 def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
-    """The round counts it, `status` says meanwhile why it waits; how long the loss took to be seen is recorded."""
     with laptop.run() as coordinator:
         laptop.wait_training()
         laptop.plug(False)
@@ -82,7 +80,6 @@ def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
 @pytest.mark.faults
 @pytest.mark.parametrize("laptop", ["abandon"], indirect=True)
 def test_an_abandoned_training_names_the_condition(laptop, record_property):
-    """The coordinator counts it; and it waits for the device to be willing again instead of asking in vain."""
     with laptop.run(max_failed_rounds=2, rounds=2) as coordinator:
         laptop.wait_training()
         laptop.plug(False)
@@ -101,7 +98,6 @@ def test_an_abandoned_training_names_the_condition(laptop, record_property):
 
 @pytest.mark.parametrize("laptop", ["finish"], indirect=True)
 def test_work_that_may_be_finished_is_finished(laptop):
-    """Only the next offer is declined, before it is made."""
     with laptop.run() as coordinator:
         laptop.wait_training()
         laptop.plug(False)
@@ -114,7 +110,6 @@ def test_work_that_may_be_finished_is_finished(laptop):
 
 @pytest.mark.parametrize("laptop", ["pause"], indirect=True)
 def test_a_device_on_its_battery_is_not_asked(laptop):
-    """A run that waits in vain says what is missing, in the owner's terms."""
     laptop.plug(False)
     laptop.agent.restart()
     laptop.agent.wait(lambda: laptop.agent.status.get("unwilling"), "has looked")

@@ -81,7 +81,6 @@ def _trained(document: dict[str, Any]) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("upgraded", ["the coordinator", "the devices"])
 def test_a_round_is_played_by_two_versions(before, mosquitto, tmp_path, monkeypatch, upgraded):
-    """Whichever side is upgraded first, every device reports in every round."""
     code = {True: ROOT / "src", False: before}
     with Fleet(mosquitto.url, tmp_path) as fleet:
         _start(fleet, code[upgraded == "the devices"], monkeypatch)

@@ -126,7 +126,6 @@ class Terminal:
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
 def test_terminal_shows_round_phase_and_devices(held, socket_folder, columns, lines):
-    """Whole lines, one picture; Ctrl-C ends it with 130 and leaves the terminal as it was."""
     with Terminal(socket_folder, columns, lines) as terminal:
         terminal.run("fedpatch", "watch", *held.where)
         _until(lambda: _is_the_picture(terminal.lines), "the picture is whole", lambda: terminal.lines)
@@ -139,7 +138,6 @@ def test_terminal_shows_round_phase_and_devices(held, socket_folder, columns, li
 
 
 def test_watch_once_json_is_one_document(held):
-    """With the run, the round, the devices, the rounds before, and bytes."""
     told = held.told()
     assert (told["fleet"], told["coordinator"], told["round"]) == (held.stage.fleet.name, "online", 2)
     assert (told["phase"], told["stopped"], told["rounds_in_all"]) == ("collecting", "", 4)
@@ -151,7 +149,6 @@ def test_watch_once_json_is_one_document(held):
 
 
 def test_watch_on_the_coordinators_machine_needs_no_option(held, tmp_path):
-    """Broker and fleet are those of the newest run; where there is none, that is said."""
     done = run("fedpatch", "watch", "--once", "--state-dir", held.stage.state_dir)
     assert done.code == 0, done.err
     assert "round 2/4  collecting" in done.out
@@ -162,7 +159,6 @@ def test_watch_on_the_coordinators_machine_needs_no_option(held, tmp_path):
 
 
 def test_watch_of_a_fleet_without_coordinator_exits_with_1(held):
-    """Where the broker knows that nobody is at work, it is said at once."""
     with client(held.stage.broker.url, "other", clean_start=True) as other:
         gone = encode(Envelope(CoordinatorState(online=False, boot="b1")))
         other.link.publish(topics.coordinator_state("empty"), gone, retain=True)
@@ -173,7 +169,6 @@ def test_watch_of_a_fleet_without_coordinator_exits_with_1(held):
 
 
 def test_watcher_with_read_rights_alone_sees_the_run():
-    """With the generated rules, a user for watching sees the run; what it writes, nobody gets."""
     acl = mosquitto_acl("home", devices=["pi-1"], watchers=["ann"])
     users = {"coordinator": "c", "ann": "a"}
     with (
@@ -199,7 +194,6 @@ def test_watcher_with_read_rights_alone_sees_the_run():
 
 
 def test_watch_follows_death_return_and_end_of_the_coordinator(held):
-    """A line per round, the coordinator's death and return, and the end of the run; nothing is left to test after it."""
     with (
         Command("fedpatch", "watch", *held.where) as watching,
         Command("fedpatch", "watch", *held.where, "--json") as listening,

@@ -19,7 +19,6 @@ def payloads(one: Client, topic: str) -> list[bytes]:
 
 
 def test_a_link_says_what_it_agreed_on(target: Target, fleet: str):
-    """The protocol, the limit of packets and whether messages are retained, as far as the broker tells."""
     with target.client(f"{fleet}.one", will=(topics.coordinator_state(fleet), b"gone")) as one:
         about = one.wait(Connected)
     assert about.protocol == target.speaks
@@ -28,7 +27,6 @@ def test_a_link_says_what_it_agreed_on(target: Target, fleet: str):
 
 
 def test_small_messages_arrive_once_and_in_order(target: Target, fleet: str):
-    """As many as the shortest queue holds, to somebody who is there."""
     topic = topics.up(fleet, "pi-1")
     with target.client(f"{fleet}.taker", topic) as taker, target.client(f"{fleet}.giver") as giver:
         taker.settle()
@@ -56,7 +54,6 @@ def test_presence_is_seen_by_who_comes_later(target: Target, fleet: str):
 
 
 def test_a_connection_that_breaks_leaves_its_last_will(target: Target, fleet: str):
-    """Whoever listens hears at once that a device is gone, and that it is back."""
     topic = topics.device_state(fleet, "pi-1")
     with Relay(target.port) as cable, target.client(f"{fleet}.watcher", topic) as watcher:
         watcher.settle()

@@ -63,7 +63,6 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
 
 
 def test_two_rounds_with_three_devices(target: Target, agents: Agents, tmp_path: Path):
-    """Devices that were there before the coordinator are found, get the model, and are committed in both rounds."""
     agents.move_to(target)
     settings = replace(agents.fleet.settings(tmp_path, TASK, rounds=2, **PATIENT, **target.login), broker=target.url)
     summary = start_run(settings, Silent())

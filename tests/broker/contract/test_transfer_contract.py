@@ -18,7 +18,6 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path: Path):
-    """Forty chunks for three devices, each of which loses some of them; afterwards nothing is left on the broker."""
     blob = random.Random(1).randbytes(40 * CHUNK_BYTES - 5)
     with parties(target, fleet, ("ann", "bob", "eve")) as together:
         publisher = ModelPublisher(together.links[COORDINATOR], fleet, tmp_path / "published.txt")

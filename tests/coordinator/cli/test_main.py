@@ -122,7 +122,6 @@ def test_state_directory_may_come_from_the_environment(fedpatch, state_dir, monk
 
 @pytest.mark.parametrize("argv", [("runs",), ("show", "last"), ("devices",)])
 def test_state_directory_of_demo_is_read_and_printed_on_stderr(fedpatch, elsewhere, argv):
-    """Where the current directory has no runs."""
     ended = fedpatch(*argv, "--json")
     assert (ended.code, ended.err) == (0, f"in {elsewhere}\n")
     assert ended.out == fedpatch(*argv, "--json", "--state-dir", elsewhere).out

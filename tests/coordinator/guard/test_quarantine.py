@@ -30,7 +30,6 @@ from tests.support.specs import TASK, gone, refusal, said, there, told, update
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """With two devices of one fleet, and one of another that has the same name."""
     with Registry(tmp_path / REGISTRY_FILE) as made:
         for fleet, device in (("kitchen", "pi-1"), ("kitchen", "pi-2"), ("garden", "pi-1")):
             seen(made, device, fleet=fleet, now=1.0, online=True)

@@ -117,7 +117,6 @@ def test_missing_directory_makes_free_bytes_nan(told, tmp_path):
     "text", ["9464", "host", ":1", "a:b", "a:-1", "a:65536", "::1:9464", "a b:1", "http://a:1", "a:²"]
 )
 def test_malformed_address_is_refused(text):
-    """With the name of the setting."""
     with pytest.raises(UsageError):
         parse_address(text)
     with pytest.raises(ConfigError, match="metrics"):

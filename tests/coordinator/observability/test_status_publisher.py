@@ -16,8 +16,6 @@ from tests.support.specs import RUN, TASK, run_spec
 
 
 class Publishing:
-    """A publisher and the messages that it published."""
-
     def __init__(self) -> None:
         self.link = RecordedLink()
         self.publisher = StatusPublisher(self.link, "home", run_spec())

@@ -147,7 +147,6 @@ def pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey, password: b
     ids=["another", "none", "locked", "other kind"],
 )
 def test_open_with_a_wrong_key_is_refused(authority: Authority, key: bytes, words: str):
-    """A key from another backup, for example."""
     authority.close()
     (authority.directory / "ca.key").write_bytes(key)
     with pytest.raises(StateError, match=f"{words}.*put them back from a backup"):

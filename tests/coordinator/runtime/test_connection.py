@@ -34,7 +34,6 @@ def connection_to(url: str, *, fleet: str = "home", user: str | None = None) -> 
 
 @contextlib.contextmanager
 def at_work(url: str, *, fleet: str = "home", user: str | None = None) -> Iterator[Connection]:
-    """A coordinator that has said that it is online."""
     with connection_to(url, fleet=fleet, user=user) as one:
         one.announce(online=True)
         assert eventually(lambda: one.link.idle)  # the broker knows it

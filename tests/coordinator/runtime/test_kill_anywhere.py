@@ -136,7 +136,6 @@ def kill_at_every_write(
 
 
 def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
-    """Of a run of two rounds."""
     records = kill_at_every_write(tmp_path, prepared, 20)
     assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
 

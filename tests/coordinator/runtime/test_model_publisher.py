@@ -17,7 +17,6 @@ BLOB = b"m" * 250
 
 @pytest.fixture
 def link() -> RecordedLink:
-    """A broker that takes everything at once."""
     return RecordedLink()
 
 

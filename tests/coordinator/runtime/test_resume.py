@@ -22,7 +22,6 @@ from tests.coordinator.effect_runners import Bench
 
 @pytest.fixture
 def bench(tmp_path: Path, prepared: Prepared, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A round in which both devices have accepted; no time passes, however busy the machine is."""
     moment, now = BootTime.now(), time.monotonic()
     monkeypatch.setattr(BootTime, "now", lambda: moment)
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -202,10 +202,6 @@ def test_readonly_registry_where_none_is_raises_and_makes_nothing(path):
     assert not path.parent.exists()
 
 
-def test_registry_makes_its_directory_for_the_owner_only(registry, path):
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-
-
 @pytest.mark.parametrize("readonly", [False, True])
 def test_foreign_file_is_refused_and_left_alone(path, readonly):
     path.parent.mkdir()
@@ -257,30 +253,22 @@ def test_directory_that_cannot_be_made_is_reported(tmp_path):
         Registry(tmp_path / "file" / "state" / REGISTRY_FILE)
 
 
-def test_registry_is_readable_by_its_owner_alone(tmp_path):
-    before = os.umask(0)
-    try:
-        with Registry(tmp_path / "registry.sqlite3") as registry:
-            new_run(registry)
-        (tmp_path / "registry.sqlite3").chmod(0o644)
-        with Registry(tmp_path / "registry.sqlite3") as registry:
-            new_run(registry)
-            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.is_file()}
-    finally:
-        os.umask(before)
-    assert {"registry.sqlite3", "registry.sqlite3-wal"} <= modes.keys()
-    assert set(modes.values()) == {0o600}, modes
-
-
 @pytest.mark.parametrize("umask", [0, 0o002])
-def test_run_directory_made_for_a_journal_is_its_owners_alone(tmp_path, umask):
+def test_registry_and_its_journals_are_readable_by_their_owner_alone(path, umask):
     before = os.umask(umask)
     try:
-        with Registry(tmp_path / REGISTRY_FILE) as registry:
+        with Registry(path) as registry:
+            new_run(registry)
+        path.chmod(0o644)
+        with Registry(path) as registry:
             journal = registry.journal.path(new_run(registry).id)
+            modes = {one.name: one.stat().st_mode & 0o777 for one in path.parent.iterdir() if one.is_file()}
     finally:
         os.umask(before)
-    assert [one.stat().st_mode & 0o777 for one in (journal.parent, journal.parent.parent)] == [0o700, 0o700]
+    assert {REGISTRY_FILE, f"{REGISTRY_FILE}-wal"} <= modes.keys()
+    assert set(modes.values()) == {0o600}, modes
+    folders = (path.parent, journal.parent, journal.parent.parent)
+    assert [one.stat().st_mode & 0o777 for one in folders] == [0o700] * 3
 
 
 def ledger_of(number: int = 1, **changes: Any) -> RoundJournal:

@@ -230,29 +230,29 @@ def test_records_as_written_where_the_journal_lags_are_the_registrys(path: Path,
     assert caplog.messages == []
 
 
-def test_rebuild_where_the_journal_lags_keeps_the_registrys_records(path: Path):
+def end_unwritten(path: Path) -> None:
+    with Registry(path) as registry, journals_refused():
+        registry.finish_run(registry.run("last").id, stopped_because="max_rounds", user_accuracy=0.5, model=None)
+
+
+def play_on_unwritten(path: Path) -> None:
+    with Registry(path) as registry, journals_refused():
+        registry.rounds.finish(registry.run("last").id, record_of(ROUNDS + 1))
+
+
+@pytest.mark.parametrize(
+    ("lag", "lost"),
+    [(play_again_unwritten, ""), (end_unwritten, ""), (play_on_unwritten, LOSE_RECORD_2)],
+    ids=["rolled back", "ended", "played on, and the registry lost a record"],
+)
+def test_rebuild_where_the_journal_lags_keeps_what_either_has(path: Path, lag: Callable[[Path], object], lost: str):
     """Also what was rolled back does not return."""
-    play_again_unwritten(path)
+    lag(path)
     wanted = known(path)
+    if lost:
+        for one in (path, copy_of(path)):
+            change(one, lost)
     assert rebuild_registry(path).source == path
-    assert known(path) == wanted
-
-
-def test_rebuild_where_the_journal_lacks_the_end_of_a_run_keeps_the_end(path: Path, run: str):
-    with Registry(path) as registry, journals_refused():
-        registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=None)
-    wanted = known(path)
-    rebuild_registry(path)
-    assert known(path) == wanted
-
-
-def test_rebuild_where_the_journal_lags_takes_the_record_that_the_registry_lost(path: Path, run: str):
-    with Registry(path) as registry, journals_refused():
-        registry.rounds.finish(run, record_of(ROUNDS + 1))
-    wanted = known(path)
-    for one in (path, copy_of(path)):
-        change(one, LOSE_RECORD_2)
-    rebuild_registry(path)
     assert known(path) == wanted
 
 

@@ -25,7 +25,6 @@ def agent(agent: Program, tmp_path: Path) -> Callable[..., Ended]:
 
 
 def test_the_facts_are_told_with_their_sources(agent):
-    """Also what nobody knows, and what is only assumed."""
     ended = agent("--no-charging")
     assert ended.code == 0, ended.err
     *facts, empty, private, answer = ended.out.splitlines()
@@ -40,7 +39,6 @@ def test_the_facts_are_told_with_their_sources(agent):
 
 
 def test_what_speaks_against_work_is_told_in_sentences(agent):
-    """And where the owner takes all offers, that it counts for nothing."""
     lines = ["it would not accept work now:", "  it runs on its battery"]
     assert agent().out.splitlines()[-2:] == lines
     lines = ["it would accept work now", "  whatever its preferences say: it runs on its battery"]
@@ -48,7 +46,6 @@ def test_what_speaks_against_work_is_told_in_sentences(agent):
 
 
 def test_a_program_is_told_the_same(agent):
-    """The answer, the conditions that are missed by their names, and every fact."""
     told = json.loads(agent("--json").out)
     assert (told["would_accept"], [one["condition"] for one in told["missed"]]) == (False, ["not_charging"])
     assert list(told["facts"]) == [one.name for one in fields(Facts)]

@@ -60,7 +60,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
 
 
 def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
-    """Findings by name."""
     checkup = quiet_checkup()
     with patient_doctors():
         examine(settings, checkup, root)
@@ -68,7 +67,6 @@ def find(settings: AgentSettings, root: Path = Path("/")) -> dict[str, Finding]:
 
 
 def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
-    """How many examples there are, and the schema that a coordinator compares; the state directory is left as it was."""
     found = find(replace(settings, task="digits"))
     assert found["task"].verdict == "ok"
     assert "143 training examples" in found["task"].detail and "schema " in found["task"].detail
@@ -85,7 +83,6 @@ def test_a_task_and_its_data_are_loaded_as_an_agent_does(settings):
     ],
 )
 def test_a_task_that_cannot_be_used(settings, task, words, remedy):
-    """Absent, without its data, or deadly to the training process: told with a mend, and the broker is asked too."""
     found = find(replace(settings, task=task, data_root=Path("/nowhere")))
     assert found["task"].verdict == "fail"
     assert words in found["task"].detail and remedy in found["task"].remedy
@@ -102,7 +99,6 @@ def test_a_task_that_cannot_be_used(settings, task, words, remedy):
     ],
 )
 def test_a_device_that_would_decline(settings, tmp_path, admission, status, verdict, words):
-    """It is in order, and yet nothing would happen: told with the command that shows why."""
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY | {"status": status})
     found = find(replace(settings, admission=admission, unmetered=False), scene.root)["preferences"]
@@ -122,7 +118,6 @@ def test_a_device_that_would_decline(settings, tmp_path, admission, status, verd
     ],
 )
 def test_what_stays_private_is_told(settings, private, record, verdict, words):
-    """The default, the owner's setting, less than the default, and a record that is damaged."""
     if record is not None:
         (settings.state_dir / "patches").mkdir(parents=True)
         (settings.state_dir / "patches" / "digits.private").write_bytes(record)
@@ -131,7 +126,6 @@ def test_what_stays_private_is_told(settings, private, record, verdict, words):
 
 
 def test_a_private_setting_that_the_model_does_not_fit_is_named(settings):
-    """With the nearest name that there is."""
     found = find(replace(settings, task="digits", private="names:fc9.weight"))["task"]
     assert found.verdict == "fail"
     assert "private = names:fc9.weight" in found.detail and "did you mean" in found.detail
@@ -139,7 +133,6 @@ def test_a_private_setting_that_the_model_does_not_fit_is_named(settings):
 
 
 def test_an_agent_at_work_is_left_alone(settings):
-    """Its task is not loaded a second time: what the agent told is told again."""
     with lock_state_dir(settings.state_dir):
         fixed = {"device_id": DEVICE, "fleet": FLEET, "broker": settings.broker, "version": "1"}
         tasks = [{"task": "digits", "schema": "0" * 64, "num_examples": 144}]
@@ -152,7 +145,6 @@ def test_an_agent_at_work_is_left_alone(settings):
 
 @pytest.mark.broker
 def test_a_name_that_another_agent_has(settings, mosquitto):
-    """Somebody of our name is online, and nobody runs here."""
     online = encode(Envelope(DeviceState(online=True, boot="x")))
     with client(mosquitto.url, "other") as other:
         other.link.publish(topics.device_state(FLEET, DEVICE), online, retain=True)
@@ -203,7 +195,6 @@ def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monk
 
 
 def test_a_name_that_no_topic_can_hold(settings):
-    """Bad usage, as it is for the agent."""
     with pytest.raises(UsageError, match="is not possible"):
         find(replace(settings, device_id="Pi/1"))
 
@@ -214,7 +205,6 @@ def test_its_chunk_is_as_large_as_a_coordinators():
 
 
 def test_its_process_loads_neither_torch_nor_numpy():
-    """As the agent's does not: the task is loaded by the training process."""
     program = "import sys, fedpatch.device_agent.cli.doctor; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

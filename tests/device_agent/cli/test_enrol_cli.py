@@ -13,7 +13,6 @@ from tests.support.programs import Program
 def test_the_settings_name_the_state_directory_and_doing_it_again_changes_nothing(
     agent: Program, tmp_path: Path, monkeypatch
 ):
-    """A bundle that others may have read is told beside the result."""
     monkeypatch.chdir(tmp_path)
     state_dir = tmp_path / "state of its own"
     Path("agent.toml").write_text(f'data = "shard:0/2"\nstate_dir = "{state_dir}"\n')

@@ -29,7 +29,6 @@ OWN = '# the owner\'s\ntask = "digits"\ndata = "shard:0/2"  # all there is\n'
 
 
 def bundle_of(directory: Path, device: str = "pi-1", fleet: str = "kitchen", now: float = 0.0, days: int = 9) -> Bundle:
-    """As `fedpatch device add` makes it."""
     now = now or time.time()
     with Authority.create(directory / fleet, fleet, now=now - 86_400) as authority:
         pair = authority.issue(DEVICE, device, now=now, days=days).pair
@@ -51,23 +50,19 @@ class Device:
         self.config.write_text(OWN)
 
     def install(self, bundle: Bundle, *, replace: bool = False) -> list[str]:
-        """What was written."""
         return install(bundle, config=self.config, state_dir=self.state_dir, replace=replace).written
 
     @property
     def settings(self) -> dict[str, object]:
-        """As the agent reads them."""
         return tomllib.loads(self.config.read_text())
 
 
 @pytest.fixture
 def device(tmp_path: Path) -> Device:
-    """One that is nobody yet."""
     return Device(tmp_path)
 
 
 def test_a_bundle_makes_a_device_who_it_is(tmp_path: Path, device: Device):
-    """The files are there for their owner alone, TLS takes them, and the owner's settings stay with their comments."""
     device.install(bundle_of(tmp_path))
     place = device.state_dir / "identity"
     assert device.settings == {
@@ -90,7 +85,6 @@ def test_a_bundle_makes_a_device_who_it_is(tmp_path: Path, device: Device):
 
 
 def test_the_same_bundle_again_changes_nothing(tmp_path: Path, device: Device):
-    """And a newer one of the same device only its certificate."""
     bundle = bundle_of(tmp_path)
     assert len(device.install(bundle)) == 3
     assert device.install(bundle) == []
@@ -101,7 +95,6 @@ def test_the_same_bundle_again_changes_nothing(tmp_path: Path, device: Device):
 def test_another_identity_is_not_overwritten_unless_that_is_said(
     tmp_path: Path, device: Device, other: str, fleet: str
 ):
-    """What is in the settings counts, and what is installed."""
     device.install(bundle_of(tmp_path))
     before = device.config.read_text()
     newcomer = bundle_of(tmp_path, other, fleet)
@@ -116,7 +109,6 @@ def test_another_identity_is_not_overwritten_unless_that_is_said(
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, device: Device):
-    """A strange key, a strange CA, another's certificate, one that has expired: told apart, and nothing is written."""
     bundle, other = bundle_of(tmp_path), bundle_of(tmp_path, "pi-2", "garden")
     for wrong, words in (
         (replace(bundle, key=other.key), "the bundle's key is not that of its certificate"),
@@ -134,14 +126,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, device: Device
 
 
 def test_a_clock_that_is_behind_does_not_hinder_it(tmp_path: Path, device: Device):
-    """A Pi that has no time yet is enrolled all the same, and says what it will wait for."""
     future = bundle_of(tmp_path, now=time.time() + 86_400 * 9)
     done = install(future, config=device.config, state_dir=device.state_dir, replace=False)
     assert "the agent waits until the clock is set" in done.warnings[0]
 
 
 def test_a_password_is_for_the_owner_alone(tmp_path: Path, device: Device):
-    """In a file of its own, not in settings that others may read, and the bundle shows no secret where it is printed."""
     device.config.chmod(0o644)
     bundle = Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret")
     device.install(bundle)
@@ -180,7 +170,6 @@ def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, devic
 
 
 def test_a_certificate_of_the_owner_s_own_stays_beside_a_password(tmp_path: Path, device: Device):
-    """A broker may ask for both."""
     device.config.write_text('cert_file = "/etc/ssl/mine.pem"\n')
     device.install(Bundle(fleet="kitchen", device="pi-1", broker="mqtts://broker.lan", password="s3cret"))
     assert device.settings["cert_file"] == "/etc/ssl/mine.pem"
@@ -220,7 +209,6 @@ def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
 
 
 def test_what_is_no_bundle_is_refused_without_a_word_of_what_is_in_it(tmp_path: Path):
-    """Damaged, of a later version, without an identity, too large, or not there."""
     bundle = bundle_of(tmp_path)
     assert decode_bundle(encode_bundle(bundle), "it") == bundle
     plain = json.loads(encode_bundle(bundle))
@@ -239,14 +227,12 @@ def test_what_is_no_bundle_is_refused_without_a_word_of_what_is_in_it(tmp_path: 
 
 
 def test_settings_that_cannot_be_read_are_left_alone(tmp_path: Path, device: Device):
-    """They are mended first."""
     device.config.write_text("data = [")
     with pytest.raises(ConfigError, match="not TOML"):
         device.install(bundle_of(tmp_path))
 
 
 def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
-    """It is installed all the same: a memory stick knows no modes."""
     bundle = tmp_path / "pi-1.bundle"
     bundle.touch(mode=0o600)
     assert open_to_others(bundle, "pi-1") == []
@@ -256,7 +242,6 @@ def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
 
 
 def test_settings_that_enrolling_makes_name_the_state_directory_that_it_was_given(tmp_path: Path, device: Device):
-    """Or the agent would look for another one; settings that were there are their owner's, who may say it elsewhere."""
     bundle = bundle_of(tmp_path)
     device.install(bundle)
     assert "state_dir" not in device.settings
@@ -268,7 +253,6 @@ def test_settings_that_enrolling_makes_name_the_state_directory_that_it_was_give
 
 
 def test_enrolling_tells_what_is_still_to_be_said_before_the_agent_can_start(tmp_path: Path, monkeypatch, capsys):
-    """The data, which no bundle knows, and a state directory that the settings do not name."""
     (tmp_path / "pi-1.bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
     monkeypatch.chdir(tmp_path)
     agent = Program(main, monkeypatch, capsys)
@@ -282,7 +266,6 @@ def test_enrolling_tells_what_is_still_to_be_said_before_the_agent_can_start(tmp
 
 
 def test_a_device_needs_no_further_package(tmp_path: Path):
-    """Enrolling works where `cryptography` cannot be imported."""
     (tmp_path / "bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
     program = (
         "import sys; sys.modules['cryptography'] = None; from fedpatch.device_agent.cli.main import main; "

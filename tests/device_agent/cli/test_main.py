@@ -27,7 +27,6 @@ TRAINING = {
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """State of an agent that ran, and holds a patch."""
     lock_state_dir(tmp_path).release()
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
     StatusFile(tmp_path, fixed).write(TRAINING)
@@ -38,10 +37,8 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
-    """Who and where it is, its job, its data and its patch, in words."""
-    lock = lock_state_dir(state_dir)
-    out = agent("status", "--state-dir", state_dir).out
-    lock.release()
+    with lock_state_dir(state_dir):
+        out = agent("status", "--state-dir", state_dir).out
     assert "pi-1 of fleet kitchen is running" in out
     assert "connected to mqtt://broker:1883" in out
     assert "training, run a-run, round 3" in out
@@ -50,13 +47,11 @@ def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
 
 
 def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
-    """In words and for programs; what was wrong when it ended is no longer anybody's problem."""
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
     StatusFile(state_dir, fixed).write({**TRAINING, "problem": "another agent uses the device id 'pi-1'"})
-    lock = lock_state_dir(state_dir)
-    assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
-    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    lock.release()
+    with lock_state_dir(state_dir):
+        assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
+        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert told["problem"] == "another agent uses the device id 'pi-1'"
     assert "problem:" not in agent("status", "--state-dir", state_dir).out
 
@@ -70,12 +65,10 @@ def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
     ],
 )
 def test_status_says_that_work_would_be_accepted_only_where_it_would(agent, state_dir, changes, words):
-    """Not beside a damaged record or a disk that takes nothing, nor while the task is being loaded."""
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "b", "version": "1", "admission": "always"}
     StatusFile(state_dir, fixed).write({**TRAINING, **changes})
-    lock = lock_state_dir(state_dir)
-    out = agent("status", "--state-dir", state_dir).out
-    lock.release()
+    with lock_state_dir(state_dir):
+        out = agent("status", "--state-dir", state_dir).out
     assert words in out
     assert ("it would accept work now" in out) is (not changes)
 
@@ -87,24 +80,20 @@ def test_status_of_an_agent_that_does_not_run_ends_with_1(agent, state_dir, opti
     assert ended.code == 1
     assert '"running": false' in ended.out if options else "pi-1 of fleet kitchen is not running" in ended.out
     assert "it is training" not in ended.out
-    lock = lock_state_dir(state_dir)
-    assert agent("status", "--state-dir", state_dir, *options).code == 0
-    lock.release()
+    with lock_state_dir(state_dir):
+        assert agent("status", "--state-dir", state_dir, *options).code == 0
 
 
 def test_status_for_programs(agent, state_dir):
-    """What the agent wrote, and what is seen from outside."""
     (state_dir / "spool").mkdir()
     (state_dir / "spool" / "offer.msgpack").write_bytes(b"")
-    lock = lock_state_dir(state_dir)
-    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    lock.release()
+    with lock_state_dir(state_dir):
+        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert (told["running"], told["state"], told["round"], told["update_waits"]) == (True, "training", 3, True)
     assert [one["policy"] for one in told["patches"]] == ["affine"]
 
 
 def test_status_tells_which_global_model_is_held(agent, state_dir):
-    """By the digest that the coordinator knows it by; of a device that holds none, nothing."""
     none = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert none["held_version"] is None
     ModelCache(state_dir / "held").write(Held("ab" * 32, "5c" * 32, "fp32", 4), b"blob")
@@ -114,22 +103,18 @@ def test_status_tells_which_global_model_is_held(agent, state_dir):
 
 
 def test_asking_does_not_keep_an_agent_from_starting(agent, state_dir):
-    """The lock is given back at once."""
     agent("status", "--state-dir", state_dir)
     lock_state_dir(state_dir).release()
 
 
 def test_an_agent_that_has_not_written_yet_is_starting(agent, tmp_path):
-    """It holds the lock already."""
-    lock = lock_state_dir(tmp_path)
-    ended = agent("status", "--state-dir", tmp_path)
-    lock.release()
+    with lock_state_dir(tmp_path):
+        ended = agent("status", "--state-dir", tmp_path)
     assert ended.code == 0
     assert "is starting" in ended.out
 
 
 def test_patches_are_listed_without_their_values(agent, state_dir):
-    """Task, policy and round; also one that is damaged, with what is wrong."""
     (state_dir / "patches" / "broken.patch").write_bytes(b"?")
     listed = json.loads(agent("patches", "--state-dir", state_dir, "--json").out)
     assert [bool(one["problem"]) for one in listed] == [True, False]
@@ -139,7 +124,6 @@ def test_patches_are_listed_without_their_values(agent, state_dir):
 
 
 def test_a_device_without_patches_says_so(agent, tmp_path):
-    """Rather than nothing, and where it looked: the agent may have another directory."""
     lock_state_dir(tmp_path).release()
     assert agent("patches", "--state-dir", tmp_path) == Ended(0, f"no patches yet in {tmp_path}\n", "")
     assert agent("patches", "--state-dir", tmp_path, "--json").out == "[]\n"
@@ -147,7 +131,6 @@ def test_a_device_without_patches_says_so(agent, tmp_path):
 
 @pytest.mark.parametrize("command", ["status", "patches"])
 def test_a_directory_without_an_agent_is_a_usage_error(agent, tmp_path, command):
-    """It names the directory and the option, and makes nothing there."""
     ended = agent(command, "--state-dir", tmp_path / "none")
     assert (ended.code, ended.out) == (2, "")
     assert "--state-dir" in ended.err and str(tmp_path / "none") in ended.err
@@ -155,7 +138,6 @@ def test_a_directory_without_an_agent_is_a_usage_error(agent, tmp_path, command)
 
 
 def test_a_damaged_status_is_told(agent, state_dir):
-    """With exit code 1 and the file's name, not as a traceback."""
     (state_dir / "status.json").write_bytes(b"{")
     ended = agent("status", "--state-dir", state_dir)
     assert ended.code == 1
@@ -163,13 +145,11 @@ def test_a_damaged_status_is_told(agent, state_dir):
 
 
 def test_the_state_directory_may_come_from_the_environment(agent, state_dir, monkeypatch):
-    """FEDPATCH_AGENT_STATE_DIR serves as --state-dir does."""
     monkeypatch.setenv("FEDPATCH_AGENT_STATE_DIR", str(state_dir))
     assert json.loads(agent("status", "--json").out)["device_id"] == "pi-1"
 
 
 def test_wrong_settings_are_told_together(agent):
-    """Before anything is started, with exit code 2."""
     ended = agent("run", "--threads", "none", "--broker", "no where", "--task", "digts")
     assert (ended.code, ended.out) == (2, "")
     complaints = [line.removeprefix("fedpatch-agent: ").partition(":")[0] for line in ended.err.splitlines()]
@@ -186,7 +166,6 @@ def test_an_agent_ends_with_whoever_holds_its_stdin(tmp_path):
 
 
 def test_a_ca_file_is_used_for_the_broker(agent, tmp_path):
-    """One that is not there is told before anything is tried."""
     ca_file = tmp_path / "ca.pem"
     options = ("--broker", "mqtts://broker.local", "--data", "shard:0/10", "--state-dir", tmp_path)
     ended = agent("run", "--ca-file", ca_file, *options)

@@ -39,13 +39,11 @@ def state_dir(tmp_path: Path, onnx: bytes) -> Path:
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
-    """Four images."""
     np.save(tmp_path / "today.npy", np.random.default_rng(1).random((4, 64), dtype=np.float32))
     return tmp_path / "today.npy"
 
 
 def test_predict_names_the_class_of_each_example(agent, state_dir, inputs):
-    """A line for each; with --json the outputs as well, and which model it was."""
     told = agent("predict", inputs, "--state-dir", state_dir)
     known = json.loads(agent("predict", inputs, inputs, "--state-dir", state_dir, "--json").out)
     assert (told.code, told.err) == (0, "")
@@ -58,7 +56,6 @@ def test_predict_names_the_class_of_each_example(agent, state_dir, inputs):
 
 
 def test_predict_shows_the_outputs_where_there_are_no_classes(agent, tmp_path, onnx, inputs):
-    """A regression has values, and no names for them."""
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **{**DIGITS, "class_names": ()})
     lines = agent("predict", inputs, "--state-dir", tmp_path).out.splitlines()
     assert len(lines) == 4
@@ -67,7 +64,6 @@ def test_predict_shows_the_outputs_where_there_are_no_classes(agent, tmp_path, o
 
 
 def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
-    """A version that `models` lists, or its file."""
     version = ModelStore(state_dir / DIRECTORY).versions("digits")[2]
     for path in (version.path, version.path / MODEL_FILE):
         known = json.loads(agent("predict", inputs, "--model", path, "--json").out)
@@ -89,7 +85,6 @@ def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
     ids=["file", "task", "state", "model", "path"],
 )
 def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, arguments, code, problem):
-    """In a sentence, with nothing on stdout."""
     monkeypatch.chdir(inputs.parent)
     places = {"STATE": str(state_dir), "NOWHERE": str(state_dir / "nowhere")}
     ended = agent("predict", *(places.get(one, one) for one in arguments))
@@ -100,7 +95,6 @@ def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, ar
 
 @pytest.mark.parametrize("given", ["nope", "nope.onnx"])
 def test_a_model_that_is_not_there_is_named(agent, inputs, tmp_path, monkeypatch, given):
-    """As it was typed, also where it has no directory before it."""
     monkeypatch.chdir(tmp_path)
     for command in (("predict", inputs), ("evaluate", "--state-dir", tmp_path, "--data", DATA)):
         ended = agent(*command, "--model", given)
@@ -110,7 +104,6 @@ def test_a_model_that_is_not_there_is_named(agent, inputs, tmp_path, monkeypatch
 
 
 def test_evaluate_measures_on_the_devices_own_test_data(agent, state_dir):
-    """With onnxruntime, and how it compares with what was written down."""
     given = ("evaluate", "--state-dir", state_dir, "--data", DATA)
     known = json.loads(agent(*given, "--json").out)
     own = digits.TASK.load_data(DATA, Path("/nonexistent"))
@@ -130,7 +123,6 @@ def _predicted(agent: Callable[..., Ended], state_dir: Path, inputs: np.ndarray)
 
 
 def test_evaluate_takes_a_metric_that_wants_tensors(agent, tmp_path, onnx):
-    """A task of somebody's own, that says nothing of arrays: torch is imported for it."""
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
     given = ("--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data", "ann:20")
     ended = agent("evaluate", *given, "--json")
@@ -146,14 +138,12 @@ def onnx_of_toy() -> bytes:
 
 
 def test_evaluate_tells_what_is_wrong_with_the_data(agent, state_dir):
-    """The task's own sentence."""
     ended = agent("evaluate", "--state-dir", state_dir, "--data", "shards:1")
     assert (ended.code, ended.out) == (2, "")
     assert "data spec" in ended.err
 
 
 def test_evaluate_tells_what_a_tasks_own_code_does_wrong(agent, tmp_path):
-    """As a sentence of ours; so is that its metric needs torch, on a device that has none."""
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
     given = ("evaluate", "--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data")
     ended = agent(*given, "bug:20")
@@ -175,7 +165,6 @@ def test_no_command_imports_torch(state_dir, inputs, command):
 
 
 def test_models_are_listed_the_newest_first(agent, state_dir):
-    """Which is the present one, and why the last round gave no other."""
     store = ModelStore(state_dir / DIRECTORY)
     store.note_kept("digits", StoredModel(RUN, 4, "accuracy 0.1 is worse"))
     lines = agent("models", "--state-dir", state_dir).out.splitlines()
@@ -195,20 +184,17 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
     ],
 )
 def test_models_without_a_validation_figure_says_why(agent, tmp_path, onnx, validation, words):
-    """Beside the figure on test data, which is there in any case."""
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **DIGITS, **validation)
     line = agent("models", "--state-dir", tmp_path).out
     assert line.startswith(f"present model of digits, accuracy 0.5 on 20 test examples ({words}): of round 1")
 
 
 def test_a_device_without_models_says_so(agent, tmp_path):
-    """In words, with the directory, and for programs."""
     assert agent("models", "--state-dir", tmp_path).out == f"no personal models yet in {tmp_path}\n"
     assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
 
 
 def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):
-    """The one before, or that of a round; a damaged one is told by `models`."""
     told = agent("rollback", "--state-dir", state_dir)
     assert told.out.startswith(f"present model of digits, {FIGURES}: of round 2 ")
     assert json.loads(agent("predict", inputs, "--state-dir", state_dir, "--json").out)["round"] == 2
@@ -220,7 +206,6 @@ def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, input
 
 
 def test_status_tells_of_the_models(agent, state_dir):
-    """Beside what the agent does."""
     lock_state_dir(state_dir).release()
     StatusFile(state_dir, {"device_id": "pi", "fleet": "f", "broker": "b", "version": "1"}).write({"state": "idle"})
     assert "present model of digits" in agent("status", "--state-dir", state_dir).out
@@ -231,7 +216,6 @@ def test_status_tells_of_the_models(agent, state_dir):
 
 
 def test_models_and_status_tell_why_there_is_no_first_model(agent, tmp_path):
-    """Otherwise an owner would wait for it round by round; predict still says that there is none."""
     store = ModelStore(tmp_path / DIRECTORY)
     store.prepare("digits")
     store.note_kept("digits", StoredModel(RUN, 7, "too little memory"))

@@ -30,7 +30,6 @@ def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_writes_four_files_and_says_which(agent, tmp_path):
-    """One path a line on stdout, and what to do next on stderr."""
     ended = agent("new-task", "room-climate", "--dir", tmp_path)
     folder = tmp_path / "room-climate"
     names = ["pyproject.toml", "room_climate_task.py", "test_room_climate.py", "README.md"]
@@ -41,7 +40,6 @@ def test_it_writes_four_files_and_says_which(agent, tmp_path):
 
 
 def test_the_next_step_can_be_pasted(agent, tmp_path):
-    """Into a shell, whatever the folder is called."""
     parent = tmp_path / "a b" / "ü's $HOME"
     parent.mkdir(parents=True)
     told = agent("new-task", "room", "--dir", parent).err
@@ -51,7 +49,6 @@ def test_the_next_step_can_be_pasted(agent, tmp_path):
 
 
 def test_as_json_it_is_one_document(agent, tmp_path):
-    """With the kind, the folder and the files."""
     ended = agent("new-task", "energy", "--kind", "regression", "--dir", tmp_path, "--json")
     document = json.loads(ended.out)
     assert (document["task"], document["kind"], document["folder"]) == (
@@ -63,7 +60,6 @@ def test_as_json_it_is_one_document(agent, tmp_path):
 
 
 def test_nothing_is_overwritten(agent, tmp_path):
-    """A folder that holds anything is refused, with exit code 2, and stays as it is."""
     folder = tmp_path / "room"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -76,7 +72,6 @@ def test_nothing_is_overwritten(agent, tmp_path):
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(agent, tmp_path):
-    """So is one in the place of its parent."""
     (tmp_path / "room").write_text("mine")
     for where in (tmp_path, tmp_path / "room"):
         ended = agent("new-task", "room", "--dir", where)
@@ -86,21 +81,18 @@ def test_a_file_in_the_place_of_the_folder_is_refused(agent, tmp_path):
 
 @pytest.mark.parametrize("name", ["Room", "3d", "-x", "a b", "", "x" * 33, "../up", "a.b", "digits"])
 def test_a_name_that_no_new_task_can_have_is_refused(name, tmp_path):
-    """It is a task's name, the beginning of a module's, and not one that is installed already."""
     with pytest.raises(UsageError, match=r"cannot be the name|installed already"):
         write_skeleton(name, "classification", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_kind_is_told_with_those_there_are():
-    """With the nearest one."""
     with pytest.raises(UsageError, match="did you mean 'regression'"):
         render("room", "regresion")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_mark_of_the_templates_is_left(kind):
-    """Every name is filled in, every part belongs to the kind."""
     for text in render("room", kind).values():
         assert "@NAME@" not in text and "@MODULE@" not in text and "@STEM@" not in text
         assert "#[" not in text
@@ -109,7 +101,6 @@ def test_no_mark_of_the_templates_is_left(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_declared_entry_point_makes_the_task_known(kind, tmp_path, monkeypatch, no_module):
-    """After `pip install` it is found by its name."""
     folder = write_skeleton("my-room", kind, tmp_path)[0].parent
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     (declared,) = project["project"]["entry-points"]["fedpatch.tasks"].items()
@@ -145,7 +136,6 @@ def test_new_task_with_two_files_that_grow_holds_out_nothing_that_was_trained_on
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_tests_pass_and_its_style_is_ours(kind, tmp_path):
-    """As the user runs them, in the folder."""
     folder = write_skeleton("room", kind, tmp_path)[0].parent
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     rules = ["--config", str(ROOT / "pyproject.toml")]

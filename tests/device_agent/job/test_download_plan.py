@@ -17,7 +17,6 @@ LIMIT = 10_000
 
 @pytest.mark.parametrize("begins", range(len(STEPS)))
 def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
-    """The steps from there, in their order, and nothing else is downloaded."""
     request = delta_request()
     way = plan_download(request, VERSIONS[begins].digest, LIMIT)
     assert way == DownloadPlan(request.model, VERSIONS[begins].digest, request.deltas[begins:])
@@ -26,7 +25,6 @@ def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
 
 
 def test_a_way_is_told_in_words():
-    """For whoever reads the agent's log."""
     ways = [plan_download(delta_request(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
     told = [
         "the whole model",
@@ -38,7 +36,6 @@ def test_a_way_is_told_in_words():
 
 
 def test_whoever_holds_the_model_itself_downloads_nothing():
-    """With or without steps: a round that is repeated is one case of it."""
     for request in (delta_request(), replace(delta_request(), deltas=())):
         way = plan_download(request, request.model.digest, LIMIT)
         assert (way.held, way.blobs) == (request.model.digest, ())
@@ -46,7 +43,6 @@ def test_whoever_holds_the_model_itself_downloads_nothing():
 
 @pytest.mark.parametrize("held", ["", "77" * 32], ids=["nothing", "another"])
 def test_whoever_holds_nothing_of_use_takes_the_whole_model(held):
-    """As does a device of a version that knows no steps."""
     assert plan_download(delta_request(), held, LIMIT) == DownloadPlan(delta_request().model)
     assert plan_download(delta_request(), held, LIMIT).blobs == (delta_request().model,)
 
@@ -121,7 +117,6 @@ requests = st.builds(
 
 @given(requests, st.just("") | digests)
 def test_a_way_begins_with_what_is_held_ends_with_the_model_and_costs_no_more_than_that(request_, held):
-    """Whatever a coordinator names."""
     request: WorkRequest = request_
     way = plan_download(request, held, LIMIT)
     assert way.model == request.model

@@ -94,7 +94,6 @@ from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASKS, model, run_spec
 
 class TestDownload:
     def test_last_chunk_arrives_starts_training(self):
-        """The last chunk begins the training, and says so."""
         job = downloading(have=frozenset({0}))
         assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == [WriteChunk(cut(BLOB, model(), 2))]
         assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == []
@@ -105,13 +104,11 @@ class TestDownload:
         assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 14.0) == []
 
     def test_all_chunks_on_disk_starts_training_at_once(self):
-        """A reboot after the last chunk costs nothing."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
         assert [type(effect) for effect in here(job, range(3), 10.0)] == [SendMessage, StartTraining]
 
     def test_missing_chunks_are_requested_after_a_quiet_second(self):
-        """After a quiet second, and while it is not yet prepared not at all."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
         assert job.handle(ChunkReceived(cut(BLOB, model(), 0)), 10.5) == []
@@ -123,13 +120,11 @@ class TestDownload:
         assert job.tick(201.5) == []
 
     def test_damaged_model_is_downloaded_again(self):
-        """What the disk made of it is not what was announced."""
         job = training()
         assert job.handle(DownloadDamaged(), 20.0) == [StartDownload((model(),))]
         assert (job.state, here(job, frozenset(), 20.0)) == (JobState.DOWNLOADING, [])
 
     def test_deadline_passes_sends_failed(self):
-        """As does training; the coordinator hears of it."""
         for job in (downloading(), training()):
             assert job.next_deadline() is not None
             assert said_back(job.tick(310.0))[0] == Failed(FailReason.DEADLINE)
@@ -138,21 +133,18 @@ class TestDownload:
 
 class TestTraining:
     def test_progress_is_sent_until_the_deadline(self):
-        """And is not interrupted by anything but its deadline."""
         job = training()
         assert said_back(job.handle(TrainingProgressed(KEY, 3, 5), 20.0)) == [Progress(JobPhase.TRAINING, 3, 5)]
         assert job.next_deadline() == 310.0
         assert job.tick(309.9) == []
 
     def test_trained_update_is_spooled_before_it_is_offered(self):
-        """What must survive a restart is remembered before it is offered."""
         job = training()
         spool, offer = job.handle(UpdateTrained(KEY, update()), 20.0)
         assert (spool, said_back([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
 
     def test_training_fails_sends_reason_without_detail(self):
-        """The coordinator hears the reason; what an error's words hold is for the device alone."""
         effects = training().handle(TrainingFailed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan"), 20.0)
         assert said_back(effects) == [Failed(FailReason.NOT_FINITE)]
         assert [type(effect) for effect in effects] == [SendMessage, StopTraining, EndJob]
@@ -175,13 +167,11 @@ class TestUpload:
         return Grant(DIGEST, 2, have)
 
     def test_grant_and_ack_send_chunks_within_the_window(self):
-        """A grant opens it, acknowledgements move it."""
         job = uploading()
         assert job.handle(MessageReceived(said(self.grant())), 21.0) == [SendChunk(0), SendChunk(1)]
         assert job.handle(MessageReceived(said(Ack(DIGEST, b"\x01"))), 22.0) == [SendChunk(2)]
 
     def test_quiet_upload_is_offered_again(self):
-        """Or at once when the link is back, but not before it is time to come again."""
         job = uploading()
         assert job.next_deadline() == 23.0
         assert said_back(job.tick(23.0)) == [Offer(update())]
@@ -200,7 +190,6 @@ class TestUpload:
         ],
     )
     def test_final_message_ends_the_job(self, end, outcome):
-        """Only then is the update forgotten."""
         job = uploading()
         rest_s, committed = (40.0, KEY) if outcome == "committed" else (0.0, None)
         assert job.handle(MessageReceived(said(end)), 21.0) == [EndJob(outcome, rest_s=rest_s, committed=committed)]
@@ -219,13 +208,11 @@ class TestUpload:
         ids=lambda body: type(body).__name__,
     )
     def test_answer_with_another_digest_is_ignored(self, body):
-        """The digest must be its own; and what is no answer to an offer is none, whatever its digest."""
         job = uploading()
         assert job.handle(MessageReceived(said(body)), 21.0) == []
         assert job.state is JobState.UPLOADING
 
     def test_restored_update_is_offered(self):
-        """The same offer, as if nothing had been."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update()), 5.0)
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
@@ -233,7 +220,6 @@ class TestUpload:
         assert job.handle(MessageReceived(said(Committed(DIGEST))), 6.0) == [EndJob("committed", committed=KEY)]
 
     def test_bitmap_of_wrong_length_raises_wire_error(self):
-        """The job stays as it was."""
         job = uploading()
         with pytest.raises(WireError):
             job.handle(MessageReceived(said(self.grant(b""))), 21.0)
@@ -246,7 +232,6 @@ class TestUnexpectedMessages:
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("other", [{"run": "run-2"}, {"round_number": 2}, {"epoch": 0}, {"epoch": 2}], ids=str)
     def test_message_to_another_job_is_ignored(self, make, other):
-        """Not even a cancel of the same round from before the coordinator's restart ends this job."""
         job = make()
         state = job.state
         for body in (Cancel("late"), Committed(DIGEST), Refused(DIGEST, RefuseReason.STALE_EPOCH)):
@@ -255,7 +240,6 @@ class TestUnexpectedMessages:
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_upload_message_before_upload_is_ignored(self, make):
-        """Only a cancel ends the job then."""
         job = make()
         for body in (Committed(DIGEST), Grant(DIGEST, 4, b"\x00")):
             assert job.handle(MessageReceived(said(body)), 13.0) == []
@@ -263,7 +247,6 @@ class TestUnexpectedMessages:
         assert job.state is JobState.IDLE
 
     def test_message_of_a_device_is_ignored(self):
-        """A coordinator that speaks out of its part is not answered."""
         assert uploading().handle(MessageReceived(said(Accept(10))), 21.0) == []
 
     def test_events_while_idle_have_no_effect(self):
@@ -287,20 +270,17 @@ class TestUnexpectedMessages:
 
 class TestRequest:
     def test_new_request_is_accepted_and_downloaded(self):
-        """The answer carries the terms of the request; then the model is wanted."""
         job = Job(max_blob_bytes=10_000)
         effects = ask(job, 2, epoch=3)
         assert effects == [SendMessage(said(Accept(10), 2, epoch=3, id=1)), StartDownload((model(),))]
         assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
 
     def test_repeated_while_downloading_repeats_accept(self):
-        """The answer was lost; the work goes on as it was, whatever the owner says now."""
         job = downloading()
         assert said_back(ask(job, accept=False)) == [Accept(10)]
         assert job.state is JobState.DOWNLOADING
 
     def test_repeated_while_training_repeats_accept_and_progress(self):
-        """What was last told of it may be lost, too."""
         job = training()
         assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
@@ -311,13 +291,11 @@ class TestRequest:
         assert job.state is JobState.TRAINING
 
     def test_repeated_while_uploading_sends_nothing(self):
-        """An acceptance would be a step back."""
         assert ask(uploading()) == []
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("newer", [{"round_number": 2}, {"round_number": 2, "epoch": 2}, {"run": "run-2"}], ids=str)
     def test_newer_request_replaces_the_job(self, make, newer):
-        """The old round is over; its training stops, its update is forgotten."""
         job = make()
         was_training = job.state is JobState.TRAINING
         effects = ask(job, **newer)
@@ -332,7 +310,6 @@ class TestRequest:
 
     @pytest.mark.parametrize("older", [{"round_number": 4, "epoch": 2}, {"round_number": 9, "epoch": 1}], ids=str)
     def test_older_request_is_ignored(self, older):
-        """It has been overtaken."""
         job = Job(max_blob_bytes=10_000)
         ask(job, 5, epoch=2)
         assert ask(job, **older) == []
@@ -342,7 +319,6 @@ class TestRequest:
         "end", [Committed(DIGEST), Refused(DIGEST, RefuseReason.NOT_FINITE)], ids=lambda e: type(e).__name__
     )
     def test_request_for_ended_job_is_ignored(self, end):
-        """A request that is delivered twice must not train twice."""
         job = uploading()
         job.handle(MessageReceived(said(end)), 21.0)
         assert ask(job) == []
@@ -393,7 +369,6 @@ class TestDecline:
         assert len(body.detail) <= 500
 
     def test_no_examples_declines_for_too_little_data(self):
-        """Nothing can be learnt from no examples."""
         none = (replace(TASKS[0], num_examples=0),)
         [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
         assert body == Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
@@ -423,7 +398,6 @@ class TestDecline:
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_decline_leaves_running_job_as_it_is(self, make):
-        """Whoever is owed that work says itself when it is of no use any more."""
         job = make()
         state = job.state
         assert [type(effect) for effect in ask(job, 1, run="run-2", accept=False)] == [SendMessage]
@@ -443,7 +417,6 @@ class TestDeclinedRequest:
 
     @pytest.mark.parametrize("newer", [{"round_number": 2}, {"epoch": 2}, {"run": "run-2"}], ids=str)
     def test_declined_request_is_decided_again_in_newer_round_or_epoch(self, newer):
-        """That is another question."""
         job = Job(max_blob_bytes=10_000)
         ask(job, accept=False)
         assert said_back(ask(job, **newer)) == [Accept(10)]
@@ -464,7 +437,6 @@ class TestDeclinedRequest:
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_decline_beside_job_of_another_run_changes_neither(self, make):
-        """The one goes on, the other stays declined."""
         job = make()
         for _ in range(2):
             assert said_back(ask(job, run="run-2", accept=False)) == [NO]
@@ -476,26 +448,22 @@ class TestFailedRequest:
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     @pytest.mark.parametrize("reason", [FailReason.TRAINING, FailReason.STORAGE], ids=str)
     def test_failed_is_repeated_for_the_same_request(self, make, reason):
-        """A lost `failed` would leave the coordinator waiting until the deadline."""
         job = make()
         job.handle(EffectFailed(reason, "as it happens"), 20.0)
         assert [said_back(ask(job)) for _ in range(2)] == [[Failed(reason)]] * 2
         assert job.state is JobState.IDLE
 
     def test_failed_at_deadline_is_repeated(self):
-        """The device's patience and the coordinator's need not end at the same moment."""
         job = training()
         job.tick(310.0)
         assert said_back(ask(job)) == [Failed(FailReason.DEADLINE)]
 
     def test_failed_job_is_accepted_in_newer_epoch(self):
-        """The coordinator that came back asks for the round anew; the device may fare better."""
         job = training()
         job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         assert [type(effect) for effect in ask(job, epoch=2)][1:] == [StartDownload]
 
     def test_failed_after_takeover_is_repeated_in_new_epoch_only(self):
-        """The old epoch has nobody any more who would ask."""
         job = training()
         ask(job, epoch=2)
         job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
@@ -503,7 +471,6 @@ class TestFailedRequest:
         assert ask(job) == []
 
     def test_failed_and_declined_are_both_remembered(self):
-        """Of another run, for instance."""
         job = downloading()
         job.handle(EffectFailed(FailReason.DOWNLOAD, ""), 20.0)
         ask(job, run="run-2", accept=False)
@@ -511,14 +478,12 @@ class TestFailedRequest:
         assert said_back(ask(job, run="run-2")) == [NO]
 
     def test_failed_is_forgotten_after_next_accept(self):
-        """Only the last needs remembering; what is older is overtaken."""
         job = training()
         job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
         ask(job, 2)
         assert ask(job) == []
 
     def test_failed_restored_update_is_repeated(self):
-        """A disk that fails under the update."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         job.handle(EffectFailed(FailReason.STORAGE, ""), 20.0)
@@ -559,7 +524,6 @@ def sends(effects: list[Effect]) -> list[int]:
 
 class TestPause:
     def test_paused_download_stops_and_resumes_with_the_rest(self):
-        """No chunk is taken and none asked for; later the rest is fetched."""
         job = downloading()
         job.handle(ChunkReceived(cut(BLOB, model(), 0)), 11.0)
         assert job.handle(OwnerPaused(), 20.0) == [StopDownload()]
@@ -572,7 +536,6 @@ class TestPause:
         assert job.state is JobState.TRAINING
 
     def test_paused_training_waits_and_reports_when_resumed(self):
-        """The coordinator hears that it goes on."""
         job = training()
         assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
         go_on, *told = job.handle(OwnerResumed(), 60.0)
@@ -580,7 +543,6 @@ class TestPause:
         assert said_back(told) == [Progress(JobPhase.TRAINING, 0, 1)]
 
     def test_paused_upload_sends_nothing(self):
-        """It is offered again afterwards, and not before."""
         job = uploading()
         assert job.handle(OwnerPaused(), 20.0) == []
         for body in (Grant(DIGEST, 4, NOTHING_YET), Ack(DIGEST, NOTHING_YET), RetryAfter(DIGEST, 1.0)):
@@ -591,14 +553,12 @@ class TestPause:
         assert sends(job.handle(MessageReceived(said(Grant(DIGEST, 4, NOTHING_YET))), 502.0)) == [0, 1, 2, 3]
 
     def test_update_trained_in_a_pause_is_offered_after_it(self):
-        """The last step may have been taken already: the update is kept, and offered later."""
         job = training()
         job.handle(OwnerPaused(), 20.0)
         assert job.handle(UpdateTrained(KEY, update()), 20.0) == [SpoolUpdate(KEY, update(), REQUEST)]
         assert said_back(job.handle(OwnerResumed(), 60.0)) == [Offer(update())]
 
     def test_paused_upload_accepts_newer_epoch_and_stays_paused(self):
-        """The newer epoch hears that the device is on it, and nothing more until it may go on."""
         job = uploading()
         job.handle(OwnerPaused(), 20.0)
         assert [type(body).__name__ for body in said_back(ask(job, epoch=2))] == ["Accept"]
@@ -607,7 +567,6 @@ class TestPause:
 
     @pytest.mark.parametrize("make", [downloading, training])
     def test_pause_leaves_the_deadline(self, make):
-        """The round does not wait."""
         job = make()
         job.handle(OwnerPaused(), 20.0)
         assert job.next_deadline() == 310.0
@@ -615,7 +574,6 @@ class TestPause:
 
     @pytest.mark.parametrize("make", IN_EACH_STATE)
     def test_job_ends_in_a_pause_ends_the_pause(self, make):
-        """The next one is not born paused."""
         job = make()
         job.handle(OwnerPaused(), 20.0)
         assert isinstance(job.handle(MessageReceived(said(Cancel("late"))), 30.0)[-1], EndJob)
@@ -625,7 +583,6 @@ class TestPause:
 
     @pytest.mark.parametrize("make", IN_EACH_STATE)
     def test_second_pause_or_resume_has_no_effect(self, make):
-        """And to go on without a pause is nothing."""
         job = make()
         assert job.handle(OwnerResumed(), 30.0) == []
         job.handle(OwnerPaused(), 20.0)
@@ -634,7 +591,6 @@ class TestPause:
         assert job.handle(OwnerResumed(), 32.0) == []
 
     def test_pause_while_idle_has_no_effect(self):
-        """Nor does an idle device stay paused."""
         job = Job(max_blob_bytes=10_000)
         assert job.handle(OwnerPaused(), 20.0) == []
         assert not job.paused
@@ -679,21 +635,18 @@ class TestClearance:
 
 
 def test_deadline_in_a_pause_sends_its_condition():
-    """A longer deadline would be no help: the plug would."""
     job = training()
     job.handle(OwnerPaused(Condition.NOT_CHARGING), 20.0)
     assert said_back(job.tick(310.0)) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
 
 
 def test_committed_in_a_pause_ends_the_job():
-    """The chunks had all arrived."""
     job = uploading()
     job.handle(OwnerPaused(), 20.0)
     assert job.handle(MessageReceived(said(Committed(DIGEST))), 30.0)[-1] == EndJob("committed", committed=KEY)
 
 
 def test_abandoned_job_sends_its_condition():
-    """The coordinator hears which preference; the words are for the owner."""
     job = training()
     job.handle(OwnerPaused(), 20.0)
     failed, stop, forget = job.handle(OwnerAbandoned("unplugged", Condition.NOT_CHARGING), 20.0)
@@ -720,7 +673,6 @@ class TestTakeOver:
     """The same run, round and work, asked for in a newer epoch."""
 
     def test_download_continues_in_new_epoch(self):
-        """Nothing is fetched anew; what is missing is asked for in the new epoch, and soon."""
         job = downloading(have=frozenset({0}))
         for second in range(11, 40):
             job.tick(float(second))
@@ -736,7 +688,6 @@ class TestTakeOver:
         assert train == StartTraining(NEW_KEY, REQUEST, download_s=33.0, plan=DownloadPlan(model()))
 
     def test_download_not_started_continues_in_new_epoch(self):
-        """It begins in the new epoch as soon as there is room."""
         job = Job(max_blob_bytes=10_000)
         ask(job)
         assert said_back(ask_in_epoch(job, REQUEST)) == [Accept(10)]
@@ -745,7 +696,6 @@ class TestTakeOver:
         assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x07")], {(RUN, 2, 1)})
 
     def test_training_continues_in_new_epoch(self):
-        """The training process answers under the key that it was given; the coordinator hears of it in its own epoch."""
         job = training()
         job.handle(TrainingProgressed(KEY, 2, 5), 20.0)
         effects = ask_in_epoch(job, REQUEST)
@@ -758,7 +708,6 @@ class TestTakeOver:
         assert spoken_in([offer]) == {(RUN, 2, 1)}
 
     def test_training_continues_in_new_epoch_with_other_features_and_measurement(self):
-        """They do not change the work."""
         job = training()
         ask_in_epoch(job, replace(REQUEST, features=COORDINATOR_FEATURES, measure_independent=True))
         assert (job.state, job.key) == (JobState.TRAINING, NEW_KEY)
@@ -807,7 +756,6 @@ class TestTakeOver:
         ]
 
     def test_restored_update_continues_in_new_epoch(self):
-        """The request lies in the spool beside it, so the device knows what it is of."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         spool, *answers = ask_in_epoch(job, REQUEST)
@@ -830,7 +778,6 @@ class TestTakeOver:
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_new_epoch_sets_its_deadline(self, make):
-        """The coordinator says how much time is left of the round."""
         job = make()
         ask_in_epoch(job, replace(REQUEST, deadline_s=1000.0), now=30.0)
         assert job.state is not JobState.IDLE
@@ -860,7 +807,6 @@ class TestTakeOver:
         ids=["private", "plan", "base", "encoding", "chunks"],
     )
     def test_other_work_in_new_epoch_replaces_the_job(self, make, other):
-        """Anything else is another job: the old one is dropped, as it is for a newer round."""
         job = make()
         was_training = job.state is JobState.TRAINING
         effects = job.handle(requested(said(other, epoch=2)), 30.0)
@@ -884,14 +830,12 @@ class TestTakeOver:
         assert said_back(ask_in_epoch(uploading(), recut)) == [Accept(10), Offer(update())]
 
     def test_new_epoch_before_task_is_loaded_is_not_answered(self):
-        """As any request does; the coordinator asks again."""
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         assert job.handle(requested(said(REQUEST, epoch=2), ()), 6.0) == []
         assert job.key == KEY
 
     def test_damaged_model_is_downloaded_under_new_key(self):
-        """What is trained then is trained under the new key."""
         job = training()
         ask_in_epoch(job, REQUEST)
         assert job.handle(DownloadDamaged(), 20.0) == [StartDownload((model(),))]
@@ -946,7 +890,6 @@ WHOLE = StartDownload((VERSIONS[-1],))
 
 class TestDeltaDownload:
     def test_all_deltas_arrive_starts_training(self):
-        """In whatever order their chunks come; a chunk of the whole model is none of them."""
         job = Job(max_blob_bytes=10_000)
         accept, fetch = ask_holding(job, VERSIONS[0].digest)
         assert (said_back([accept]), fetch) == ([Accept(10)], StartDownload(STEPS))
@@ -960,7 +903,6 @@ class TestDeltaDownload:
         assert train == StartTraining(KEY, delta_request(), 3.0, DownloadPlan(VERSIONS[-1], VERSIONS[0].digest, DELTAS))
 
     def test_model_held_starts_training_at_once(self):
-        """Who holds the model of the round, because it was trained from before, needs no byte of it."""
         job = Job(max_blob_bytes=10_000)
         assert ask_holding(job, VERSIONS[-1].digest)[-1] == StartDownload(())
         _, train = job.handle(DownloadStarted({}), 10.0)
@@ -977,20 +919,17 @@ class TestDeltaDownload:
         assert job.tick(11.5) == []
 
     def test_all_deltas_on_disk_starts_training_at_once(self):
-        """All that had come is on the disk."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[1].digest)
         effects = job.handle(DownloadStarted({one.digest: range(one.chunk_count) for one in STEPS[1:]}), 10.0)
         assert [type(effect) for effect in effects] == [SendMessage, StartTraining]
 
     def test_damaged_delta_downloads_the_whole_model(self):
-        """A disk that spoils blobs is given no further chance to spoil a small one."""
         job = by_steps()
         assert job.handle(DownloadDamaged(), 20.0) == [WHOLE]
         assert job.state is JobState.DOWNLOADING
 
     def test_paused_delta_download_resumes_with_the_same_deltas(self):
-        """With the same steps."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[1].digest)
         job.handle(DownloadStarted({}), 10.0)
@@ -1001,7 +940,6 @@ class TestDeltaDownload:
 
 class TestUselessDeltas:
     def test_useless_deltas_download_the_whole_model(self):
-        """What was held is forgotten, and the coordinator hears of no failure."""
         job = by_steps()
         assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why"), WHOLE]
         job.handle(DownloadStarted({}), 20.0)
@@ -1009,7 +947,6 @@ class TestUselessDeltas:
         assert train == StartTraining(KEY, delta_request(), 12.0, DownloadPlan(VERSIONS[-1]))
 
     def test_useless_whole_model_after_deltas_fails_the_round(self):
-        """A whole model that cannot be used either ends the round."""
         job = by_steps()
         job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
         job.handle(DownloadStarted({}), 20.0)
@@ -1020,25 +957,21 @@ class TestUselessDeltas:
 
     @pytest.mark.parametrize("reason", [one for one in FailReason if one is not FailReason.DOWNLOAD], ids=str)
     def test_other_failure_with_deltas_fails_the_round(self, reason):
-        """Training that fails would fail with the whole model too."""
         assert said_back(by_steps().handle(TrainingFailed(KEY, reason, "why"), 20.0)) == [Failed(reason)]
 
     def test_useless_deltas_in_a_pause_download_the_whole_model_after_it(self):
-        """Then the model is fetched once it is over."""
         job = by_steps()
         assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
         assert job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0) == [DropHeldModel("why")]
         assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
     def test_second_download_keeps_the_deadline(self):
-        """The round does not wait for the second download."""
         job = by_steps()
         job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
         job.handle(DownloadStarted({}), 20.0)
         assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
 
     def test_second_download_uses_chunks_of_the_newest_epoch(self):
-        """While it trained, the coordinator may have come back behind a broker with another limit."""
         job = by_steps()
         recut = replace(VERSIONS[-1], chunk_bytes=50, chunk_count=5)
         ask_holding(job, "", replace(delta_request(), model=recut), epoch=2)
@@ -1049,7 +982,6 @@ class TestNewDeltas:
     """The coordinator is back, and names other steps to the same model."""
 
     def test_same_deltas_continue_the_download(self):
-        """What has come stays, and the rest is asked for soon."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[1].digest)
         job.handle(DownloadStarted({}), 10.0)
@@ -1064,7 +996,6 @@ class TestNewDeltas:
         ("deltas", "blobs"), [((), (VERSIONS[-1],)), ((replace(DELTAS[1], base=VERSIONS[0].digest),), (STEPS[1],))]
     )
     def test_other_deltas_restart_the_download(self, deltas, blobs):
-        """The steps that were on their way may be lost."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[0].digest)
         job.handle(DownloadStarted({}), 10.0)
@@ -1074,7 +1005,6 @@ class TestNewDeltas:
         assert not any(isinstance(effect, EndJob) for effect in effects)
 
     def test_other_deltas_in_a_pause_are_downloaded_after_it(self):
-        """Nothing is fetched before."""
         job = Job(max_blob_bytes=10_000)
         ask_holding(job, VERSIONS[0].digest)
         job.handle(DownloadStarted({}), 10.0)
@@ -1084,7 +1014,6 @@ class TestNewDeltas:
         assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
     def test_other_deltas_while_training_have_no_effect(self):
-        """The model is here."""
         job = by_steps()
         effects = ask_holding(job, VERSIONS[1].digest, replace(delta_request(), deltas=()), epoch=2)
         assert said_back(effects) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]

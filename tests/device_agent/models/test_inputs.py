@@ -18,7 +18,6 @@ SHAPES = st.sampled_from([(4,), (2, 3), (3, 2, 2), (1,)])
 
 @given(shape=SHAPES, count=st.integers(1, 5), data=st.data())
 def test_an_array_comes_back_as_it_was_saved(tmp_path_factory, shape, count, data):
-    """Many examples, and one alone."""
     path = tmp_path_factory.mktemp("x") / "x.npy"
     saved = data.draw(arrays(np.float32, (count, *shape), elements=st.floats(-1e6, 1e6, width=32)))
     np.save(path, saved)
@@ -81,7 +80,6 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
     ],
 )
 def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, name, content, problem):
-    """With what would do."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises((DataError, UsageError), match=problem) as told:
         read_inputs(tmp_path / name, (2,), "float32")
@@ -94,7 +92,6 @@ def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, name, content, pro
     ids=["wide", "none", "text", "complex"],
 )
 def test_an_array_that_does_not_fit_is_told(tmp_path, saved):
-    """Of another shape, of no examples, of no numbers."""
     np.save(tmp_path / "x.npy", saved)
     with pytest.raises(DataError, match=r"the model takes shape|no numbers"):
         read_inputs(tmp_path / "x.npy", (2,), "float32")
@@ -112,7 +109,6 @@ def test_what_numpy_would_unpickle_is_refused(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path):
-    """As the system says it."""
     for name in ("x.npy", "x.csv"):
         with pytest.raises(DataError, match="No such file"):
             read_inputs(tmp_path / name, (1,), "float32")

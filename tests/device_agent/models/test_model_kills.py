@@ -71,7 +71,6 @@ def test_a_commit_after_a_kill_publishes_what_was_renamed(tmp_path_factory):
 
 
 def test_killed_for_real_it_is_whole_too(tmp_path):
-    """A process that publishes without end is killed again and again."""
     program = (
         "import sys; from pathlib import Path; from fedpatch.device_agent.models.store import ModelStore\n"
         "from tests.device_agent.exported_models import publish\n"

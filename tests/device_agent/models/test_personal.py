@@ -27,12 +27,10 @@ def onnx() -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """That of a state directory; it keeps one model only, so that what is replaced is gone."""
     return ModelStore(tmp_path / DIRECTORY, 1)
 
 
 def test_the_present_model_predicts(tmp_path, store, onnx):
-    """One row of outputs for each input; of one, of many, from a list as well."""
     publish(store, 1, onnx)
     for model in (PersonalModel.open(tmp_path, "toy"), PersonalModel.open(str(tmp_path))):
         assert model.predict(INPUTS).shape == (5, 3)
@@ -43,7 +41,6 @@ def test_the_present_model_predicts(tmp_path, store, onnx):
 
 
 def test_classes_have_names_where_the_task_names_them(tmp_path, store, onnx):
-    """The name of the largest output; without names there are only outputs."""
     publish(store, 1, onnx, class_names=("a", "b", "c"))
     model = PersonalModel.open(tmp_path)
     assert model.classify(INPUTS) == ["abc"[place] for place in model.predict(INPUTS).argmax(axis=1)]
@@ -53,7 +50,6 @@ def test_classes_have_names_where_the_task_names_them(tmp_path, store, onnx):
 
 
 def test_another_model_is_taken_when_there_is_one(tmp_path, store, onnx):
-    """And only then; one that is open goes on, although its files are gone."""
     publish(store, 1, onnx)
     model = PersonalModel.open(tmp_path)
     before = model.predict(INPUTS)
@@ -67,7 +63,6 @@ def test_another_model_is_taken_when_there_is_one(tmp_path, store, onnx):
 
 
 def test_a_model_that_was_opened_by_its_path_stays(tmp_path, store, onnx):
-    """Whoever names a version wants that one."""
     store = ModelStore(tmp_path / DIRECTORY, 2)
     version = publish(store, 1, onnx)
     publish(store, 2, onnx)
@@ -77,7 +72,6 @@ def test_a_model_that_was_opened_by_its_path_stays(tmp_path, store, onnx):
 
 
 def test_a_reader_never_finds_less_than_a_model(tmp_path, store, onnx):
-    """While models are replaced all the time, and each of them is removed with the next."""
     publish(store, 1, onnx)
     done = threading.Event()
 
@@ -97,7 +91,6 @@ def test_a_reader_never_finds_less_than_a_model(tmp_path, store, onnx):
 
 
 def test_without_a_model_it_is_told_when_one_comes(tmp_path, store, onnx):
-    """No state, no model yet, several tasks."""
     with pytest.raises(UsageError, match=r"holds no personal model; it comes with the first round .*--state-dir"):
         PersonalModel.open(tmp_path)
     with pytest.raises(UsageError, match="there is no personal model yet"):
@@ -110,7 +103,6 @@ def test_without_a_model_it_is_told_when_one_comes(tmp_path, store, onnx):
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "flipped"])
 def test_a_damaged_model_is_told_and_not_used(tmp_path, store, onnx, damage):
-    """With a way out."""
     version = publish(store, 1, onnx)
     assert version is not None
     file = version.path / MODEL_FILE

@@ -70,7 +70,6 @@ def _accuracy(model: PersonalModel, inputs: np.ndarray, **how: bool) -> float:
 
 
 def test_raw_rows_are_prepared_before_they_are_predicted(state_dir):
-    """By the task that the metadata name; prepared ones are left alone, and said to be so."""
     model = PersonalModel.open(state_dir)
     assert _accuracy(model, RAW) > 0.9
     assert TASK.prepare is not None
@@ -79,7 +78,6 @@ def test_raw_rows_are_prepared_before_they_are_predicted(state_dir):
 
 
 def test_rows_without_the_scaling_of_training_are_warned_of(plain_dir, caplog):
-    """Where the task has no prepare, nobody could apply it; nothing was said of it before."""
     caplog.set_level(logging.WARNING)
     model = PersonalModel.open(plain_dir)
     assert TASK.prepare is not None
@@ -90,14 +88,12 @@ def test_rows_without_the_scaling_of_training_are_warned_of(plain_dir, caplog):
 
 
 def test_rows_that_are_prepared_twice_are_warned_of(state_dir, caplog):
-    """The statistics are those of prepared inputs."""
     assert TASK.prepare is not None
     PersonalModel.open(state_dir).predict(TASK.prepare(RAW))
     assert "values lie outside of those" in caplog.text
 
 
 def test_a_missing_value_is_filled_by_prepare_and_else_refused(state_dir, plain_dir):
-    """Without a word it would give outputs that are no numbers."""
     missing = RAW[:2].copy()
     missing[1, 2] = np.nan
     assert np.isfinite(PersonalModel.open(state_dir).predict(missing)).all()
@@ -106,7 +102,6 @@ def test_a_missing_value_is_filled_by_prepare_and_else_refused(state_dir, plain_
 
 
 def test_a_task_that_cannot_be_found_is_named_with_the_ways_out(state_dir):
-    """Rather no prediction than one of raw rows."""
     model = PersonalModel.open(state_dir)
     object.__setattr__(model.metadata, "task_ref", "gone_task:TASK")
     with pytest.raises(
@@ -118,7 +113,6 @@ def test_a_task_that_cannot_be_found_is_named_with_the_ways_out(state_dir):
 
 
 def test_another_prepare_than_in_training_is_refused(state_dir):
-    """A newer version of the task, whose model comes with the next round."""
     newer = replace(TASK, prepare=lambda raw: raw / 1000)
     with pytest.raises(UsageError, match="is not the one that the model was trained with"):
         PersonalModel.open(state_dir, newer).predict(RAW)
@@ -126,7 +120,6 @@ def test_another_prepare_than_in_training_is_refused(state_dir):
 
 
 def test_evaluate_prepares_the_test_data_once(state_dir):
-    """What it measures is what the round measured."""
     model = PersonalModel.open(state_dir)
     measured, count = evaluate_model(model, TASK, "good", Path())
     assert count == 60
@@ -134,7 +127,6 @@ def test_evaluate_prepares_the_test_data_once(state_dir):
 
 
 def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, plain_dir):
-    """Changed, gone or new: a figure of other inputs would say nothing of the model."""
     model, plain = PersonalModel.open(state_dir), PersonalModel.open(plain_dir)
     changed = replace(TASK, prepare=lambda raw: raw / 1000)
     with pytest.raises(UsageError, match="is not the one that the model was trained with"):
@@ -163,7 +155,6 @@ def _csv(folder: Path, text: str) -> Path:
 
 
 def test_predict_prepares_rows_of_a_file_and_warns_on_stderr(agent, state_dir, tmp_path):
-    """An empty cell is a missing value; rows unlike those of training are named, also for programs."""
     usual = _csv(tmp_path, "t,p,l\n20.0,1010,\n5.5,990,100\n")
     ended = agent("predict", usual, "--state-dir", state_dir, "--json")
     assert (ended.code, ended.err) == (0, "")
@@ -179,14 +170,12 @@ def test_predict_prepares_rows_of_a_file_and_warns_on_stderr(agent, state_dir, t
 
 
 def test_predict_names_the_file_of_a_missing_value(agent, plain_dir, tmp_path):
-    """With the row; nothing is printed that would look like a result."""
     ended = agent("predict", _csv(tmp_path, "0.1,,0.3\n"), "--state-dir", plain_dir)
     assert (ended.code, ended.out) == (1, "")
     assert "now.csv: row 0 of the inputs holds nan at [1]" in ended.err
 
 
 def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
-    """A task that imports torch only where it builds its model costs no more than one without prepare."""
     np.save(tmp_path / "now.npy", RAW[:3])
     told = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
     assert told == "False"

@@ -22,12 +22,10 @@ from tests.support.disks import small_disk
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """An empty store that keeps two models."""
     return ModelStore(tmp_path / "models", 2)
 
 
 def test_a_model_is_present_once_its_round_is_committed(store, tmp_path):
-    """Until then it is staged, and nobody sees it."""
     store.stage(b"first", describe(1, b"first"))
     assert (present(tmp_path / "models"), store.tasks(), store.versions("toy")) == (None, [], [])
     version = store.publish("toy", RUN, 1)
@@ -38,7 +36,6 @@ def test_a_model_is_present_once_its_round_is_committed(store, tmp_path):
 
 
 def test_another_rounds_model_is_not_published(store, tmp_path):
-    """Not of another round, not of another run; the same once more does nothing."""
     publish(store, 1)
     store.stage(b"x", describe(2, b"x"))
     assert store.publish("toy", RUN, 3) is None
@@ -51,7 +48,6 @@ def test_another_rounds_model_is_not_published(store, tmp_path):
 
 
 def test_what_is_discarded_is_never_published(store, tmp_path):
-    """A round that was refused leaves nothing."""
     store.stage(b"x", describe(1, b"x"))
     store.discard_staged("toy")
     assert store.publish("toy", RUN, 1) is None
@@ -60,7 +56,6 @@ def test_what_is_discarded_is_never_published(store, tmp_path):
 
 @given(keep=st.integers(1, 5), count=st.integers(1, 8))
 def test_so_many_models_stay(tmp_path_factory, keep, count):
-    """The newest, and the present one is one of them."""
     store = ModelStore(tmp_path_factory.mktemp("models"), keep)
     for round in range(1, count + 1):
         publish(store, round)
@@ -69,7 +64,6 @@ def test_so_many_models_stay(tmp_path_factory, keep, count):
 
 
 def test_a_rollback_goes_one_back_or_to_a_round(store, tmp_path):
-    """And the next round's model is the present one again."""
     store = ModelStore(tmp_path / "models", 3)
     for round in (1, 2, 3):
         publish(store, round)
@@ -80,7 +74,6 @@ def test_a_rollback_goes_one_back_or_to_a_round(store, tmp_path):
 
 
 def test_a_rollback_to_nowhere_changes_nothing(store, tmp_path):
-    """It says which rounds there are."""
     with pytest.raises(UsageError, match="holds no model of task 'toy'"):
         store.roll_back("toy")
     publish(store, 7)
@@ -92,7 +85,6 @@ def test_a_rollback_to_nowhere_changes_nothing(store, tmp_path):
 
 
 def test_a_rollback_waits_for_nobody(store, tmp_path):
-    """Somebody else at work is told, and the model stays."""
     publish(store, 1)
     publish(store, 2)
     with FileLock(tmp_path / "models" / "toy" / ".lock", "held"), pytest.raises(UsageError, match="try again"):
@@ -101,7 +93,6 @@ def test_a_rollback_waits_for_nobody(store, tmp_path):
 
 
 def test_only_the_agents_group_may_read(store, tmp_path):
-    """A model holds the private patch; whatever the umask, its group gets at it and nobody else."""
     before = os.umask(0o077)
     try:
         version = publish(store, 1)
@@ -121,7 +112,6 @@ def test_only_the_agents_group_may_read(store, tmp_path):
 
 @pytest.mark.parametrize("task", ["", ".", "..", "../patches", "a/b", "A", "x" * 33])
 def test_a_name_that_is_no_tasks_is_no_path(store, task):
-    """Whoever says it."""
     for deed in (store.current, store.roll_back, store.versions, store.discard_staged):
         with pytest.raises(UsageError, match="no task's name"):
             deed(task)
@@ -129,7 +119,6 @@ def test_a_name_that_is_no_tasks_is_no_path(store, task):
 
 @pytest.mark.parametrize("run", ["../../up", "a/b", "", "." * 64, "r n"])
 def test_a_runs_name_from_the_network_is_no_path(store, tmp_path, run):
-    """It names a directory for people; which run it is stands in the metadata."""
     store.stage(b"x", describe(1, b"x", run=run))
     version = store.publish("toy", run, 1)
     assert version is not None
@@ -138,7 +127,6 @@ def test_a_runs_name_from_the_network_is_no_path(store, tmp_path, run):
 
 
 def test_a_damaged_version_is_told_and_hinders_nothing(store, tmp_path):
-    """It stands in the list with its problem, and a rollback passes it by."""
     store = ModelStore(tmp_path / "models", 3)
     for round in (1, 2, 3):
         publish(store, round)
@@ -150,7 +138,6 @@ def test_a_damaged_version_is_told_and_hinders_nothing(store, tmp_path):
 
 
 def test_why_the_present_model_stays_is_remembered_until_another_comes(store):
-    """For people; before there is any, there is nothing to say."""
     kept = StoredModel(RUN, 2, "accuracy 0.1 is worse")
     store.note_kept("toy", kept)
     assert store.kept("toy") is None
@@ -162,7 +149,6 @@ def test_why_the_present_model_stays_is_remembered_until_another_comes(store):
 
 
 def test_a_full_disk_costs_the_new_model_alone(tmp_path):
-    """The present one stays whole, it is told what to do, and with space the next one comes."""
     with small_disk(tmp_path / "disk", "256k") as disk:
         store = ModelStore(disk.path / "models", 2)
         publish(store, 1, bytes(50_000))
@@ -178,7 +164,6 @@ def test_a_full_disk_costs_the_new_model_alone(tmp_path):
 
 
 def test_reading_needs_no_torch_no_numpy_and_no_onnxruntime():
-    """The agent's process publishes and lists: it may hold none of them."""
     program = "import sys, fedpatch.device_agent.models.store, fedpatch.device_agent.cli.models; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "onnx", "onnxruntime"} & set(loaded)

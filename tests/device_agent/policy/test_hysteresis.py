@@ -42,7 +42,6 @@ def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, worki
 
 
 def test_a_moments_loss_stops_nothing():
-    """A plug that is put in again within two seconds; and once it has held for two, it may come loose again."""
     device = willing()
     assert play(device, {10.0: BATTERY, 11.9: BATTERY, 12.0: NONE, 14.0: BATTERY, 15.9: BATTERY}) == []
     assert device.willing and device.unwilling is None
@@ -60,7 +59,6 @@ def test_a_plug_that_flaps_is_missed():
 
 
 def test_a_loss_after_a_return_has_the_whole_patience_again():
-    """What flapped before the device was unwilling is over with it."""
     device = willing(loss_after_s=2.0, return_after_s=1.0)
     flapping = {10.0: BATTERY, 11.5: NONE, 12.0: BATTERY, 12.5: BATTERY, 13.0: NONE, 14.0: NONE}
     assert [type(change) for change in play(device, flapping)] == [ConditionLost, ConditionRestored]
@@ -68,7 +66,6 @@ def test_a_loss_after_a_return_has_the_whole_patience_again():
 
 
 def test_a_loss_that_lasts_is_told_once():
-    """With the action that the owner chose, and everything that is missed then."""
     device = willing(on_loss="finish")
     story = {10.0: BATTERY, 11.0: BATTERY, 12.0: BATTERY + HOT, 13.0: BATTERY}
     assert play(device, story) == [ConditionLost(BATTERY + HOT, OnLoss.FINISH)]
@@ -87,7 +84,6 @@ def test_what_is_missed_at_the_start_counts_at_once():
 
 
 def test_work_goes_on_when_all_was_met_for_long_enough():
-    """And not before, however often it comes back for a moment."""
     device = willing(return_after_s=30.0)
     lost = {10.0: BATTERY, 12.0: BATTERY}
     short = {20.0: NONE, 49.0: NONE, 49.5: BATTERY, 60.0: NONE, 89.9: NONE}
@@ -98,14 +94,12 @@ def test_work_goes_on_when_all_was_met_for_long_enough():
 
 @pytest.mark.parametrize("action", ["finish", "pause", "abandon"])
 def test_the_owner_chooses_what_becomes_of_work(action):
-    """The three words of on_loss."""
     told = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
     assert told[0] == ConditionLost(BATTERY, OnLoss(action))
     assert told[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
 
 
 def test_a_pause_has_an_end():
-    """Told once, also when all is met again but not for long enough."""
     device = willing(pause_limit_s=100.0)
     assert play(device, {10.0: BATTERY, 12.0: BATTERY, 90.0: NONE, 111.9: NONE}) == [
         ConditionLost(BATTERY, OnLoss.PAUSE)
@@ -115,14 +109,12 @@ def test_a_pause_has_an_end():
 
 
 def test_a_pause_without_work_has_no_end_to_tell():
-    """The coordinator may have cancelled the round meanwhile."""
     device = willing(pause_limit_s=100.0)
     assert len(play(device, {10.0: BATTERY, 12.0: BATTERY})) == 1
     assert play(device, {50.0: BATTERY, 200.0: BATTERY}, working=False) == []
 
 
 def test_a_pause_that_must_outlast_its_limit_is_not_begun():
-    """The night is longer than ten minutes; a short rest is not."""
     assert play(willing(), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.ABANDON)]
     assert play(willing(pause_limit_s=28_800.0), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.PAUSE)]
     assert play(willing(on_loss="finish"), {10.0: NIGHT, 12.0: NIGHT}) == [ConditionLost(NIGHT, OnLoss.FINISH)]
@@ -150,7 +142,6 @@ def test_a_moments_loss_costs_no_more_than_a_moment():
 
 
 def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
-    """Neither what ends by the clock nor what the offer itself is refused for; the most lasting is told first."""
     device = willing(loss_after_s=2.0)
     device.observe(NIGHT + BATTERY, 10.0, working=False)
     unfit = (Objection(Condition.TASK_NOT_ALLOWED, "task x is not among allowed_tasks", 3600.0),)
@@ -165,7 +156,6 @@ def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
 
 
 def test_an_offer_is_declined_while_what_came_back_must_still_hold():
-    """With the preference that was missed, and the time that is left."""
     device = willing(return_after_s=30.0)
     play(device, {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE})
     (told,) = device.answer(NONE, 45.0)
@@ -203,7 +193,6 @@ def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
 
 
 def test_presence_keeps_its_word_while_it_is_true():
-    """It does not change with every other thing that is missed beside it."""
     device = willing()
     told = []
     for now, missed in enumerate([HOT, HOT, HOT, BATTERY + HOT, HOT, BATTERY, BATTERY + HOT, NONE]):
@@ -225,7 +214,6 @@ def test_facts_are_judged_more_strictly_while_unwilling():
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
 def test_a_loss_is_told_at_the_next_deadline(limit_s):
-    """Who looks again just then is not late."""
     device = willing(loss_after_s=limit_s)
     told = device.observe(BATTERY, 10.0, working=True)
     if limit_s:
@@ -235,7 +223,6 @@ def test_a_loss_is_told_at_the_next_deadline(limit_s):
 
 
 def test_the_next_deadline_is_that_of_the_pause_or_of_the_return():
-    """Whichever is earlier; none where time alone changes nothing."""
     device = willing(return_after_s=30.0, pause_limit_s=100.0)
     assert device.next_deadline() is None
     seen = []

@@ -24,48 +24,59 @@ from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
 PLAN = TrainPlan("sgd", 0.1, 5)
 
 
-@pytest.mark.parametrize("private", ["none", "names:fc.weight"])
-def test_a_request_that_keeps_less_is_declined_with_a_word_of_its_own(tmp_path, private):
-    """Before anything is fetched, with both policies and the names that would leave."""
-    request = replace(REQUEST, private=private, features=COORDINATOR_FEATURES)
+KEEPS = "the request keeps {} private, the owner of this device at least affine; 'bn.weight' would leave it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "why"),
+    [
+        ({"private": "none"}, DeclineReason.PRIVATE_POLICY, KEEPS.format("none")),
+        ({"private": "names:fc.weight"}, DeclineReason.PRIVATE_POLICY, KEEPS.format("names:fc.weight")),
+        (
+            {"plan": replace(REQUEST.plan, steps=100_000_000)},
+            DeclineReason.PLAN_LIMIT,
+            "100000000 training steps are asked for; the owner's limit is max_steps = 1000",
+        ),
+    ],
+    ids=["none", "names", "plan"],
+)
+def test_a_request_beyond_a_limit_is_declined_with_a_word_of_its_own(tmp_path, changes, reason, why):
+    request = replace(REQUEST, features=COORDINATOR_FEATURES, **changes)
     verdict = limits_of(tmp_path).refusal(TASK, request)
     assert verdict is not None
     [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
-    why = f"the request keeps {private} private, the owner of this device at least affine; 'bn.weight' would leave it"
-    assert answer == Decline(DeclineReason.PRIVATE_POLICY, why)
+    assert answer == Decline(reason, why)
 
 
 @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT])
 def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
-    """It would ignore the message, and ask again and again; the detail says the same."""
     verdict = AdmissionDecision(False, "beyond a limit", reason=reason)
     [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 0.0))
     assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
 
 
-def test_a_request_that_keeps_as_much_or_more_is_not_declined(tmp_path):
-    """Exceeding the floor is the coordinator's to ask."""
-    assert limits_of(tmp_path).refusal(TASK, REQUEST) is None
-    assert limits_of(tmp_path).refusal(TASK, replace(REQUEST, private="names:bn.*")) is None
-
-
-def test_another_task_or_schema_is_none_of_the_limits_business(tmp_path):
-    """Those have answers of their own."""
-    limits = limits_of(tmp_path)
-    assert limits.refusal("another", replace(REQUEST, private="none")) is None
-    assert limits.refusal(TASK, replace(REQUEST, private="none", schema="7e" * 32)) is None
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        (TASK, {}),
+        (TASK, {"private": "names:bn.*"}),
+        ("another", {"private": "none"}),
+        (TASK, {"private": "none", "schema": "7e" * 32}),
+    ],
+    ids=["as much", "more", "another task", "another schema"],
+)
+def test_a_request_within_the_limits_or_of_another_model_is_not_declined(tmp_path, task, changes):
+    assert limits_of(tmp_path).refusal(task, replace(REQUEST, **changes)) is None
 
 
 @pytest.mark.parametrize("private", ["names:fc9.*", "afine", "names:*"])
 def test_a_policy_that_the_model_does_not_fit_is_declined_before_a_download(tmp_path, private):
-    """It failed in training before."""
     verdict = limits_of(tmp_path).refusal(TASK, replace(REQUEST, private=private))
     assert verdict is not None
     assert verdict.reason is DeclineReason.UNSUPPORTED
 
 
 def test_a_damaged_record_declines_every_request(tmp_path):
-    """Also one that keeps as much as the default."""
     limits = limits_of(tmp_path)
     (tmp_path / "patches").mkdir()
     (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
@@ -79,11 +90,9 @@ def test_a_damaged_record_declines_every_request(tmp_path):
 
 class TestUpdate:
     def test_one_that_holds_just_what_may_leave_is_sent(self, tmp_path):
-        """The digest of its schema is computed here once more, not taken from who made it."""
         assert limits_of(tmp_path).why_not_send(REQUEST, update()) == ""
 
     def test_one_that_holds_other_tensors_is_not_sent(self, tmp_path):
-        """Whatever the training process says of it."""
         whole = describe(b"u", chunk_bytes=1, encoding="fp32", raw_bytes=1, schema=SCHEMA)
         assert "just the tensors that may leave" in limits_of(tmp_path).why_not_send(REQUEST, whole)
 
@@ -95,7 +104,6 @@ class TestUpdate:
         assert "'bn.weight'" in limits_of(tmp_path).why_not_send(request, whole)
 
     def test_one_without_its_request_or_model_is_not_sent(self, tmp_path):
-        """Nobody can tell what it holds."""
         assert limits_of(tmp_path).why_not_send(None, update())
         assert limits_of(tmp_path, known=False).why_not_send(REQUEST, update())
 
@@ -116,7 +124,6 @@ class TestUpdate:
     ],
 )
 def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, limit):
-    """Of 6,000 examples."""
     assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100)
     assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100))
 
@@ -131,7 +138,6 @@ def test_a_plan_is_within_the_owners_limits_or_names_the_one_it_exceeds(plan, li
     ],
 )
 def test_a_plan_counts_twice_where_learning_alone_is_measured_too(tmp_path, plan, limit):
-    """A measure takes as many steps as the round."""
     assert why_too_long(plan, 6000, max_steps=100_000, max_epochs=100) == ""
     assert limit in why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True)
     assert bool(limit) == bool(why_too_long(plan, 6000, max_steps=100_000, max_epochs=100, measured=True))
@@ -143,25 +149,13 @@ def test_request_within_the_limits_is_accepted_although_a_measure_would_exceed_t
     assert limits_of(tmp_path, max_steps=100).refusal(TASK, request) is None
 
 
-def test_a_plan_without_end_is_declined_before_a_download(tmp_path):
-    """10^8 steps in one request were accepted once."""
-    request = replace(REQUEST, plan=replace(REQUEST.plan, steps=100_000_000), features=COORDINATOR_FEATURES)
-    verdict = limits_of(tmp_path).refusal(TASK, request)
-    assert verdict is not None
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
-    why = "100000000 training steps are asked for; the owner's limit is max_steps = 1000"
-    assert answer == Decline(DeclineReason.PLAN_LIMIT, why)
-
-
 def test_a_setting_that_the_model_does_not_fit_ends_the_agent(tmp_path):
-    """Its owner has to correct it first."""
     limits = OwnerLimits(tmp_path, private="names:fc9", max_steps=1, max_epochs=1)
     with pytest.raises(UsageError, match=r"private = names:fc9: .*matches no tensor"):
         limits.take(READY)
 
 
 def test_a_schema_that_is_not_that_of_its_digest_is_refused(tmp_path):
-    """Comparisons by names would be worth nothing."""
     with pytest.raises(WireError, match="digest"):
         limits_of(tmp_path, known=False).take(Ready(TASK, "5c" * 32, 10, MODEL_SCHEMA.specs))
 
@@ -181,7 +175,6 @@ def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
 
 
 def test_status_tells_policy_source_and_tensors(tmp_path):
-    """The same words as long as nothing changes."""
     told = limits_of(tmp_path).told()
     assert told == {
         "least": "affine",

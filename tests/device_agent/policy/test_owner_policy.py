@@ -39,13 +39,11 @@ PAUSED = facts(paused=True)
 
 
 def idle() -> Job:
-    """No work in hand."""
     return Job(max_blob_bytes=10_000)
 
 
 class TestOffer:
     def test_waits_for_fresh_facts(self):
-        """They are asked for once, however often the coordinator repeats itself."""
         bench = Bench()
         assert bench.consider(0.0) is None
         assert bench.consider(0.5) is None
@@ -56,7 +54,6 @@ class TestOffer:
         assert bench.book.asked == 2
 
     def test_is_declined_with_the_condition_and_a_time(self):
-        """And without a value that was found."""
         bench = Bench()
         bench.see(idle(), UNPLUGGED, 0.0)
         verdict = bench.consider(0.1)
@@ -66,7 +63,6 @@ class TestOffer:
 
     @pytest.mark.parametrize("admission", ["always", "never"])
     def test_asks_for_no_facts_where_the_order_is_plain(self, admission):
-        """Nor does time pass for looks that nobody needs."""
         bench = Bench(admission)
         bench.see(idle(), UNPLUGGED, 0.0)
         verdict = bench.consider(5.0)
@@ -75,7 +71,6 @@ class TestOffer:
         assert bench.book.asked == 0
 
     def test_counts_what_was_spent_today(self):
-        """Also what the work in hand has taken so far."""
         bench = Bench(max_rounds_per_day=1)
         bench.owner.meter.begins_round()
         bench.see(idle(), WELL, 10.1)
@@ -84,16 +79,7 @@ class TestOffer:
 
 
 class TestWorkInHand:
-    def test_outlasts_a_moment_without_power(self):
-        """Plugged in again within the time that is given: nothing happened."""
-        bench, job = Bench(), training()
-        bench.see(job, WELL, 12.0)
-        assert bench.see(job, UNPLUGGED, 13.0, 14.0) == []
-        assert bench.see(job, WELL, 14.5) == []
-        assert bench.see(job, UNPLUGGED, 16.5, 17.5) == []
-
     def test_pauses_and_goes_on(self):
-        """Presence tells of it for as long as it lasts."""
         bench, job = Bench(), training()
         bench.see(job, WELL, 12.0)
         assert bench.see(job, UNPLUGGED, 13.0, 14.0, 15.0) == [PauseTraining()]
@@ -103,7 +89,6 @@ class TestWorkInHand:
         assert bench.owner.unwilling is None
 
     def test_is_given_up_after_the_longest_pause(self):
-        """The coordinator hears which condition it was."""
         bench, job = Bench(), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
@@ -114,7 +99,6 @@ class TestWorkInHand:
 
     @pytest.mark.parametrize("on_loss", ["finish", "abandon"])
     def test_ends_as_its_owner_configured(self, on_loss):
-        """Finished whatever happens, or given up at once."""
         bench, job = Bench(on_loss=on_loss), training()
         bench.see(job, WELL, 12.0)
         said = said_back(bench.see(job, UNPLUGGED, 13.0, 15.0))
@@ -157,14 +141,12 @@ class TestWorkInHand:
         assert bench.book.today == Usage(1, 500, 40.0)
 
     def test_is_noted_when_the_agent_ends(self):
-        """In the middle of it."""
         bench = Bench()
         bench.owner.tick(training(), 10.0)
         bench.owner.stop(30.0)
         assert bench.book.today == Usage(0, 0, 20.0)
 
     def test_that_is_finished_does_not_make_the_device_willing(self):
-        """To send an update needs no power; to take more work does."""
         bench, job = Bench(on_loss="finish"), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
@@ -174,7 +156,6 @@ class TestWorkInHand:
         assert bench.owner.words
 
     def test_of_a_new_round_is_not_lost_to_a_moment(self):
-        """It was accepted when all was well, whatever became of the work before."""
         bench, job = Bench(), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
@@ -194,7 +175,6 @@ class TestLooks:
         assert bench.owner.next_deadline(training()) == 5.0 + LOOK_AT_WORK_S
 
     def test_do_not_pile_up(self):
-        """While one is under way, none is due."""
         bench = Bench()
         bench.owner.tick(idle(), 0.0)
         bench.owner.tick(idle(), 1.0)
@@ -211,7 +191,6 @@ class TestLooks:
     @pytest.mark.parametrize("make", [idle, downloading, training, uploading])
     @given(plugged=st.lists(st.booleans(), max_size=30), gap_s=st.sampled_from([0.0, 0.1, 1.0, 7.0]))
     def test_are_due_in_the_future(self, make, plugged, gap_s):
-        """However the facts change: a moment that has passed keeps no loop busy."""
         bench, job, now = Bench(), make(), 21.0
         for online in plugged:
             now += gap_s
@@ -227,7 +206,6 @@ class TestLooks:
         assert bench.owner.next_deadline(idle()) == 15.0
 
     def test_leave_words_that_change_with_the_conditions_only(self):
-        """What they find is written to a card: not a line for every degree."""
         bench = Bench(max_temperature=60.0)
         for degrees, now in ((70.0, 0.0), (71.0, 1.0)):
             bench.see(idle(), facts(temperature_c=degrees), now)
@@ -250,7 +228,6 @@ def asking(resumed: bool) -> Job:
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_update_waits_until_the_link_was_looked_at(resumed):
-    """After training as after a restart: the look is asked for at once, and then the update is offered."""
     bench, job = Bench(), asking(resumed)
     asked = bench.book.asked
     bench.owner.tick(job, 21.0)
@@ -261,7 +238,6 @@ def test_an_update_waits_until_the_link_was_looked_at(resumed):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_update_is_not_sent_over_a_link_that_is_metered(resumed):
-    """Nor while it is not yet certain that it is; it goes on when it is not any more."""
     bench, job = Bench(), asking(resumed)
     assert said_back(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
     assert job.paused
@@ -269,7 +245,6 @@ def test_an_update_is_not_sent_over_a_link_that_is_metered(resumed):
 
 
 def test_an_update_is_sent_once_a_moment_is_over():
-    """The link was metered for less than counts."""
     bench, job = Bench(), Job(max_blob_bytes=10_000, ask_to_send=True)
     ask(job)
     here(job, range(3), 11.0)
@@ -279,16 +254,13 @@ def test_an_update_is_sent_once_a_moment_is_over():
     assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
 
 
-def test_an_update_is_given_up_where_its_owner_said_so():
-    """Not a byte of it was sent."""
-    bench, job = Bench(on_loss="abandon"), asking(resumed=False)
-    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Failed(FailReason.UNWILLING, Condition.METERED)]
-
-
-def test_an_update_is_finished_where_its_owner_said_so():
-    """Whatever it costs."""
-    bench, job = Bench(on_loss="finish"), asking(resumed=False)
-    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [Offer(update())]
+@pytest.mark.parametrize(
+    ("on_loss", "answer"),
+    [("abandon", Failed(FailReason.UNWILLING, Condition.METERED)), ("finish", Offer(update()))],
+)
+def test_an_update_is_given_up_or_finished_as_its_owner_said(on_loss, answer):
+    bench, job = Bench(on_loss=on_loss), asking(resumed=False)
+    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [answer]
 
 
 def test_an_update_is_finished_after_a_loss_in_training_too():
@@ -302,7 +274,6 @@ def test_an_update_is_finished_after_a_loss_in_training_too():
 
 
 def test_facts_are_looked_up_for_others_where_the_order_needs_none():
-    """At the pace of an idle device; they change nothing about what the order says."""
     book = Pocketbook()
     owner, job = owner_of(book, "always", look_anyway=True), training()
     owner.tick(job, 12.0)
@@ -327,47 +298,31 @@ FILE = parse_admission_mode("file:/etc/fedpatch/order")
     ],
 )
 def test_orders_are_four_words(text, order):
-    """As the preferences say, always, never, or as a file says."""
     assert parse_admission_mode(text) == order
 
 
 @pytest.mark.parametrize("text", ["", "Always", "file", "file:", "maybe"])
 def test_other_words_are_refused(text):
-    """A typing error must not become consent."""
     with pytest.raises(UsageError, match="preferences, always, never or file:PATH"):
         parse_admission_mode(text)
 
 
-def test_always_and_never_need_no_file():
-    """And never says who decided."""
-    assert decide(parse_admission_mode("always"), None) == AdmissionDecision(True)
-    assert decide(parse_admission_mode("never"), "accept") == AdmissionDecision(
-        False, "its owner said never", retry_after_s=NEVER_S
-    )
-
-
-@pytest.mark.parametrize("text", ["accept", "accept\n", "  accept  \ndecline", "accept while at home"])
-def test_a_file_accepts_with_its_first_word(text):
-    """What follows is a remark."""
-    assert decide(FILE, text) == AdmissionDecision(True)
-
-
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("order", "text", "verdict"),
     [
-        ("decline on battery", "on battery"),
-        ("decline: on battery\n", "on battery"),
-        ("decline", "its owner's file says decline"),
+        ("always", None, AdmissionDecision(True)),
+        ("never", "accept", AdmissionDecision(False, "its owner said never", retry_after_s=NEVER_S)),
+        ("file:/order", "accept\n", AdmissionDecision(True)),
+        ("file:/order", "  accept  \ndecline", AdmissionDecision(True)),
+        ("file:/order", "accept while at home", AdmissionDecision(True)),
+        ("file:/order", "decline on battery", AdmissionDecision(False, "on battery")),
+        ("file:/order", "decline: on battery\n", AdmissionDecision(False, "on battery")),
+        ("file:/order", "decline", AdmissionDecision(False, "its owner's file says decline")),
+        ("file:/order", None, AdmissionDecision(False, "its owner's file cannot be read")),
     ],
 )
-def test_a_file_declines_and_says_why(text, why):
-    """Its words reach the coordinator."""
-    assert decide(FILE, text) == AdmissionDecision(False, why)
-
-
-def test_a_file_that_cannot_be_read_declines():
-    """In doubt the owner was not asked; where the file is stays with the owner."""
-    assert decide(FILE, None) == AdmissionDecision(False, "its owner's file cannot be read")
+def test_order_decides_by_itself_or_by_the_first_word_of_its_file(order, text, verdict):
+    assert decide(parse_admission_mode(order), text) == verdict
 
 
 OBJECTIONS = (
@@ -377,7 +332,6 @@ OBJECTIONS = (
 
 
 def test_preferences_decline_with_the_most_lasting_objection():
-    """The coordinator hears which preferences are missed and when to ask again, and nothing of what was found."""
     verdict = decide(parse_admission_mode("preferences"), None, OBJECTIONS)
     assert verdict == AdmissionDecision(False, "other ssid, too hot", Condition.OTHER_SSID, 600.0)
     assert decide(parse_admission_mode("preferences"), None, ()) == AdmissionDecision(True)
@@ -385,13 +339,11 @@ def test_preferences_decline_with_the_most_lasting_objection():
 
 @pytest.mark.parametrize(("text", "accept"), [("always", True), ("never", False), ("file:/order", True)])
 def test_any_other_order_overrules_the_preferences(text, accept):
-    """The owner's last word is the last word."""
     assert decide(parse_admission_mode(text), "accept", OBJECTIONS).accept is accept
 
 
 @given(st.text())
 def test_any_other_file_declines(text):
-    """Only the word itself is consent."""
     first = (text.splitlines() or [""])[0].split()
     verdict = decide(FILE, text)
     assert verdict.accept == (first[:1] == ["accept"])

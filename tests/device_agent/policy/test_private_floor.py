@@ -88,7 +88,6 @@ class TestSetting:
 
     @pytest.mark.parametrize(("setting", "words"), [("names:fc9.*", "fc9"), ("names:*", "nothing is left to federate")])
     def test_names_that_do_not_fit_the_model_are_an_error(self, tmp_path, setting, words):
-        """An owner who believes that something is protected is not left in that belief."""
         with pytest.raises(UsageError, match="private = names:") as error:
             floor_in(tmp_path, setting).check(MODEL)
         assert words in str(error.value)
@@ -96,7 +95,6 @@ class TestSetting:
 
 class TestRecord:
     def test_a_restart_keeps_the_strictest_that_ever_was(self, tmp_path):
-        """Of rounds whose policies none covers the other, all that stayed in any."""
         floor_in(tmp_path).note(private_of("names:bn*,fc.bias"), MODEL)
         floor_in(tmp_path).note(private_of("affine"), MODEL)
         floor = floor_in(tmp_path).of(MODEL)
@@ -105,12 +103,10 @@ class TestRecord:
         assert undercut(floor, "affine", MODEL) == {"bn1.running_mean", "bn2.running_var", "fc.bias"}
 
     def test_it_is_of_one_task(self, tmp_path):
-        """Another task of the device begins with the default."""
         floor_in(tmp_path).note(private_of("all"), MODEL)
         assert floor_in(tmp_path, task="toy-2").of(MODEL).words == "affine"
 
     def test_a_next_version_of_the_task_with_more_layers_is_covered(self, tmp_path):
-        """Whoever kept all statistics keeps those of a new layer too."""
         floor_in(tmp_path).note(private_of("names:bn*"), MODEL)
         newer = Schema((*MODEL.specs, TensorSpec("bn3.running_var", (2,), "float32", "stats")))
         assert "bn3.running_var" in floor_in(tmp_path).of(newer).names
@@ -131,7 +127,6 @@ class TestRecord:
         assert floor.path.read_bytes() == damage
 
     def test_every_flipped_byte_is_found(self, tmp_path):
-        """No damage makes the floor lower."""
         floor = floor_in(tmp_path)
         floor.note(private_of("all"), MODEL)
         whole = floor.path.read_bytes()
@@ -166,7 +161,6 @@ class TestRecord:
         assert ".private" not in str(error.value)
 
     def test_a_disk_that_refuses_fails_the_round_before_anything_private_is_written(self, tmp_path):
-        """The record is durable before the patch is saved."""
         folder = tmp_path / "gone"
         with pytest.raises(StateError):
             floor_in(folder).note(private_of("affine"), MODEL)
@@ -200,7 +194,6 @@ def test_over_any_requests_what_once_stayed_never_travels(policies):
 
 @given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)))
 def test_a_record_only_grows(first, second):
-    """Whatever a later round keeps."""
     kept = FloorRecord().plus(first, MODEL)
     assert kept.names_in(MODEL) >= first
     assert kept.plus(second, MODEL).names_in(MODEL) >= kept.names_in(MODEL) | second
@@ -215,7 +208,6 @@ class Device:
         self.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), self.patches, "ann", private=private)
 
     def run(self, scene: Scene, round: int = 1) -> set[str]:
-        """A round; names of the tensors that leave."""
         (scene.folder / "update").unlink(missing_ok=True)
         done = self.local_update.run(scene.command(round=round), lambda done, total: None, lambda: False)
         assert done is not None

@@ -37,7 +37,6 @@ def at(text: str, zone: ZoneInfo = BERLIN, fold: int = 0) -> datetime:
 
 
 def left(hours: list[str], local: datetime) -> timedelta | None:
-    """How long it is still quiet."""
     until = parse_quiet_hours(hours).until(local)
     return None if until is None else until - local.astimezone(UTC)
 
@@ -54,7 +53,6 @@ def left(hours: list[str], local: datetime) -> timedelta | None:
     ],
 )
 def test_a_span_goes_over_midnight(moment, minutes):
-    """Its end belongs to the next day."""
     assert left(["22:00-07:00"], at(moment)) == (None if minutes is None else timedelta(minutes=minutes))
 
 
@@ -74,38 +72,25 @@ def test_a_span_belongs_to_the_day_on_which_it_begins(entry, quiet, loud):
     assert left([entry], at(loud)) is None
 
 
-def test_spans_that_touch_are_one():
-    """The end is when it is really over."""
-    assert left(["22:00-24:00", "00:00-06:00", "05:00-07:30"], at("2026-11-20T23:00")) == timedelta(hours=8.5)
-
-
-def test_hours_without_end_are_asked_about_again_in_a_week():
-    """Who is always quiet never works."""
-    assert left(["00:00-24:00"], at("2026-11-20T23:00")) == timedelta(days=7)
-
-
-def test_a_night_in_which_an_hour_is_left_out_is_shorter():
-    """On the 29th of March 2026 the clocks go from 2:00 to 3:00."""
-    assert left(["22:00-07:00"], at("2026-03-28T22:00")) == timedelta(hours=8)
-    assert left(["22:00-07:00"], at("2026-03-29T03:00")) == timedelta(hours=4)
-
-
-def test_a_night_with_an_hour_more_is_longer():
-    """On the 25th of October 2026 the clocks go from 3:00 back to 2:00."""
-    assert left(["22:00-07:00"], at("2026-10-24T22:00")) == timedelta(hours=10)
-    assert left(["22:00-07:00"], at("2026-10-25T02:30", fold=1)) == timedelta(hours=4.5)
-
-
-def test_an_end_that_the_clock_shows_twice_is_the_second():
-    """It does not begin, end and begin again."""
-    for fold, hours in ((0, 1.5), (1, 0.5)):
-        assert left(["22:00-02:30"], at("2026-10-25T02:00", fold=fold)) == timedelta(hours=hours)
-    assert left(["22:00-02:30"], at("2026-10-25T02:45")) == timedelta(minutes=45)
-
-
-def test_a_beginning_that_the_clock_leaves_out_is_not_missed():
-    """There is no half past two on that morning, but there is a three o'clock."""
-    assert left(["02:30-05:00"], at("2026-03-29T03:00")) == timedelta(hours=2)
+@pytest.mark.parametrize(
+    ("hours", "moment", "fold", "hours_left"),
+    [
+        (["22:00-24:00", "00:00-06:00", "05:00-07:30"], "2026-11-20T23:00", 0, 8.5),
+        (["00:00-24:00"], "2026-11-20T23:00", 0, 7 * 24),
+        # On the 29th of March 2026 the clocks go from 2:00 to 3:00.
+        (["22:00-07:00"], "2026-03-28T22:00", 0, 8),
+        (["22:00-07:00"], "2026-03-29T03:00", 0, 4),
+        (["02:30-05:00"], "2026-03-29T03:00", 0, 2),
+        # On the 25th of October 2026 the clocks go from 3:00 back to 2:00.
+        (["22:00-07:00"], "2026-10-24T22:00", 0, 10),
+        (["22:00-07:00"], "2026-10-25T02:30", 1, 4.5),
+        (["22:00-02:30"], "2026-10-25T02:00", 0, 1.5),
+        (["22:00-02:30"], "2026-10-25T02:00", 1, 0.5),
+        (["22:00-02:30"], "2026-10-25T02:45", 0, 0.75),
+    ],
+)
+def test_quiet_time_that_is_left_counts_touching_spans_and_changes_of_the_clock(hours, moment, fold, hours_left):
+    assert left(hours, at(moment, fold=fold)) == timedelta(hours=hours_left)
 
 
 SPANS = st.tuples(
@@ -138,7 +123,6 @@ def test_whenever_the_clock_shows_a_quiet_hour_it_is_quiet(entry, moment, zone):
 
 @given(MOMENTS, st.sampled_from(ZONES))
 def test_midnight_is_when_the_date_changes(moment, zone):
-    """A second before it is today, then it is not; a day may have 23 hours, or 25."""
     local = moment.astimezone(zone)
     midnight = next_midnight(local)
     assert timedelta() < midnight - moment <= timedelta(hours=25)
@@ -163,14 +147,12 @@ def test_midnight_is_when_the_date_changes(moment, zone):
     ],
 )
 def test_other_texts_are_refused_with_a_mend(text, said):
-    """An owner who is not understood must hear so, not be woken."""
     with pytest.raises(UsageError, match=said):
         parse_quiet_hours([text])
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text):
-    """Nothing else comes out."""
     try:
         hours = parse_quiet_hours([text])
     except UsageError:
@@ -198,28 +180,24 @@ BERLIN_OFFSETS = [timedelta(hours=1), timedelta(hours=2)]
 
 
 def test_the_zone_of_the_system_knows_when_its_clocks_change(monkeypatch):
-    """The file is read as it is, whatever it is called."""
     monkeypatch.delenv("TZ", raising=False)
     assert offsets(local_now(zone_file("Europe/Berlin"))) == BERLIN_OFFSETS
 
 
 @pytest.mark.parametrize("prefix", ["", ":"])
 def test_the_zone_of_the_environment_wins(monkeypatch, prefix):
-    """By name, as the C library takes it."""
     zone_file("Europe/Berlin")
     monkeypatch.setenv("TZ", f"{prefix}Europe/Berlin")
     assert offsets(local_now(Path("/nonexistent"))) == BERLIN_OFFSETS
 
 
 def test_the_environment_may_name_a_file(monkeypatch):
-    """With its full path."""
     monkeypatch.setenv("TZ", f":{zone_file('Europe/Berlin')}")
     assert offsets(local_now(Path("/nonexistent"))) == BERLIN_OFFSETS
 
 
 @pytest.mark.parametrize("name", ["", "Nowhere/Atall", "CET-1CEST", "../../etc/passwd"])
 def test_without_a_zone_the_offset_of_this_moment_stands_in(monkeypatch, tmp_path, name):
-    """No zone, one that does not exist, and a file that holds none: the time is aware, and it is now."""
     (tmp_path / "localtime").write_bytes(b"no zone")
     monkeypatch.setenv("TZ", name)
     local = local_now(tmp_path / "localtime")

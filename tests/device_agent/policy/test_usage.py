@@ -28,7 +28,6 @@ FAR_AHEAD = date(2099, 12, 31)
 
 
 def day(offset: int) -> date:
-    """Days from today."""
     return TODAY + timedelta(days=offset)
 
 
@@ -64,13 +63,11 @@ def told(*story: date | int) -> int:
     ],
 )
 def test_what_counts(story, counts):
-    """After rounds and changes of the clock."""
     assert told(*story) == counts
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=10), st.lists(st.integers(0, 3), max_size=10))
 def test_with_a_clock_that_is_right_every_day_counts_for_itself(rounds, gaps):
-    """Days without a round between them or not."""
     today, book = TODAY, DayUsage.new(TODAY)
     for index, count in enumerate(rounds):
         gap = gaps[index] if index < len(gaps) else 1
@@ -82,7 +79,6 @@ def test_with_a_clock_that_is_right_every_day_counts_for_itself(rounds, gaps):
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 3)), max_size=20))
 def test_setting_the_clock_back_gives_nothing_back(steps):
-    """However often and however far."""
     book, today, spent = DayUsage.new(TODAY), TODAY, 0
     for back, count in steps:
         today -= timedelta(days=back)
@@ -100,19 +96,12 @@ def test_setting_it_back_and_right_again_gives_nothing_back(back, further, befor
 
 @given(st.lists(st.dates(), max_size=8), st.integers(0, 9))
 def test_the_allowance_is_whole_again_two_midnights_after_any_confusion(dates, rounds):
-    """Nobody is shut out for ever by a clock that was wrong once."""
     book = DayUsage.new(TODAY)
     for shown in dates:
         book = book.on(shown).note(Usage(rounds=rounds))
     for offset in range(3):
         book = book.on(day(offset))
     assert book.spent == NOTHING
-
-
-def test_all_three_kinds_are_counted():
-    """Rounds, bytes and seconds."""
-    book = DayUsage.new(TODAY).note(Usage(1, 1000, 2.5)).note(Usage(traffic_bytes=24, training_s=0.5))
-    assert book.spent == Usage(1, 1024, 3.0)
 
 
 SPENT = Usage(rounds=1, traffic_bytes=4_000_000, training_s=12.5)
@@ -125,13 +114,11 @@ class Clock:
         self.now = datetime(2026, 11, 21, 23, 0, tzinfo=UTC)
 
     def __call__(self) -> datetime:
-        """What it shows."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """It is eleven in the evening."""
     return Clock()
 
 
@@ -141,28 +128,21 @@ def ledger(tmp_path, clock):
     return lambda: UsageLedger(tmp_path, clock)
 
 
-def test_what_was_spent_outlives_a_restart(ledger):
-    """So that starting the agent anew gives no second allowance."""
+def test_what_was_spent_outlives_a_restart(ledger, tmp_path):
     first = ledger()
     assert first.today == NOTHING
     first.note(SPENT)
     first.note(SPENT)
     assert ledger().today == first.today == Usage(2, 8_000_000, 25.0)
+    assert stat.S_IMODE((tmp_path / USAGE_NAME).stat().st_mode) == 0o600
 
 
-def test_a_new_day_begins_at_midnight(ledger, clock):
-    """Also without a restart, and for a ledger of yesterday."""
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_new_day_begins_at_midnight_whether_or_not_somebody_asked(ledger, clock, asked):
     first = ledger()
     first.note(SPENT)
     clock.now += timedelta(hours=1)
-    assert first.today == ledger().today == NOTHING
-
-
-def test_what_a_job_took_counts_for_the_day_on_which_it_ended(ledger, clock):
-    """Also where nobody asked in between what counts."""
-    first = ledger()
-    first.note(SPENT)
-    clock.now += timedelta(hours=1)
+    assert not asked or first.today == ledger().today == NOTHING
     first.note(SPENT)
     assert first.today == ledger().today == SPENT
 
@@ -179,7 +159,6 @@ def test_a_clock_that_starts_in_the_past_gives_no_second_allowance(ledger, clock
 
 
 def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):
-    """Neither at the start, nor when asked, nor at midnight, nor by a job that was declined."""
     first = ledger()
     first.note(NOTHING)
     clock.now += timedelta(days=1)
@@ -187,14 +166,7 @@ def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_the_agent_may_read_it(ledger, tmp_path):
-    """When a device works is its owner's own business."""
-    ledger().note(SPENT)
-    assert stat.S_IMODE((tmp_path / USAGE_NAME).stat().st_mode) == 0o600
-
-
 def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
-    """The agent starts all the same; the owner can look at what it was."""
     (tmp_path / USAGE_NAME).write_bytes(b"{ no")
     with caplog.at_level(logging.ERROR):
         assert ledger().today == NOTHING
@@ -206,7 +178,6 @@ def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
 
 
 def test_whoever_only_looks_sees_the_same_and_changes_nothing(ledger, tmp_path, clock, caplog):
-    """The agent may be at work: a file that is damaged is told of, and stays for the agent to set aside."""
     assert read_today(tmp_path, clock) == NOTHING
     ledger().note(SPENT)
     assert read_today(tmp_path, clock) == SPENT
@@ -241,7 +212,6 @@ FILES = st.binary(max_size=200) | st.builds(
 @given(FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_file_stops_the_agent(tmp_path, clock, data):
-    """Whatever is in it, the count that comes out is one."""
     (tmp_path / USAGE_NAME).write_bytes(data)
     found = UsageLedger(tmp_path, clock)
     clock.now += timedelta(days=1)
@@ -251,7 +221,6 @@ def test_no_file_stops_the_agent(tmp_path, clock, data):
 
 
 def test_a_process_has_its_memory():
-    """This one has some; none was started, or it has just ended: nothing."""
     assert resident_mib(os.getpid()) > 5.0
     assert resident_mib(None) == 0.0
     assert resident_mib(2**22 + 1) == 0.0
@@ -268,7 +237,6 @@ def test_its_load_rises_and_fades_as_the_kernels_does():
 
 
 def test_work_that_has_just_begun_is_not_yet_in_the_mean():
-    """So what others do is not taken for one's own."""
     load = OwnLoadAverage(threads=4, cpus=4)
     load.see(True, 100.0)
     load.see(True, 101.0)

@@ -109,7 +109,6 @@ KEY = JobKey(RUN, 1, 1, TASK)
     "end", [SetupFailed("no memory for torch", 1, (KEY,)), Died("ended by SIGKILL", (KEY,))], ids=str
 )
 def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played, end):
-    """The next round is taken, with another process."""
     assert played(READY, *asked(), end, *asked(2)) == [
         Accept(10),
         Progress(JobPhase.TRAINING, 0, 1),
@@ -125,7 +124,6 @@ def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played,
     ids=str,
 )
 def test_a_device_that_never_was_ready_has_nothing_to_live_for(played, end, error):
-    """Its owner has to do something first."""
     with pytest.raises(error, match=r"no such task|no data|before it was ready"):
         played(end)
 
@@ -154,7 +152,6 @@ def test_the_end_of_another_training_process_costs_no_round(played, lost):
 
 
 def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
-    """The training process answers under the key that it was given, and the coordinator hears of it in its own epoch."""
     again = asked(epoch=2)[0]
     answers = played(READY, *asked(), again, TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late"))
     assert answers == [
@@ -165,7 +162,6 @@ def test_a_coordinator_that_came_back_takes_over_what_is_trained(played):
 
 
 def test_news_of_the_same_round_with_other_work_are_passed_over(played):
-    """The coordinator came back with another plan; the old training is none of the new one's business."""
     other = replace(REQUEST, private="all")
     events = [TrainProgress(KEY, 3, 5), TrainFailed(KEY, FailReason.NOT_FINITE, "late")]
     answers = played(READY, *asked(), *asked(epoch=2, request=other), *events)
@@ -179,32 +175,27 @@ class TestOwnersLimits:
     WHOLE = replace(update(), schema=SCHEMA)
 
     def test_a_request_below_the_floor_is_declined_and_nothing_is_fetched(self, played):
-        """The next one, which keeps enough, is accepted."""
         answers = played(READY, *asked(request=self.OPEN), *asked(2))
         assert [type(one) for one in answers] == [Decline, Accept, Progress]
         assert answers[0].reason is DeclineReason.PRIVATE_POLICY
 
     def test_a_lasting_limit_comes_before_facts_are_looked_at(self, played):
-        """Its answer depends on none."""
         endless = replace(REQUEST, plan=replace(REQUEST.plan, steps=10**8), features=COORDINATOR_FEATURES)
         [answer] = played(READY, asked(request=endless)[0])
         assert answer.reason is DeclineReason.PLAN_LIMIT
 
     def test_an_update_of_other_tensors_is_not_offered(self, played, caplog):
-        """Should the training process ever pack more than may leave."""
         answers = played(READY, *asked(), Trained(KEY, self.WHOLE, report()))
         assert answers[-1] == Failed(FailReason.TRAINING)
         assert "does not hold just the tensors that may leave" in caplog.text
 
     def test_an_update_that_waited_is_not_offered_before_the_model_is_known(self, played, tmp_path):
-        """Then it is, if it may still leave."""
         spool = spool_with(tmp_path, REQUEST, update(UPDATE))
         assert played() == []
         assert set(played(READY, stated(CoordinatorState(True, "c1")))) == {Offer(update(UPDATE))}
         assert spool.load() is not None
 
     def test_an_update_that_waited_is_dropped_where_the_owner_keeps_more_now(self, played, tmp_path, caplog):
-        """It was made while `private` was none."""
         spool = spool_with(tmp_path, self.OPEN, replace(update(UPDATE), schema=SCHEMA))
         assert played(READY, *asked()) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert "is dropped: the owner keeps affine private at least" in caplog.text
@@ -241,7 +232,6 @@ class TestPresence:
         assert len(ready(wire)) == 3
 
     def test_is_told_anew_when_the_data_have_grown(self, played):
-        """In the middle of a round, which goes on; the next request is accepted with the new number."""
         wire = Wire()
         answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
@@ -259,7 +249,6 @@ class TestPresence:
         assert len({state.boot for state in online}) == 1
 
     def test_device_that_loads_its_task_answers_no_request(self, played):
-        """It neither accepts nor declines before it knows its task; the coordinator asks again."""
         assert played(*asked()) == []
 
 
@@ -267,7 +256,6 @@ class TestNamesake:
     OTHER = stated(DeviceState(online=True, boot="another"))
 
     def test_is_named_and_no_longer_fought(self, played, tmp_path, caplog):
-        """The log and the status tell the id and the mend, and the link takes its time from now on."""
         wire, again = Wire(), (Disconnected("it was lost"), CONNECTED)
         with pytest.raises(_Seen) as seen, pytest.MonkeyPatch.context() as patch:
             patch.setattr(StatusFile, "write", _see)
@@ -310,7 +298,6 @@ def test_storage_is_not_looked_at_for_a_job_in_hand(played, monkeypatch):
 
 
 def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
-    """It takes a Raspberry Pi half a minute, in which no work is accepted."""
     states: list[str] = []
     monkeypatch.setattr(StatusFile, "write", lambda _, changing: states.append(changing["state"]))
     played(READY)
@@ -318,7 +305,6 @@ def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
 
 
 def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
-    """Where the record of what stayed private is damaged."""
     told: list[str] = []
     monkeypatch.setattr(StatusFile, "write", lambda _, changing: told.append(changing["declines"]))
     played(READY)
@@ -343,11 +329,9 @@ def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
 
 
 def test_vitals_are_told_again_after_each_connect(played):
-    """Without a connection nothing is said, and the broker keeps nothing of it."""
     told = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
     assert told == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
 
 
 def test_an_owner_who_shares_no_vitals_sends_none(played):
-    """Whatever is looked at."""
     assert played(READY, WELL, stated(CoordinatorState(True, "c1")), WELL) == []

@@ -56,11 +56,9 @@ class RecordedTrainer(Trainer):
         self.given: list[Any] = []
 
     def train(self, command: TrainCommand) -> None:
-        """A round."""
         self.given.append(command)
 
     def make_model(self, command: MakeModel) -> None:
-        """A personal model."""
         self.given.append(command)
 
 
@@ -72,19 +70,15 @@ class Device(PlayedDevice):
         super().__init__(directory, (RecordedTrainer if models else Trainer)(setup, lambda event: None), models=models)
 
     def ask(self, round_number: int = 1) -> list[Body]:
-        """A work request; what the device answers."""
         return self.perform(self.job.handle(requested(said(REQUEST, round_number)), 0.0))
 
     def chunk(self, index: int) -> list[Body]:
-        """A chunk of the global model arrives."""
         return self.perform(self.job.handle(ChunkReceived(cut(BLOB, model(), index)), 0.0))
 
     def download(self) -> list[Body]:
-        """All chunks of the global model arrive; what was said meanwhile."""
         return [body for index in range(3) for body in self.chunk(index)]
 
     def upload(self) -> None:
-        """An update from before a restart waits to be committed."""
         spool = self.directory / "spool"
         (spool / "update.bin").write_bytes(UPDATE)
         self.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
@@ -108,12 +102,10 @@ def stuck(device: Device) -> None:
 
 @pytest.fixture
 def device(tmp_path):
-    """An idle device."""
     return Device(tmp_path)
 
 
 def test_a_disk_that_takes_no_model_ends_the_round_and_not_the_agent(device):
-    """The coordinator hears that it was the disk; once that is mended, the next round is taken."""
     obstacle = device.directory / "downloads"
     obstacle.write_text("where a directory should be")
     assert device.ask() == [Accept(10), Failed(FailReason.STORAGE)]
@@ -126,7 +118,6 @@ def test_a_disk_that_takes_no_model_ends_the_round_and_not_the_agent(device):
 
 @pytest.mark.usefixtures("downloads_on_disk")
 def test_a_model_that_cannot_be_read_back_ends_the_round(device):
-    """And so does one that cannot be deleted either: the end of a round that fails ends there."""
     device.ask()
     device.chunk(0)
     device.chunk(1)
@@ -141,7 +132,6 @@ def test_a_model_that_cannot_be_read_back_ends_the_round(device):
 
 
 def test_what_cannot_be_forgotten_costs_no_agent(device):
-    """The update is committed: nobody needs to hear that its file is still there."""
     device.upload()
     stuck(device)
     assert device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0)) == []
@@ -184,7 +174,6 @@ def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
 
 
 def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
-    """After a reboot it would be found under the epoch before, and asked for once more."""
     waiting(device)
     stuck(device)
     taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
@@ -204,7 +193,6 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
 
 
 def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(device, monkeypatch):
-    """The system may have no memory for another process."""
     monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
     device.ask()
     said_at_the_end = device.download()[-1]
@@ -213,7 +201,6 @@ def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(devi
 
 
 def test_why_a_round_was_given_up_stays_in_the_log(device, caplog):
-    """One line, for the device's owner; the coordinator gets the reason and no word more."""
     caplog.set_level(logging.INFO)
     device.ask()
     effects = device.job.handle(EffectFailed(FailReason.TRAINING, "KeyError: 'the patient'"), 20.0)
@@ -232,14 +219,12 @@ def test_no_two_devices_share_a_client_id(fleet, device, other_fleet, other_devi
 
 
 def test_names_that_look_alike_give_client_ids_that_do_not():
-    """A fleet's name may end as a device's begins."""
     assert Identity.new("lab", "1-pi").client_id != Identity.new("lab-1", "pi").client_id
 
 
 class TestPersonalModel:
     @pytest.fixture
     def models(self, tmp_path) -> ModelStore:
-        """With the model of the update that is being uploaded."""
         store = ModelStore(tmp_path / "models", 2)
         content = b"trained"
         store.stage(content, describe(KEY.round, content, task=KEY.task, run=KEY.run))
@@ -255,7 +240,6 @@ class TestPersonalModel:
         ids=["committed", "refused", "cancelled"],
     )
     def test_is_the_present_one_once_the_update_is_committed(self, tmp_path, models, body, present):
-        """And not where the coordinator did not take the update."""
         device = Device(tmp_path, models)
         device.upload()
         device.perform(device.job.handle(MessageReceived(said(body)), 1.0))
@@ -263,14 +247,12 @@ class TestPersonalModel:
         assert device.job.state is JobState.IDLE
 
     def test_outlasts_a_power_cut_as_its_update_does(self, tmp_path, models):
-        """Both wait on the disk, and are settled together."""
         device = Device(tmp_path, models)
         waiting(device)
         device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
         assert [one.current for one in models.versions(KEY.task)] == [True]
 
     def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
-        """The job is over all the same, and the log says why."""
         device = Device(tmp_path, models)
         device.upload()
         with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
@@ -375,7 +357,6 @@ class TestPersonalModelInTheMaking:
         models.stage(b"trained", describe(KEY.round, b"trained", task=KEY.task, run=KEY.run))
 
     def test_committed_first_model_is_published_when_it_is_made(self, tmp_path):
-        """The job is over at once, and the present model stays until the other is there."""
         device, models = self.upload(tmp_path)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         assert (device.job.state, device.performer.owes_model) == (JobState.IDLE, True)
@@ -386,7 +367,6 @@ class TestPersonalModelInTheMaking:
         assert not list((tmp_path / "spool").iterdir())
 
     def test_made_first_model_is_published_when_its_update_is_committed(self, tmp_path):
-        """Not before: the coordinator may refuse it."""
         device, models = self.upload(tmp_path, staged=True)
         device.model_made()
         assert models.current(KEY.task) is None
@@ -394,7 +374,6 @@ class TestPersonalModelInTheMaking:
         assert models.current(KEY.task) is not None
 
     def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
-        """Whenever that ends."""
         device, models = self.upload(tmp_path, staged=True)
         device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 1.0))
         device.model_made()
@@ -413,7 +392,6 @@ class TestPersonalModelInTheMaking:
         assert [one.key.round for one in device.trainer.given] == [2]
 
     def test_next_training_that_was_cancelled_meanwhile_never_begins(self, tmp_path):
-        """And the update of the round before stays until its model is published."""
         device, _ = self.upload(tmp_path)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
@@ -438,7 +416,6 @@ class TestPersonalModelInTheMaking:
         assert not list((tmp_path / "spool").iterdir())
 
     def test_killed_before_committed_makes_it_while_the_update_is_offered_again(self, tmp_path):
-        """Unless it was made before."""
         _, models = self.upload(tmp_path)
         again = Device(tmp_path, models)
         again.take_up_spooled()
@@ -448,37 +425,25 @@ class TestPersonalModelInTheMaking:
         third.take_up_spooled()
         assert (third.job.state, third.trainer.given) == (JobState.UPLOADING, [])
 
-    @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"?"), Path.unlink], ids=["damaged", "gone"])
-    def test_staged_and_committed_is_published_although_the_update_is_damaged(self, tmp_path, spoil):
+    @pytest.mark.parametrize(
+        ("staged", "change"),
+        [
+            (True, lambda update, models: update.write_bytes(b"?")),
+            (True, lambda update, models: update.unlink()),
+            (False, lambda update, models: update.write_bytes(b"?")),
+            (True, lambda update, models: models.publish(KEY.task, KEY.run, KEY.round)),
+        ],
+        ids=["staged, update damaged", "staged, update gone", "not staged, update damaged", "published"],
+    )
+    def test_restart_after_committed_owes_no_model(self, tmp_path, staged, change):
         """What is staged is whole, and the coordinator has the update."""
-        device, models = self.upload(tmp_path, staged=True)
+        device, models = self.upload(tmp_path, staged=staged)
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
-        spoil(tmp_path / "spool" / "update.bin")
+        change(tmp_path / "spool" / "update.bin", models)
         again = Device(tmp_path, models)
         again.take_up_spooled()
         assert (again.performer.owes_model, again.trainer.given) == (False, [])
-        assert models.current(KEY.task) is not None
-        assert not list((tmp_path / "spool").iterdir())
-
-    def test_damaged_update_without_a_staged_model_owes_nothing(self, tmp_path):
-        """Nothing is left to make it of."""
-        device, models = self.upload(tmp_path)
-        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
-        (tmp_path / "spool" / "update.bin").write_bytes(b"?")
-        again = Device(tmp_path, models)
-        again.take_up_spooled()
-        assert (again.performer.owes_model, again.trainer.given) == (False, [])
-        assert not list((tmp_path / "spool").iterdir())
-
-    def test_killed_after_publishing_owes_nothing(self, tmp_path):
-        """The note of it is deleted, and no model is made."""
-        device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
-        models.publish(KEY.task, KEY.run, KEY.round)
-        again = Device(tmp_path, models)
-        again.take_up_spooled()
-        assert (again.performer.owes_model, again.trainer.given) == (False, [])
-        assert models.current(KEY.task) is not None
+        assert (models.current(KEY.task) is not None) == staged
         assert not list((tmp_path / "spool").iterdir())
 
 
@@ -493,11 +458,9 @@ class Listening(Wire):
         self.filters: set[str] = set()
 
     def subscribe(self, *filters: str) -> None:
-        """From now on."""
         self.filters.update(filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """No longer."""
         self.filters.difference_update(filters)
 
 
@@ -508,7 +471,6 @@ class NotingTrainer:
         self.told: list[TrainCommand] = []
 
     def train(self, command: TrainCommand) -> None:
-        """One more."""
         self.told.append(command)
 
     def cancel(self) -> None:
@@ -525,33 +487,27 @@ class DeltaDevice:
         self.held.write(HELD, BLOBS[1])
 
     def start(self) -> None:
-        """Switched on, perhaps again."""
         self.wire, self.trainer, self.job = Listening(), NotingTrainer(), Job(max_blob_bytes=10_000)
         self.hands = performer_of(self.directory, self.wire, self.trainer)
 
     def ask(self, request: WorkRequest | None = None) -> None:
-        """The request reaches the agent."""
         self.perform(ask_holding(self.job, self.hands.held_version, request))
 
     def arrive(self, *blobs: bytes) -> None:
-        """All chunks of them."""
         for blob in blobs:
             for index in range(model(blob).chunk_count):
                 self.perform(self.job.handle(ChunkReceived(cut(blob, model(blob), index)), 12.0))
 
     def perform(self, effects: list[Effect]) -> None:
-        """All of them."""
         run_effects(self.job, effects, self.hands, lambda: 12.0)
 
     @property
     def downloads(self) -> set[str]:
-        """Digests of what lies there."""
         return {path.stem for path in (self.directory / "downloads").iterdir()}
 
 
 @pytest.fixture
 def delta_device(tmp_path):
-    """Idle."""
     return DeltaDevice(tmp_path)
 
 
@@ -561,7 +517,6 @@ def filters(*manifests) -> set[str]:
 
 
 def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device):
-    """And for nothing else; the training process is told where they lie, and to hold what they lead to."""
     delta_device.ask()
     assert delta_device.wire.filters == filters(*STEPS[1:])
     delta_device.arrive(*STEP_BLOBS[1:])
@@ -590,7 +545,6 @@ def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
 
 @pytest.mark.usefixtures("downloads_on_disk")
 def test_finds_what_had_come_before_a_reboot(delta_device):
-    """A step that is whole is not downloaded twice; then only the other is asked for."""
     delta_device.ask()
     delta_device.arrive(STEP_BLOBS[1])
     delta_device.start()
@@ -601,7 +555,6 @@ def test_finds_what_had_come_before_a_reboot(delta_device):
 
 
 def test_downloads_nothing_where_the_model_is_held(delta_device):
-    """A round that is asked for once more after a reboot in the middle of its training."""
     delta_device.held.write(replace(HELD, version=VERSIONS[-1].digest), BLOBS[-1])
     delta_device.ask()
     [command] = delta_device.trainer.told
@@ -611,7 +564,6 @@ def test_downloads_nothing_where_the_model_is_held(delta_device):
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"torn")], ids=["gone", "torn"])
 def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
-    """Or nothing that can be read."""
     spoil(delta_device.held.path)
     delta_device.ask()
     assert delta_device.wire.filters == filters(VERSIONS[-1])
@@ -621,7 +573,6 @@ def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
 
 
 def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog):
-    """In the same round; what was held is deleted, and the log says why."""
     delta_device.ask()
     delta_device.arrive(*STEP_BLOBS[1:])
     delta_device.perform(delta_device.job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "no way to it"), 20.0))
@@ -635,7 +586,6 @@ def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog
 
 @pytest.mark.usefixtures("downloads_on_disk")
 def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog):
-    """Which shows before training is told."""
     delta_device.ask()
     delta_device.arrive(STEP_BLOBS[1])
     path = delta_device.directory / "downloads" / f"{STEPS[1].digest}.part"
@@ -657,7 +607,6 @@ def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog
     ids=["steps now", "steps later", "no steps"],
 )
 def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, hold):
-    """A run whose updates travel as they are never names any; its models cost the card one writing less."""
     delta_device.held.forget()
     delta_device.ask(request_)
     delta_device.arrive(BLOBS[-1])

@@ -61,7 +61,6 @@ def test_a_training_process_ends_after_a_while_without_work(trainer: Trainer, jo
 
 
 def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: Trainer, tmp_path: Path):
-    """Where nothing happens the loop turns only to look again."""
     path = tmp_path / "fedpatch.prom"
     settings = AgentSettings(data="shard:0/1", metrics_textfile=path)
     metrics = LocalMetrics(settings, "pi", owner_of(), RoundTimes(), None)
@@ -74,31 +73,7 @@ def test_the_owners_file_is_kept_while_the_loop_turns_and_goes_with_it(trainer: 
     assert not path.exists()
 
 
-def test_it_is_given_back_once_after_a_while_without_work():
-    """The while is counted from when it was first seen idle, and after the release there is nothing to count."""
-    idling = IdleTimer(100.0)
-    for now in (5.0, 50.0, 104.9):
-        idling.see(idle=True, now=now)
-        assert not idling.tick(now)
-    assert idling.next_deadline() == 105.0
-    assert idling.tick(105.0)
-    assert idling.next_deadline() is None
-    assert not idling.tick(1000.0)
-
-
-def test_work_begins_the_count_anew():
-    """Only an unbroken rest counts."""
-    idling = IdleTimer(100.0)
-    idling.see(idle=True, now=0.0)
-    idling.see(idle=False, now=99.0)
-    assert idling.next_deadline() is None
-    idling.see(idle=True, now=120.0)
-    assert not idling.tick(219.0)
-    assert idling.tick(220.0)
-
-
 def test_with_zero_it_is_kept():
-    """Until the coordinator announces a rest."""
     idling = IdleTimer(0.0)
     idling.see(idle=True, now=0.0)
     assert idling.next_deadline() is None
@@ -121,9 +96,11 @@ def test_whoever_worked_within_the_while_is_never_released(release_s, turns):
             seen_at = now
         if idling.tick(now):
             assert idle and seen_at is not None and now >= seen_at + release_s > busy_at
+            assert not idling.tick(now + 2 * release_s)
             seen_at = None
         elif idle:
             assert seen_at is not None and now < seen_at + release_s
+        assert idling.next_deadline() == (None if seen_at is None else seen_at + release_s)
 
 
 class Listener:
@@ -135,7 +112,6 @@ class Listener:
         self._socket.setblocking(False)
 
     def heard(self) -> list[str]:
-        """What came since."""
         messages = []
         while True:
             try:
@@ -144,7 +120,6 @@ class Listener:
                 return messages
 
     def close(self) -> None:
-        """Nobody listens any more."""
         self._socket.close()
 
 
@@ -158,7 +133,6 @@ def listening(request, socket_folder: Path) -> Iterator[tuple[str, Listener]]:
 
 
 def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
-    """In the words of sd_notify(3)."""
     address, listener = listening
     manager = ServiceManager(address)
     for now, doing in enumerate(["loading", "idle", "idle", "training"]):
@@ -174,7 +148,6 @@ def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
 
 
 def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
-    """And not before it is due: whoever wakes more often has nothing to say."""
     address, listener = listening
     manager = ServiceManager(address, watchdog_s=60.0)
     assert manager.next_deadline() is None
@@ -186,14 +159,12 @@ def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
 
 
 def test_a_line_end_in_a_status_is_no_message_of_its_own(listening):
-    """Whatever names a run may have, they cannot stop the service."""
     address, listener = listening
     ServiceManager(address).doing("round 1 of run a\nSTOPPING=1", 0.0)
     assert listener.heard() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
 
 
 def test_the_variables_are_taken_from_the_environment(tmp_path):
-    """They are not handed on: a child must not speak for the service."""
     environ = {
         "NOTIFY_SOCKET": str(tmp_path / "n"),
         "WATCHDOG_USEC": "4000000",
@@ -217,7 +188,6 @@ def test_the_variables_are_taken_from_the_environment(tmp_path):
     ids=["nothing", "no socket", "another process's", "no number"],
 )
 def test_without_a_watchdog_of_ours_there_is_nothing_to_wake_for(environ):
-    """An agent that somebody starts by hand sleeps until something happens."""
     manager = ServiceManager.from_environment(environ)
     manager.doing("idle", 0.0)
     assert manager.next_deadline() is None

@@ -92,7 +92,6 @@ def test_a_round_under_each_policy(idle, tmp_path, private):
 
 
 def test_progress_is_told_but_not_for_every_step(idle, tmp_path):
-    """The last step is always told; in between, a few times a second are enough."""
     command = Scene(tmp_path, SLOW, replace(SGD, steps=60), "none").command()
     started = time.monotonic()
     idle.trainer.train(command)
@@ -107,7 +106,6 @@ def test_progress_is_told_but_not_for_every_step(idle, tmp_path):
 
 
 def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):
-    """Cancelled means no update and no patch; a command sent right after is not cancelled with it."""
     scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "names:fc1.*")
     idle.trainer.train(scene.command(round=8))
     idle.until_training()
@@ -120,14 +118,12 @@ def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):
 
 
 def test_a_cancel_that_comes_too_late_cancels_nothing(idle, tmp_path):
-    """With no round at work, the next one is trained."""
     idle.trainer.cancel()
     idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
     assert isinstance(idle.outcome(), Trained)
 
 
 def test_divergence_is_told_and_leaves_no_trace(idle, tmp_path):
-    """The reason is one that the coordinator counts, the detail names step and mend; there is no patch and no update."""
     scene = Scene(tmp_path, SLOW, SGD, "names:bn.bias")
     tensors = scene.initial()
     tensors["fc2.weight"] = np.full_like(tensors["fc2.weight"], 3e38)
@@ -141,7 +137,6 @@ def test_divergence_is_told_and_leaves_no_trace(idle, tmp_path):
 
 
 def test_a_damaged_download_is_told_as_such(idle, tmp_path):
-    """The coordinator learns that the model did not arrive whole."""
     command = Scene(tmp_path, SLOW, SGD, "none").command()
     (tmp_path / "model").write_bytes(b"damaged")
     idle.trainer.train(command)
@@ -151,7 +146,6 @@ def test_a_damaged_download_is_told_as_such(idle, tmp_path):
 
 
 def test_a_model_of_another_shape_is_told(idle, tmp_path):
-    """A schema that is not the device's own fails the round, not the process."""
     pid = idle.trainer.pid
     idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(schema="ab" * 32))
     failed = idle.outcome()
@@ -212,7 +206,6 @@ def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for
 
 
 def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
-    """Bytes on standard output that look like a frame do not disturb the channel."""
     caplog.set_level(logging.INFO)
     idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
     assert isinstance(idle.outcome(), Trained)
@@ -220,7 +213,6 @@ def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
 
 
 def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog, monkeypatch):
-    """The coordinator hears one line, the device's log has the traceback, and the process goes on."""
     caplog.set_level(logging.INFO)
     mishap = tmp_path / "mishap"
     monkeypatch.setenv("TOY_MISHAP", str(mishap))
@@ -258,7 +250,6 @@ def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_pat
     ],
 )
 def test_an_agent_checks_its_data_when_it_starts(fresh, reference, data, problem):
-    """Data that do not fit end the start in words, before any round; those that can be cast or prepared are taken."""
     answer = fresh(reference, data).next()
     if problem:
         assert isinstance(answer, SetupFailed), answer
@@ -268,7 +259,6 @@ def test_an_agent_checks_its_data_when_it_starts(fresh, reference, data, problem
 
 
 def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
-    """The device's configuration names a task that does not exist; there is no process then."""
     watched = fresh("fedpatch.device_agent:TOY", "ann:5")
     failed = watched.next()
     assert isinstance(failed, SetupFailed)
@@ -291,7 +281,6 @@ def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ob
 
 
 def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, caplog):
-    """An agent whose training process speaks another language kills it and says so."""
     died = ended_as("echo 'ERROR wrong version' >&2\necho hello\nexec sleep 600", tmp_path, monkeypatch)
     assert isinstance(died, Died) and "SIGKILL" in died.detail
     assert "training channel" in caplog.text
@@ -299,13 +288,11 @@ def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, c
 
 
 def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):
-    """The exit code and what it last said are what a person needs."""
     died = ended_as("echo 'No module named torch' >&2\nexit 3", tmp_path, monkeypatch)
     assert died == Died("the training process ended with exit code 3; it said: No module named torch")
 
 
 def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path):
-    """The end that was asked for is no news; and it does not wait for the round."""
     idle.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
     idle.until_training()
     pid = idle.trainer.pid
@@ -343,7 +330,6 @@ def held_at(watched: Watched) -> int:
 
 
 def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
-    """The process lives on, and takes further steps of the same training only when it is told to."""
     own_process.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
     own_process.until_training()
     own_process.trainer.pause()
@@ -358,7 +344,6 @@ def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
 
 
 def test_a_cancel_ends_a_pause(own_process, tmp_path):
-    """And the next round is not paused."""
     scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none")
     own_process.trainer.train(scene.command(round=8))
     own_process.until_training()
@@ -385,7 +370,6 @@ class Device:
         self._scene = Scene(folder, MISHAP, ADAM, "all")
 
     def round(self, number: int, mishap: str = ""):
-        """How a round ends."""
         if mishap:
             self.mishap.write_text(mishap)
         self.trainer.train(self._scene.command(round=number))
@@ -419,7 +403,6 @@ def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(dev
 
 
 def test_a_process_that_the_system_kills_costs_the_round_and_is_replaced(device):
-    """As the kernel does when memory is really used up; the next round starts another."""
     device.round(1)
     pid = device.trainer.pid
     died = device.round(4, "killed")

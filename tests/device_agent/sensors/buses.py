@@ -87,23 +87,18 @@ class NetworkManager:
         return body[0] if body else None
 
     def add_property(self, path: str, interface: str, name: str, signature: str, value: object) -> None:
-        """Give an object a property."""
         self.call(path, MOCK, "AddProperty", "ssv", interface, name, (signature, value))
 
     def set_property(self, path: str, interface: str, name: str, signature: str, value: object) -> None:
-        """Change a property of an object."""
         self.call(path, "org.freedesktop.DBus.Properties", "Set", "ssv", interface, name, (signature, value))
 
     def freeze(self) -> None:
-        """It hears and does not answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """It goes on."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """It ends."""
         self._line.close()
         self.thaw()
         self._process.terminate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from pathlib import Path
-from types import TracebackType
 
 
 class PiSugarServer:
@@ -27,9 +26,7 @@ class PiSugarServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

@@ -32,22 +32,18 @@ class Scene:
         return place
 
     def supply(self, name: str, attributes: dict[str, str]) -> None:
-        """A power supply."""
         for attribute, text in attributes.items():
             self.file(f"sys/class/power_supply/{name}/{attribute}", text)
 
     def zone(self, number: int, kind: str, thousandths: str) -> None:
-        """A thermal zone."""
         self.file(f"sys/class/thermal/thermal_zone{number}/type", kind)
         self.file(f"sys/class/thermal/thermal_zone{number}/temp", thousandths)
 
     def chip(self, number: int, name: str, **attributes: str) -> None:
-        """A chip that hwmon shows."""
         for attribute, text in {"name": name, **attributes}.items():
             self.file(f"sys/class/hwmon/hwmon{number}/{attribute}", text)
 
     def card(self, name: str, *, kind: str = "1", devtype: str = "", driver: str = "", wireless: bool = False) -> None:
-        """A network interface; one with a driver has a device behind it."""
         place = f"sys/class/net/{name}"
         self.file(f"{place}/type", kind)
         self.file(f"{place}/uevent", (f"DEVTYPE={devtype}\n" if devtype else "") + f"INTERFACE={name}\nIFINDEX=3")

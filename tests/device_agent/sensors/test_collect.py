@@ -25,7 +25,6 @@ BYTES = st.binary(max_size=40)
 
 
 def test_this_machine_has_facts(tmp_path):
-    """Every field has a source; what is known has a value, and what is unknown has none."""
     facts = FactCollector(broker_host="127.0.0.1", state_dir=tmp_path).observe()
     for field in dataclasses.fields(Facts):
         fact = getattr(facts, field.name)
@@ -65,7 +64,6 @@ def _heal(stuck: Path, scene: Scene) -> None:
 
 
 def test_a_ups_program_that_hangs_is_given_up(tmp_path, monkeypatch):
-    """The owner's own program may be wrong; the device goes on."""
     monkeypatch.setattr(commands, "LIMIT_S", 0.3)
     scene = Scene(tmp_path)
     program = scene.program("hat", "exec sleep 1000")
@@ -114,7 +112,6 @@ def test_a_directory_that_may_not_be_read_is_not_an_empty_one(tmp_path, monkeypa
 
 
 def test_nothing_is_written(tmp_path):
-    """An SD card wears out by writing; looking costs it nothing."""
     scene = Scene(tmp_path)
     before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
     scene.observer().observe()
@@ -122,7 +119,6 @@ def test_nothing_is_written(tmp_path):
 
 
 def test_a_word_for_no_ups_is_refused_at_once(tmp_path):
-    """Before the agent runs, not at its first look."""
     with pytest.raises(UsageError, match="apc"):
         Scene(tmp_path).observer(ups="apc")
 
@@ -130,7 +126,6 @@ def test_a_word_for_no_ups_is_refused_at_once(tmp_path):
 @settings(max_examples=25)
 @given(st.lists(BYTES, min_size=12, max_size=12), st.sampled_from(["eth0", "wlan0", "..", ""]))
 def test_no_kernel_is_too_strange(texts, route):
-    """Whatever bytes its files hold, there are facts."""
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder))
         scene.supply("AC", MAINS)
@@ -150,5 +145,4 @@ def test_no_kernel_is_too_strange(texts, route):
 
 @given(st.text(max_size=80), st.sampled_from(["", "\tSSID: "]))
 def test_whatever_iw_prints_is_a_name_or_none(text, before):
-    """And can be shown on a terminal."""
     assert parse_iw(before + text).isprintable()

@@ -18,7 +18,6 @@ class Slow:
         self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
 
     def observe(self) -> Facts:
-        """Once it may."""
         self.looked += 1
         self.begun.release()
         assert self.go_on.acquire(timeout=60.0)

@@ -19,13 +19,11 @@ def _shell(script: str, limit_s: float | None = None):
 
 
 def test_a_program_is_heard():
-    """Its exit code and what it printed on stdout, in the C locale, with nothing to read."""
     ended = _shell('echo "$LC_ALL"; echo lost >&2; cat; exit 3')
     assert (ended.code, ended.text) == (3, "C\n")
 
 
 def test_a_program_that_hangs_is_ended_with_all_it_started(tmp_path):
-    """Not even a grandchild that keeps the output open is waited for, nor does it stay."""
     pid_file = tmp_path / "pid"
     for limit_s in (0.3, 3.0, 30.0):  # a busy machine may take long to start a shell
         with pytest.raises(FactUnavailable, match="has not ended"):
@@ -46,19 +44,16 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_program_that_closes_its_output_and_hangs_is_ended():
-    """Its silence is no end."""
     with pytest.raises(FactUnavailable, match="has not ended"):
         _shell("exec >&-; exec sleep 1000", limit_s=0.3)
 
 
 def test_a_program_that_never_stops_talking_is_ended():
-    """What it prints is not kept beyond a limit."""
     with pytest.raises(FactUnavailable, match="prints more than 64 KiB"):
         _shell("exec yes")
 
 
 @pytest.mark.parametrize("argv", [["/does/not/exist"], ["/"], ["a\0b"], [os.devnull]])
 def test_a_program_that_cannot_be_run_says_so(argv):
-    """Absent, a directory, no name at all, or not executable."""
     with pytest.raises(FactUnavailable, match="cannot be run"):
         run_program(argv)

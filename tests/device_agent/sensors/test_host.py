@@ -29,40 +29,34 @@ NOW_S = 1_790_000_000.0  # in 2026
 
 
 def test_load_is_shared_among_the_cpus(scene):
-    """Half a process on four CPUs is an eighth."""
     assert read_load(SysFs(scene.root)).value == 0.125
 
 
 @pytest.mark.parametrize("text", ["", "nan 0 0", "-1 0 0", "inf", "busy"])
 def test_a_load_that_is_none_is_unknown(scene, text):
-    """A file that says no number says nothing."""
     scene.file("proc/loadavg", text)
     assert not read_load(SysFs(scene.root)).known
 
 
 def test_memory_is_what_is_available(scene):
-    """Not what is free: most of what is cached can be had."""
     assert read_memory(SysFs(scene.root)).value == 2048.0
     scene.file("proc/meminfo", "MemFree: 17 kB")
     assert not read_memory(SysFs(scene.root)).known
 
 
 def test_the_disk_is_that_of_the_state_directory_even_before_it_is_made(tmp_path):
-    """The agent will make it there."""
     disk = read_disk(tmp_path / "not" / "yet")
     assert disk.source == str(tmp_path)
     assert disk.value == pytest.approx(os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize / 2**20, rel=0.2)
 
 
 def test_a_pause_file_counts_whatever_it_is(tmp_path):
-    """A link to nowhere was put there by somebody, too."""
     assert read_pause(tmp_path / "pause").value is False
     (tmp_path / "pause").symlink_to("nowhere")
     assert read_pause(tmp_path / "pause").value is True
 
 
 def test_a_state_directory_that_is_a_file_is_no_crash(tmp_path):
-    """It pauses nobody, and its disk is known; other parts of the agent complain about it."""
     (tmp_path / "state").write_text("")
     assert read_pause(tmp_path / "state" / "pause").value is False
     assert read_disk(tmp_path / "state" / "deeper").source == str(tmp_path / "state")
@@ -72,7 +66,6 @@ def test_a_state_directory_that_is_a_file_is_no_crash(tmp_path):
     ("cpus", "count"), [("0-3", 4), ("0", 1), ("0-3,6", 5), ("0-1,4-7", 6), ("", None), ("3-0", None), ("a", None)]
 )
 def test_a_list_of_cpus_is_counted(cpus, count):
-    """As the kernel writes it."""
     assert parse_cpus(cpus) == count
 
 
@@ -82,7 +75,6 @@ def _rtc(scene: Scene, *, seconds: float, used: str = "1") -> None:
 
 
 def test_a_clock_is_set_once_timesyncd_has_left_word(scene):
-    """Its file says: since boot, from outside."""
     scene.file("run/systemd/timesync/synchronized", "")
     clock = read_clock(SysFs(scene.root), NOW_S)
     assert (clock.value, clock.confidence) == (True, Confidence.MEASURED)
@@ -90,13 +82,11 @@ def test_a_clock_is_set_once_timesyncd_has_left_word(scene):
 
 @pytest.mark.parametrize(("status", "value"), [("Normal", True), ("Insert second", True), ("Not synchronised", False)])
 def test_chrony_knows_whether_it_follows_a_server(scene, status, value):
-    """`chronyc tracking` is asked where nothing else has said so."""
     scene.program("chronyc", f'echo "Stratum         : 3"; echo "Leap status     : {status}"')
     assert read_clock(SysFs(scene.root), NOW_S).value is value
 
 
 def test_a_clock_before_2025_is_not_set(scene):
-    """Whoever claims to have set it."""
     scene.file("run/systemd/timesync/synchronized", "")
     _rtc(scene, seconds=0)
     assert read_clock(SysFs(scene.root), 1_500_000_000.0).value is False
@@ -138,8 +128,6 @@ def test_the_kernel_knows_whether_a_time_service_has_set_its_clock(scene, monkey
 
 
 def test_a_disk_that_is_nowhere_is_not_looked_for_for_ever(tmp_path, monkeypatch):
-    """Not even its root is there: the agent may have been locked into a folder that is gone."""
-
     def nowhere(_):
         raise FileNotFoundError(2, "No such file or directory")
 
@@ -149,7 +137,6 @@ def test_a_disk_that_is_nowhere_is_not_looked_for_for_ever(tmp_path, monkeypatch
 
 
 def test_the_kernel_of_this_machine_says_something_of_its_clock(tmp_path):
-    """Asked for real; what it says is not ours to know."""
     clock = read_clock(SysFs(tmp_path.__class__("/")), time.time())
     assert clock.source
     assert clock.value in (True, False, None)
@@ -159,7 +146,6 @@ def test_the_kernel_of_this_machine_says_something_of_its_clock(tmp_path):
     st.binary(max_size=80).map(lambda some: some.decode("utf-8", "replace")), st.sampled_from(["", "MemAvailable: "])
 )
 def test_any_text_is_a_figure_or_none(text, before):
-    """Files of a kernel that we do not know yet are passed over."""
     whole = before + text
     assert (parse_load(whole) or 0.0) >= 0.0
     assert (parse_available_mib(whole) or 0.0) >= 0.0

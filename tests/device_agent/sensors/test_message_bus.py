@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,27 +26,30 @@ ASSUMED = Confidence.ASSUMED
 
 @pytest.fixture
 def scene(tmp_path) -> Scene:
-    """A machine with a wireless card."""
     scene = Scene(tmp_path)
     scene.card("wlan0", devtype="wlan", driver="brcmfmac", wireless=True)
     return scene
 
 
+@pytest.fixture
+def silent() -> Iterator[tuple[str, socket.socket]]:
+    """The address of a bus at which somebody listens and says nothing, and its socket."""
+    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/bus")
+        listener.listen()
+        yield f"unix:path={folder}/bus", listener
+
+
 def test_a_bus_without_network_manager_leaves_assumptions(scene):
-    """Nobody has that name, so nobody knows better than what is usual."""
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, message_bus(Path(folder)) as bus:
         fact = scene.observer("wlan0", bus=bus).observe().metered
     assert (fact.value, fact.confidence) == (False, ASSUMED)
 
 
-def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, monkeypatch):
-    """It is there, and only its answer is not."""
-    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+def test_a_bus_that_hangs_leaves_the_costs_unknown(scene, silent, monkeypatch):
     monkeypatch.setattr(wifi, "LIMIT_S", 0.2)
-    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/bus")
-        listener.listen()
-        fact = scene.observer("wlan0", bus=f"unix:path={folder}/bus").observe().metered
+    fact = scene.observer("wlan0", bus=silent[0]).observe().metered
     assert fact.value is None and "has not answered within" in fact.source
 
 
@@ -60,14 +64,9 @@ def test_nobody_is_started_for_being_asked(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_a_bus_that_says_nothing_is_given_up():
-    """Somebody who only listens at the bus's address."""
-    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
-    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/bus")
-        listener.listen()
-        with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
-            ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.2)
+def test_a_bus_that_says_nothing_is_given_up(silent):
+    with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
+        ask_network_manager(silent[0], "wlan0", wireless=True, limit_s=0.2)
 
 
 def _drip(listener: socket.socket, over: threading.Event) -> None:
@@ -86,40 +85,33 @@ def _drip(listener: socket.socket, over: threading.Event) -> None:
                     break
 
 
-def test_a_bus_that_never_comes_to_an_end_is_given_up():
-    """Every byte is in time, but the whole is not."""
-    pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
+def test_a_bus_that_never_comes_to_an_end_is_given_up(silent):
+    bus, listener = silent
     over = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/bus")
-        listener.listen()
-        dripping = threading.Thread(target=_drip, args=(listener, over))
-        dripping.start()
-        try:
-            with pytest.raises(FactUnavailable, match=r"has not answered within 0\.5 s"):
-                ask_network_manager(f"unix:path={folder}/bus", "wlan0", wireless=True, limit_s=0.5)
-        finally:
-            over.set()
-            dripping.join()
+    dripping = threading.Thread(target=_drip, args=(listener, over))
+    dripping.start()
+    try:
+        with pytest.raises(FactUnavailable, match=r"has not answered within 0\.5 s"):
+            ask_network_manager(bus, "wlan0", wireless=True, limit_s=0.5)
+    finally:
+        over.set()
+        dripping.join()
 
 
 @pytest.mark.parametrize("address", ["tcp:host=x,port=1", "unix:", "nonsense", "unix:tmpdir=/tmp"])
 def test_an_address_that_is_none_says_so(address):
-    """$DBUS_SYSTEM_BUS_ADDRESS may say anything."""
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
     with pytest.raises(FactUnavailable, match="cannot be used"):
         ask_network_manager(address, "wlan0", wireless=True)
 
 
 def test_without_a_bus_there_are_assumptions(scene):
-    """As in a container."""
     facts = scene.observer("wlan0").observe()
     assert (facts.metered.value, facts.metered.confidence) == (False, ASSUMED)
     assert not facts.ssid.known and "NetworkManager does not run" in facts.ssid.source
 
 
 def test_without_jeepney_only_network_manager_is_not_asked(scene, monkeypatch):
-    """It is a dependency of the agent only for this."""
     monkeypatch.setitem(sys.modules, "jeepney", None)
     facts = scene.observer("wlan0").observe()
     assert facts.link.value is LinkKind.WIFI
@@ -127,7 +119,6 @@ def test_without_jeepney_only_network_manager_is_not_asked(scene, monkeypatch):
 
 
 def test_the_systems_bus_is_where_the_environment_says(monkeypatch, tmp_path):
-    """But not below a root of a test's own."""
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/elsewhere")
     assert bus_address(SysFs(Path("/")), None) == "unix:path=/elsewhere"
     assert bus_address(SysFs(tmp_path), None) == f"unix:path={tmp_path}/run/dbus/system_bus_socket"

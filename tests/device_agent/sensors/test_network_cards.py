@@ -84,7 +84,6 @@ def test_a_bridge_is_what_it_is_made_of(tmp_path, lower, kind):
     ],
 )
 def test_what_is_usual_of_a_link_is_no_more_than_an_assumption(kind, metered):
-    """Nobody measured it."""
     fact = usual_metering(Fact(kind, "x0"))
     assert (fact.value, fact.confidence) == (metered, UNKNOWN if metered is None else ASSUMED)
 
@@ -119,18 +118,15 @@ def test_what_network_manager_says_of_the_costs(code, on_ethernet, on_mobile):
     ],
 )
 def test_a_networks_name_as_text(ssid, text):
-    """Bytes that a terminal would obey are written out."""
     assert ssid_text(ssid) == text
 
 
 @given(st.binary(max_size=64))
 def test_any_name_of_a_network_can_be_shown(ssid):
-    """32 bytes that anybody may choose."""
     assert all(one.isprintable() for one in ssid_text(ssid))
 
 
 @given(st.text(max_size=60), st.text(max_size=10))
 def test_any_uevent_can_be_read(text, key):
-    """Lines without a value are passed over."""
     assert isinstance(uevent_value(text, key), str)
     assert uevent_value(f"A=b\nDEVTYPE=wwan\nINTERFACE=x{text}", "DEVTYPE") == "wwan"

@@ -28,7 +28,6 @@ ANSWER = bytes.fromhex(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.8.9.1"])
 def test_a_broker_on_this_machine_is_reached_by_loopback(tmp_path, host):
-    """Nothing leaves the machine, so nothing is metered."""
     facts = FactCollector(broker_host=host, state_dir=tmp_path).observe()
     assert facts.link.value is LinkKind.LOOPBACK
     assert facts.metered.value is False
@@ -36,7 +35,6 @@ def test_a_broker_on_this_machine_is_reached_by_loopback(tmp_path, host):
 
 
 def test_a_name_that_nobody_knows_leaves_the_link_unknown(tmp_path, monkeypatch):
-    """And with it, what the link costs and what its network is called."""
     monkeypatch.setattr(collect, "SOURCE_LIMIT_S", 2.0)  # a name server that is out of reach is not waited for
     facts = FactCollector(broker_host="no-such-host.invalid", state_dir=tmp_path).observe()
     assert not (facts.link.known or facts.metered.known or facts.ssid.known)
@@ -53,7 +51,6 @@ def test_a_name_that_is_none_is_no_crash(host):
 
 
 def test_the_last_known_address_serves_while_names_cannot_be_resolved(monkeypatch):
-    """A router that is just restarting does not make the link unknown."""
     to_broker = Route("localhost")
     assert to_broker.interface() == "lo"
 
@@ -67,40 +64,34 @@ def test_the_last_known_address_serves_while_names_cannot_be_resolved(monkeypatc
         Route("localhost").interface()
 
 
-def test_an_answer_of_the_kernel_names_the_interface():
-    """The number of the interface, among the other attributes."""
-    assert route_answer(ANSWER) == 2
+ODD = bytes.fromhex("0500160001000000")  # an attribute of five bytes, and three that say nothing
+REFUSAL = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
 
 
-def test_attributes_of_an_answer_begin_at_multiples_of_four_bytes():
-    """One of five bytes is followed by three that say nothing."""
-    odd = bytes.fromhex("0500160001000000")
-    longer = (len(ANSWER) + len(odd)).to_bytes(4, "little")
-    assert route_answer(longer + ANSWER[4:28] + odd + ANSWER[28:]) == 2
-
-
-def test_an_answer_without_an_interface_names_none():
-    """A route may go nowhere: the attributes before that of the interface are all there are."""
-    assert route_answer((36).to_bytes(4, "little") + ANSWER[4:36]) == 0
-
-
-def test_a_refusal_of_the_kernel_is_an_error_number():
-    """As where there is no route."""
-    refusal = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
-    assert route_answer(refusal) == -errno.ENETUNREACH
+@pytest.mark.parametrize(
+    ("answer", "interface"),
+    [
+        (ANSWER, 2),
+        ((len(ANSWER) + len(ODD)).to_bytes(4, "little") + ANSWER[4:28] + ODD + ANSWER[28:], 2),
+        ((36).to_bytes(4, "little") + ANSWER[4:36], 0),
+        (REFUSAL, -errno.ENETUNREACH),
+        (REFUSAL[:-1], 0),
+    ],
+    ids=["interface", "odd attribute before it", "no interface", "refusal", "refusal that is cut off"],
+)
+def test_answer_of_the_kernel_has_the_interface_or_an_error_number(answer, interface):
+    assert route_answer(answer) == interface
 
 
 @given(st.binary(max_size=80) | st.tuples(st.integers(0, len(ANSWER)), st.binary(max_size=9)).map(
     lambda cut: ANSWER[: cut[0]] + cut[1] + ANSWER[cut[0] + len(cut[1]) :]
 ))  # fmt: skip
 def test_any_answer_of_a_kernel_is_read_or_passed_over(answer):
-    """Damaged or of a kind that we do not know."""
     assert -(1 << 31) <= route_answer(answer) < 1 << 31
 
 
 @given(st.ip_addresses(), st.integers(0, (1 << 31) - 1))
 def test_every_address_can_be_asked_about(address, scope):
-    """The message says its own length, and holds the address."""
     question = route_question(address, scope)
     assert int.from_bytes(question[:4], "little" if question[0] else "big") == len(question)
     assert address.packed in question

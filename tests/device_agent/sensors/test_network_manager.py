@@ -39,14 +39,12 @@ if ret is None:
 
 @pytest.fixture(scope="module")
 def bus():
-    """The address of a bus on which services can be."""
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, message_bus(Path(folder)) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def manager(bus):
-    """A NetworkManager with a wireless and a wired device."""
     found = NetworkManager(bus)
     found.wlan = wlan = found.call(MANAGER, MOCK, "AddWiFiDevice", "ssi", "wlan0", "wlan0", ACTIVATED)
     found.point = point = found.call(
@@ -63,7 +61,6 @@ def manager(bus):
 
 @pytest.fixture
 def scene(tmp_path) -> Scene:
-    """A machine with a wireless card, and a phone at its USB port."""
     scene = Scene(tmp_path)
     scene.card("wlan0", devtype="wlan", driver="brcmfmac", wireless=True)
     scene.card("usb0", driver="rndis_host")
@@ -75,7 +72,6 @@ def _ask(manager: NetworkManager, interface: str = "wlan0", *, wireless: bool = 
 
 
 def test_the_network_and_its_costs_are_those_of_the_devices_own_interface(manager, scene):
-    """What is said of one interface does not count for another."""
     wireless = scene.observer("wlan0", bus=manager.bus).observe()
     assert (wireless.link.value, wireless.ssid.value, wireless.metered.value) == (LinkKind.WIFI, SSID, False)
     assert wireless.ssid.confidence is wireless.metered.confidence is MEASURED
@@ -96,7 +92,6 @@ def test_the_owners_word_and_network_managers_guess(manager, scene, code, metere
 
 
 def test_a_name_in_bytes_that_are_no_text(manager):
-    """Networks may be called anything."""
     manager.set_property(manager.point, f"{NAME}.AccessPoint", "Ssid", "ay", b"caf\xe9")
     try:
         assert _ask(manager).ssid == r"caf\xe9"
@@ -105,7 +100,6 @@ def test_a_name_in_bytes_that_are_no_text(manager):
 
 
 def test_a_card_that_has_joined_no_network(manager, scene):
-    """It has no network's name, and the reason is told."""
     manager.set_property(manager.wlan, WIRELESS, "ActiveAccessPoint", "o", "/")
     try:
         fact = scene.observer("wlan0", bus=manager.bus).observe().ssid
@@ -116,7 +110,6 @@ def test_a_card_that_has_joined_no_network(manager, scene):
 
 
 def test_an_interface_that_network_manager_does_not_know(manager, scene):
-    """Its costs are what is usual of such a link; its name comes from iw."""
     scene.card("wlan9", devtype="wlan", wireless=True)
     scene.program("iw", r"printf 'Connected to 00:23 (on wlan9)\n\tSSID: caf\\xe9: no 2\n\tfreq: 2425\n'")
     facts = scene.observer("wlan9", bus=manager.bus).observe()
@@ -125,7 +118,6 @@ def test_an_interface_that_network_manager_does_not_know(manager, scene):
 
 
 def test_a_network_manager_that_refuses_leaves_the_costs_unknown(manager, scene):
-    """What it will not say, it may know."""
     scene.card("broken0", devtype="wlan", wireless=True)
     fact = scene.observer("broken0", bus=manager.bus).observe().metered
     assert fact.value is None and "PermissionDenied" in fact.source
@@ -133,7 +125,6 @@ def test_a_network_manager_that_refuses_leaves_the_costs_unknown(manager, scene)
 
 @pytest.mark.parametrize(("signature", "lie"), [("s", "yes"), ("b", True), ("d", 2.0), ("as", ["a"])])
 def test_an_answer_of_another_type_is_no_answer(manager, signature, lie):
-    """Whoever has that name on the bus."""
     manager.set_property(manager.usb, DEVICE, "Metered", signature, lie)
     try:
         with pytest.raises(FactUnavailable, match="no number"):
@@ -143,7 +134,6 @@ def test_an_answer_of_another_type_is_no_answer(manager, signature, lie):
 
 
 def test_a_name_of_another_type_is_no_answer(manager):
-    """A number is no network's name."""
     manager.set_property(manager.point, f"{NAME}.AccessPoint", "Ssid", "d", 0.5)
     try:
         with pytest.raises(FactUnavailable, match="cannot be read"):

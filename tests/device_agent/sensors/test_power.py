@@ -88,7 +88,6 @@ def test_external_power_by_its_table(supplies, value, confidence):
     ],
 )
 def test_how_full_all_batteries_are_together(batteries, percent):
-    """One battery says so itself; several count by what they hold."""
     fact = battery_percent(_supplies(*({"type": "Battery"} | one for one in batteries)))
     assert fact.value == percent
     assert fact.known == (fact.confidence is Confidence.MEASURED)
@@ -96,7 +95,6 @@ def test_how_full_all_batteries_are_together(batteries, percent):
 
 @given(st.lists(st.dictionaries(st.sampled_from(ATTRIBUTES), WORDS | st.text(max_size=30)), max_size=4))
 def test_no_supply_is_too_strange_to_be_read(attributes):
-    """Whatever the files say, there is a fact; and a percentage is one."""
     supplies = _supplies(*attributes)
     assert external_power(supplies).source
     percent = battery_percent(supplies).value
@@ -105,7 +103,6 @@ def test_no_supply_is_too_strange_to_be_read(attributes):
 
 @given(st.text(max_size=20) | st.floats().map(str))
 def test_a_percentage_is_between_0_and_100(text):
-    """Neither nan nor 250 is the charge of a battery."""
     value = parse_percent(text)
     assert value is None or 0.0 <= value <= 100.0
 
@@ -121,7 +118,6 @@ def test_systemd_is_asked_where_the_battery_says_nothing(tmp_path, code, value):
 
 
 def test_systemd_is_not_asked_where_the_kernel_knows(tmp_path):
-    """No program is started for what a file says."""
     scene = Scene(tmp_path)
     scene.supply("AC", OFF)
     scene.supply("BAT0", BATTERY)

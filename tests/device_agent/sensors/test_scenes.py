@@ -52,36 +52,23 @@ def test_a_pi_with_a_weak_adapter(scene):
     assert _found(facts.link) == (LinkKind.WIFI, MEASURED)
 
 
-def test_a_laptop_on_its_battery_with_a_wireless_mouse(scene):
-    """The mouse's empty battery is not the laptop's."""
-    scene.supply("ACAD", MAINS | {"online": "0"})
-    scene.supply("BAT1", BATTERY)
-    scene.supply("hidpp_battery_0", MOUSE)
+@pytest.mark.parametrize(
+    ("supplies", "power", "percent"),
+    [
+        ({"ACAD": MAINS | {"online": "0"}, "BAT1": BATTERY}, (False, MEASURED), (71.0, MEASURED)),
+        ({"ACAD": MAINS, "BAT1": BATTERY | {"status": "Full", "capacity": "100"}}, (True, MEASURED), (100.0, MEASURED)),
+        ({}, (True, ASSUMED), (None, UNKNOWN)),
+    ],
+    ids=["laptop on its battery", "laptop on mains", "desktop"],
+)
+def test_battery_of_a_wireless_mouse_is_not_the_machines(scene, supplies, power, percent):
+    for name, attributes in {**supplies, "hidpp_battery_0": MOUSE}.items():
+        scene.supply(name, attributes)
     facts = scene.observer().observe()
-    assert _found(facts.external_power) == (False, MEASURED)
-    assert _found(facts.battery_percent) == (71.0, MEASURED)
-
-
-def test_a_laptop_on_mains_with_a_wireless_mouse(scene):
-    """That the mouse discharges does not unplug the laptop."""
-    scene.supply("ACAD", MAINS)
-    scene.supply("BAT1", BATTERY | {"status": "Full", "capacity": "100"})
-    scene.supply("hidpp_battery_0", MOUSE)
-    facts = scene.observer().observe()
-    assert _found(facts.external_power) == (True, MEASURED)
-    assert _found(facts.battery_percent) == (100.0, MEASURED)
-
-
-def test_a_desktop_whose_mouse_is_the_only_battery(scene):
-    """It runs on mains, whatever its mouse does."""
-    scene.supply("hidpp_battery_0", MOUSE)
-    facts = scene.observer().observe()
-    assert _found(facts.external_power) == (True, ASSUMED)
-    assert _found(facts.battery_percent) == (None, UNKNOWN)
+    assert (_found(facts.external_power), _found(facts.battery_percent)) == (power, percent)
 
 
 def test_a_pi_with_pisugar(scene, socket_folder):
-    """Its power manager is asked, since the kernel knows nothing of the board; pulling the plug shows at once."""
     _pi(scene)
     with PiSugarServer(socket_folder / "s", battery_power_plugged="true", battery="83.4") as board:
         observer = scene.observer(ups=board.ups)
@@ -92,7 +79,6 @@ def test_a_pi_with_pisugar(scene, socket_folder):
 
 
 def test_a_pi_with_a_ups_that_nut_watches(scene):
-    """`upsc` is run for the UPS that the owner named."""
     _pi(scene)
     scene.program("upsc", '[ "$1" = ups@10.0.0.2 ] && printf "battery.charge: 64\\nups.status: OB DISCHRG\\n"')
     facts = scene.observer(ups="nut:ups@10.0.0.2").observe()
@@ -100,7 +86,6 @@ def test_a_pi_with_a_ups_that_nut_watches(scene):
 
 
 def test_a_pi_on_a_4g_stick(scene):
-    """The kernel calls it a wwan: mobile data, which cost by the byte."""
     scene.card("wwan0", kind="65534", devtype="wwan", driver="qmi_wwan")
     facts = scene.observer("wwan0").observe()
     assert _found(facts.link) == (LinkKind.CELLULAR, MEASURED)
@@ -126,7 +111,6 @@ def test_a_container_that_sees_the_hosts_interfaces(scene):
 
 
 def test_a_device_that_its_owner_paused(scene):
-    """A file named pause in the state directory is enough, and taking it away is enough."""
     observer = scene.observer()
     pause = scene.file("var/lib/agent/pause", "")
     assert _found(observer.observe().paused) == (True, MEASURED)
@@ -135,7 +119,6 @@ def test_a_device_that_its_owner_paused(scene):
 
 
 def test_unplugging_shows_in_the_next_observation(scene):
-    """Nothing about power is remembered from one observation to the next."""
     scene.supply("AC", MAINS)
     scene.supply("BAT0", BATTERY | {"status": "Charging"})
     observer = scene.observer()
@@ -147,7 +130,6 @@ def test_unplugging_shows_in_the_next_observation(scene):
 
 
 def test_a_machine_of_which_everything_is_known(scene):
-    """Nothing is left open but the network's name, which it has none of."""
     scene.whole()
     facts = vars(scene.observer("lo").observe())
     assert [name for name, fact in facts.items() if not fact.known] == ["ssid"]

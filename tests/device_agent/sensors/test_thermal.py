@@ -30,14 +30,12 @@ from fedpatch.device_agent.sensors.timeouts import FactUnavailable
     ],
 )
 def test_what_the_firmware_says_now(scene, bits, under_voltage, throttled):
-    """Only the bits of this moment count."""
     scene.program("vcgencmd", f'[ "$1" = get_throttled ] && echo throttled={bits}')
     supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, throttled)
 
 
 def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
-    """Reading a file costs less than starting vcgencmd on a busy Pi."""
     scene.file("sys/devices/platform/soc/soc:firmware/get_throttled", "50005")
     scene.program("vcgencmd", f"touch {scene.root}/asked; echo throttled=0x0")
     supply = read_supply(SysFs(scene.root))
@@ -45,17 +43,12 @@ def test_a_file_of_the_kernel_is_asked_before_a_program(scene):
     assert not (scene.root / "asked").exists()
 
 
-def test_the_kernels_alarm_needs_no_firmware(scene):
-    """Under-voltage is known where throttling is not."""
-    scene.chip(3, "rpi_volt", in0_lcrit_alarm="1")
-    supply = read_supply(SysFs(scene.root))
-    assert (supply.under_voltage.value, supply.throttled.value) == (True, None)
-
-
-def test_no_other_chip_has_that_alarm(scene):
+@pytest.mark.parametrize(("chip", "under_voltage"), [("rpi_volt", True), ("nct6775", None)])
+def test_the_kernels_alarm_is_that_of_one_chip_and_needs_no_firmware(scene, chip, under_voltage):
     """A chip of another name may call anything in0."""
-    scene.chip(0, "nct6775", in0_lcrit_alarm="1")
-    assert read_supply(SysFs(scene.root)).under_voltage.value is None
+    scene.chip(3, chip, in0_lcrit_alarm="1")
+    supply = read_supply(SysFs(scene.root))
+    assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, None)
 
 
 def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
@@ -65,7 +58,6 @@ def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
 
 
 def test_the_hottest_zone_of_the_processor_counts(scene):
-    """Zones of other parts, and those that are off, do not."""
     scene.zone(0, "acpitz", "99000")
     scene.zone(1, "x86_pkg_temp", "61000")
     scene.zone(2, "cpu-thermal", "-274000")
@@ -76,20 +68,17 @@ def test_the_hottest_zone_of_the_processor_counts(scene):
 
 
 def test_the_firmware_knows_the_temperature_too(scene):
-    """Where no zone does."""
     scene.program("vcgencmd", 'echo "temp=48.3\'C"')
     assert read_temperature(SysFs(scene.root)).value == 48.3
 
 
 def test_a_machine_without_sensors_has_no_temperature(scene):
-    """And says so."""
     with pytest.raises(FactUnavailable, match="no thermal zone"):
         read_temperature(SysFs(scene.root))
 
 
 @given(st.text(max_size=30), st.sampled_from(["", "throttled=0x", "temp="]), st.sampled_from(["", "'C"]))
 def test_any_text_is_read_or_passed_over(text, before, after):
-    """No sensor is too strange."""
     whole = before + text + after
     bits, celsius = parse_throttled(whole), parse_temperature(whole)
     assert bits is None or 0 <= bits < 1 << 32

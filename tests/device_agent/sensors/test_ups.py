@@ -53,7 +53,6 @@ def _ask(text: str, root: Path) -> Power:
     ],
 )
 def test_what_an_owner_may_write(text, ups):
-    """Every way to name a UPS."""
     assert parse_ups(text) == ups
 
 
@@ -72,14 +71,12 @@ def test_no_default_lies_in_a_tmp_that_a_service_does_not_share():
     ],
 )  # fmt: skip
 def test_a_word_that_names_no_ups_is_refused_with_the_mend(text):
-    """What to write instead is in the message, so that nobody has to look it up."""
     with pytest.raises(UsageError, match=r"write|quote|leave"):
         parse_ups(text)
 
 
 @given(ANYTHING, st.sampled_from(["", "nut:", "pisugar:", "command:", "command:/"]))
 def test_any_text_names_a_ups_or_is_refused(text, kind):
-    """There is no third way out."""
     try:
         parse_ups(kind + text)
     except UsageError as error:
@@ -91,7 +88,6 @@ def test_any_text_names_a_ups_or_is_refused(text, kind):
     | st.lists(st.sampled_from(["ups.status: OL", "battery.charge: 9", "power=on", "battery=x%"])).map("\n".join)
 )
 def test_any_answer_makes_facts(text):
-    """A UPS that talks nonsense leaves its facts unknown, and never a percentage beyond 100."""
     answers = dict.fromkeys(PISUGAR_QUESTIONS, text)
     for power in (read_upsc(text, "upsc"), read_command(text, "hat"), read_pisugar(answers, "PiSugar")):
         assert power.external.value in (True, False, None) and power.external.source
@@ -136,7 +132,6 @@ def test_the_boards_of_pisugar(tmp_path, answers, external, percent):
     ],
 )
 def test_a_program_of_the_owner(tmp_path, printed, external, percent):
-    """It prints two lines; what it leaves out is unknown."""
     program = tmp_path / "hat.py"
     program.write_text(f"#!{sys.executable}\nimport sys\nprint({printed!r}, end=sys.argv[1])\n")
     program.chmod(0o755)
@@ -151,7 +146,6 @@ def _is_silent(ups: str, scene: Scene, why: str) -> None:
 
 
 def test_a_ups_that_cannot_be_asked_leaves_power_unknown(tmp_path):
-    """Mains are not assumed behind its back: the owner said that there is a battery."""
     scene = Scene(tmp_path)
     _is_silent("nut:ups@localhost", scene, "upsc is not installed (apt install nut-client)")
     scene.program("upsc", "echo 'Error: Data stale'; exit 1")
@@ -161,7 +155,6 @@ def test_a_ups_that_cannot_be_asked_leaves_power_unknown(tmp_path):
 
 
 def test_a_pisugar_that_hangs_up_says_nothing(tmp_path, socket_folder):
-    """A server that ends in mid-talk is one that cannot tell."""
     with PiSugarServer(socket_folder / "s") as board:
         place = board.ups
     with pytest.raises(FactUnavailable, match="does it run"):

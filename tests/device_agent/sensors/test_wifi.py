@@ -62,7 +62,6 @@ def test_the_driver_is_asked_before_iw(tree, monkeypatch, name, joined, ssid, so
 
 @pytest.mark.parametrize(("script", "why"), [("exit 1", "neither the driver nor iw names"), ("", "iw cannot be run")])
 def test_a_network_that_nobody_can_name_is_unknown(tree, monkeypatch, script, why):
-    """With what each of them said."""
     _driver(None, monkeypatch=monkeypatch)
     iw = tree.root / "usr/bin/iw"
     iw.write_text(f"#!/bin/sh\n{script}\n") if script else iw.write_bytes(b"\0")

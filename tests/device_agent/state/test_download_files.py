@@ -13,18 +13,15 @@ from tests.support.specs import model
 
 
 def fill(downloads: Downloads, blob: bytes, *indices: int) -> None:
-    """These chunks of a blob arrive."""
     for index in indices or range(model(blob).chunk_count):
         downloads.write(cut(blob, model(blob), index))
 
 
 def names(directory) -> set[str]:
-    """The digests of what lies there."""
     return {path.stem for path in directory.iterdir()}
 
 
 def test_chunks_of_several_blobs_go_to_their_own(tmp_path):
-    """In any order; each is whole once all of its chunks are there."""
     downloads = Downloads(tmp_path, STEPS)
     for blob in STEP_BLOBS[1:]:
         fill(downloads, blob)
@@ -50,7 +47,6 @@ def test_what_has_come_is_there_after_a_reboot(tmp_path):
 
 
 def test_who_wants_nothing_has_nothing(tmp_path):
-    """The model is held: what was downloaded to come to it is of no use any more."""
     first = Downloads(tmp_path, STEPS)
     fill(first, STEP_BLOBS[0])
     first.close()
@@ -59,7 +55,6 @@ def test_who_wants_nothing_has_nothing(tmp_path):
 
 
 def test_a_directory_that_refuses_is_named(tmp_path):
-    """As wherever the disk refuses."""
     place = tmp_path / "downloads"
     place.write_text("a file where a directory should be")
     with pytest.raises(StateError, match=r"downloads.*state directory"):

@@ -40,7 +40,6 @@ PATCH = PatchKey("digits", "ab" * 32, "affine")
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[SmallDisk]:
-    """An empty one, of 256 KiB."""
     with small_disk(tmp_path / "disk", str(SIZE_BYTES)) as made:
         yield made
 
@@ -59,17 +58,14 @@ class Device(PlayedDevice):
         super().__init__(directory, trainer, max_blob_bytes=SIZE_BYTES)
 
     def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
-        """A work request; what the device answers."""
         request = said(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
         return self.perform(self.job.handle(requested(request), 0.0))
 
     def download(self) -> list[Body]:
-        """All chunks of the model, as far as they are wanted."""
         chunks = [cut(BLOB, manifest(), index) for index in range(manifest().chunk_count)]
         return [body for chunk in chunks for body in self.perform(self.job.handle(ChunkReceived(chunk), 1.0))]
 
     def train(self, blob: bytes) -> list[Body]:
-        """Training has written its update."""
         assert self.job.key is not None
         (self.directory / "spool" / "update.bin").write_bytes(blob)
         return self.perform(self.job.handle(UpdateTrained(self.job.key, update(blob)), 2.0))
@@ -78,7 +74,6 @@ class Device(PlayedDevice):
 @pytest.mark.usefixtures("downloads_on_disk")
 class TestDownload:
     def test_that_finds_no_room_fails_the_round_and_gives_back_what_it_took(self, disk):
-        """The coordinator hears `storage`; nothing of the model stays, and with room the next round is taken."""
         device = Device(disk.path)
         device.ask()
         disk.fill(but_bytes=3 * PAGE_BYTES)
@@ -91,13 +86,11 @@ class TestDownload:
         assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
 
     def test_that_finds_no_room_at_all_is_accepted_all_the_same_and_then_failed(self, disk):
-        """That there is room shows only by writing."""
         device = Device(disk.path)
         disk.fill()
         assert [device.ask(), device.download()] == [[Accept(10)], [Failed(FailReason.STORAGE)]]
 
     def test_to_a_disk_that_can_only_be_read_by_now_fails_the_round(self, disk):
-        """As an SD card's file system becomes after an error; once it is mended, the next round is taken."""
         device = Device(disk.path)
         disk.make_readonly()
         assert device.ask() == [Accept(10), Failed(FailReason.STORAGE)]
@@ -149,7 +142,6 @@ class TestPatch:
     @pytest.mark.parametrize("again", [3, 2], ids=["the next round", "the same round"])
     @pytest.mark.parametrize("pages", [0, 1])
     def test_that_cannot_be_saved_leaves_all_versions_as_they_were(self, disk, again, pages):
-        """Not a byte of the new one stays; the former is found, and the way back to the one before it."""
         directory = disk.path / "patches"
         store = PatchStore(directory)
         saved(store, 1, 2)
@@ -165,7 +157,6 @@ class TestPatch:
         assert store.load(PATCH, "run", again + 1).batches_done == 7
 
     def test_is_as_it_was_when_a_round_of_training_finds_no_room(self, disk, tmp_path):
-        """LocalUpdate fails as a whole, and with room does the same round from where it began."""
         scene = Scene(tmp_path, TOY, SGD, "all")
         command = scene.command(update_path=str(disk.path / "update"))
         local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), PatchStore(disk.path / "patches"), "ann")
@@ -178,7 +169,6 @@ class TestPatch:
 
 
 def test_a_status_that_cannot_be_written_waits_for_room(disk):
-    """It is for people; the agent's work goes on."""
     status = StatusFile(disk.path, {})
     status.write({"state": "idle"})
     disk.fill()
@@ -195,7 +185,6 @@ def test_a_status_that_cannot_be_written_waits_for_room(disk):
 def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_read_only(
     installed, disk: SmallDisk, spoil: Callable[[SmallDisk], None], code: int
 ):
-    """Room may be made while it runs; a disk that can only be read needs a person. No traceback in either case."""
     spoil(disk)
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(disk.path / "agent")]
     command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]

@@ -20,12 +20,10 @@ SECOND = Held("b2" * 32, "5c" * 32, "fp32+zstd", 1001)
 
 @pytest.fixture
 def store(tmp_path):
-    """In a directory that is not there yet."""
     return ModelCache(tmp_path / "held")
 
 
 def test_nothing_is_held_at_first(store):
-    """Which is no error to ask, and one to read."""
     assert store.version() == ""
     with pytest.raises(StateError, match=r"global\.model"):
         store.read()
@@ -33,7 +31,6 @@ def test_nothing_is_held_at_first(store):
 
 
 def test_the_next_model_takes_the_place_of_the_one_before(store):
-    """There is one file, which nobody else can read."""
     for held, blob in ((FIRST, b"first"), (SECOND, b"second")):
         store.write(held, blob)
         assert (store.version(), store.read()) == (held.version, (held, blob))
@@ -80,7 +77,6 @@ def test_killed_before_any_write_one_of_the_two_is_held(tmp_path_factory):
 
 
 def test_a_disk_that_refuses_is_named_and_keeps_what_was_held(store):
-    """The error says what to do."""
     store.write(FIRST, b"first")
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -24,7 +24,6 @@ def patch(rounds: Rounds) -> PatchState:
 
 
 def applied(state: PatchState) -> Rounds:
-    """Which rounds were."""
     return tuple(int(one) for one in state.values.get("bn.weight", ()))
 
 
@@ -55,17 +54,14 @@ def trained(directory: Path, rounds: Iterable[int]) -> PatchStore:
         ([1, 2, 3, 2], 2, (1,)),
         ([1, 2, 3, 2], 3, (1, 2)),
         ([1, 2, 3, 2, 3], 2, (1,)),
+        # Two versions are kept, and so three states of the patch; beyond them the oldest that is known has to do.
+        ([1, 2, 3, 4], 2, (1, 2)),
+        ([1, 2, 3, 1], 1, (1,)),
     ],
     ids=str,
 )
 def test_a_round_that_comes_again_begins_as_it_did(tmp_path, rounds, asked, found):
     """Back by one round or by two, or into a gap where this device was not asked, and after going back before."""
-    assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
-
-
-@pytest.mark.parametrize(("rounds", "asked", "found"), [([1, 2, 3, 4], 2, (1, 2)), ([1, 2, 3, 1], 1, (1,))], ids=str)
-def test_beyond_what_is_kept_the_oldest_that_is_known_has_to_do(tmp_path, rounds, asked, found):
-    """Two versions are kept, and so three states of the patch; what is older is gone."""
     assert applied(trained(tmp_path, rounds).load(KEY, "run", asked)) == found
 
 
@@ -87,7 +83,6 @@ def test_a_repeated_round_leaves_the_kept_version_alone(tmp_path):
 
 
 def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplog):
-    """It is only needed for going back."""
     store = trained(tmp_path, [1, 2, 3])
     kept = tmp_path / (KEY.file_name + ".previous")
     kept.write_bytes(kept.read_bytes()[:-1])
@@ -99,7 +94,6 @@ def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplo
 
 
 def test_a_newest_that_was_damaged_does_not_become_the_kept_one(tmp_path):
-    """Between loading and saving, too."""
     store = trained(tmp_path, [1, 2])
     newest = tmp_path / KEY.file_name
     newest.write_bytes(b"torn")

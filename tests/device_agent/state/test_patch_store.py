@@ -42,6 +42,14 @@ def record(number: int, run: str = "run", key: PatchKey = KEY) -> PatchRecord:
     return PatchRecord(key, run, number, state(number - 1), state(number))
 
 
+def saved(directory: Path, *numbers: int) -> PatchStore:
+    """A store after these rounds."""
+    store = PatchStore(directory)
+    for number in numbers:
+        store.save(record(number))
+    return store
+
+
 def same(one: PatchState, other: PatchState) -> bool:
     """Whether names, values, dtypes and the place in the data are equal."""
     return (
@@ -55,37 +63,31 @@ def same(one: PatchState, other: PatchState) -> bool:
 
 
 def mode(path: Path) -> int:
-    """Permission bits."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.fixture
 def directory(tmp_path):
-    """Where the patches are; made by the store."""
     return tmp_path / "state" / "patches"
 
 
 @pytest.fixture
 def path(directory):
-    """The file of KEY."""
     return directory / KEY.file_name
 
 
 def flip(path: Path, position: int = -3) -> None:
-    """Damage one byte."""
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
     path.write_bytes(data)
 
 
 def test_a_device_never_selected_before_has_the_initial_patch(directory):
-    """No values, and no batch taken."""
     assert same(PatchStore(directory).load(KEY, "run", 1), PatchState())
 
 
 def test_the_next_round_begins_where_the_last_one_ended(directory):
-    """After round 1 was saved, round 2, and any round of another run, starts from its result."""
-    PatchStore(directory).save(record(1))
+    saved(directory, 1)
     store = PatchStore(directory)
     assert same(store.load(KEY, "run", 2), state(1))
     assert same(store.load(KEY, "other", 1), state(1))
@@ -93,23 +95,13 @@ def test_the_next_round_begins_where_the_last_one_ended(directory):
 
 def test_a_repeated_round_begins_where_it_began_before(directory):
     """A crash after the save, or a coordinator that asks again, does not apply a round twice."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     for _ in range(2):
         assert same(store.load(KEY, "run", 2), state(1))
         store.save(record(2))
 
 
-def test_a_repeated_first_round_begins_with_the_initial_patch(directory):
-    """Before the first round there were no values; that is what is remembered."""
-    store = PatchStore(directory)
-    store.save(PatchRecord(KEY, "run", 1, PatchState(), state(1)))
-    assert same(store.load(KEY, "run", 1), PatchState())
-
-
 def test_an_empty_patch_still_keeps_the_place_in_the_data(directory):
-    """Under policy none nothing is private, but the examples go on where they were."""
     key = PatchKey("digits", "ab" * 32, "none")
     store = PatchStore(directory)
     store.save(PatchRecord(key, "run", 1, PatchState(), PatchState({}, 15)))
@@ -125,9 +117,7 @@ def test_an_empty_patch_still_keeps_the_place_in_the_data(directory):
     ],
 )
 def test_tasks_models_and_policies_have_patches_of_their_own(directory, other):
-    """Another task, schema or policy starts from its own initial patch."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     assert same(store.load(other, "run", 2), PatchState())
     store.save(record(7, key=other))
     assert same(store.load(KEY, "run", 2), state(1))
@@ -135,7 +125,6 @@ def test_tasks_models_and_policies_have_patches_of_their_own(directory, other):
 
 @given(st.data(), schemas(), st.integers(0, 2**53), st.text(max_size=64), st.integers(0, 2**53))
 def test_what_is_saved_is_what_is_loaded(tmp_path_factory, data, schema, batches_done, run, number):
-    """Any tensors of any schema come back to the last bit."""
     store = PatchStore(tmp_path_factory.mktemp("patches"))
     before, after = (PatchState(data.draw(tensors_of(schema)), batches_done + i) for i in range(2))
     store.save(PatchRecord(KEY, run, number, before, after))
@@ -144,25 +133,19 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory, data, schema, batches
 
 
 def test_loaded_values_belong_to_who_loads_them(directory):
-    """They can be written to, as training does."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     store.load(KEY, "run", 2).values["bn.weight"][:] = 0
     assert same(store.load(KEY, "run", 2), state(1))
 
 
 def test_nobody_else_can_read_them(directory, path):
-    """Directory 0700, files 0600, the kept version too."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    saved(directory, 1, 2)
     assert mode(directory) == 0o700
     assert [mode(file) for file in sorted(directory.iterdir())] == [0o600, 0o600]
 
 
 def test_permissions_that_are_too_wide_are_tightened_and_told(directory, path, caplog):
-    """A restored backup or a wrong umask does not stay readable, and does not cost the patch either."""
-    PatchStore(directory).save(record(1))
+    saved(directory, 1)
     path.chmod(0o644)
     directory.chmod(0o755)
     with caplog.at_level(logging.WARNING):
@@ -173,8 +156,7 @@ def test_permissions_that_are_too_wide_are_tightened_and_told(directory, path, c
 
 def test_nothing_is_written_when_nothing_changed(directory, path):
     """SD cards wear out: the same record again leaves the file and its time alone."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     before = path.stat()
     store.save(record(1))
     after = path.stat()
@@ -185,9 +167,7 @@ def test_nothing_is_written_when_nothing_changed(directory, path):
 @pytest.mark.parametrize("position", [0, len(MAGIC) + 3, len(MAGIC) + 40, -3])
 def test_damage_anywhere_falls_back_to_the_version_before(directory, path, position, caplog):
     """The damage is logged, the file set aside, and the device goes on from one round earlier."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     flip(path, position)
     with caplog.at_level(logging.WARNING):
         assert same(store.load(KEY, "run", 3), state(1))
@@ -197,19 +177,13 @@ def test_damage_anywhere_falls_back_to_the_version_before(directory, path, posit
 
 @pytest.mark.parametrize("size", [0, 10, 60, 150])
 def test_a_file_cut_short_falls_back_too(directory, path, size):
-    """Wherever a file ends too early, that is found out."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     path.write_bytes(path.read_bytes()[:size])
     assert same(store.load(KEY, "run", 3), state(1))
 
 
 def test_after_a_fallback_the_good_version_is_kept(directory, path):
-    """The next save keeps what was good as the version before it, not what was damaged."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     flip(path)
     store.load(KEY, "run", 3)
     store.save(record(3))
@@ -219,8 +193,7 @@ def test_after_a_fallback_the_good_version_is_kept(directory, path):
 
 def test_damage_without_another_version_is_an_error_with_its_mend(directory, path):
     """To begin again silently would throw away what the device has learned; that is for a person to decide."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     flip(path)
     with pytest.raises(StateError, match=r"is damaged .* delete it to begin again") as caught:
         store.load(KEY, "run", 2)
@@ -228,15 +201,12 @@ def test_damage_without_another_version_is_an_error_with_its_mend(directory, pat
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(directory, path):
-    """When the new file never came to be, the version before it is the current one."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    saved(directory, 1)
     path.rename(path.with_name(path.name + ".previous"))
     assert same(PatchStore(directory).load(KEY, "run", 2), state(1))
 
 
 def test_a_patch_under_anothers_name_is_refused(directory, path):
-    """A file that was renamed by hand does not become the patch of another task."""
     store = PatchStore(directory)
     other = PatchKey("mnist", "ab" * 32, "affine")
     store.save(record(1, key=other))
@@ -246,17 +216,13 @@ def test_a_patch_under_anothers_name_is_refused(directory, path):
 
 
 def test_a_directory_that_cannot_be_is_told(tmp_path):
-    """The state directory is a file: one sentence, with the path and what to do."""
     (tmp_path / "state").touch()
     with pytest.raises(StateError, match=r"state/patches: Not a directory; .*another state directory"):
         PatchStore(tmp_path / "state" / "patches")
 
 
 def test_a_listing_tells_what_each_patch_belongs_to(directory):
-    """One entry per task, schema and policy, of the newest version; and nothing is changed."""
-    store = PatchStore(directory)
-    store.save(record(1))
-    store.save(record(2))
+    store = saved(directory, 1, 2)
     store.save(record(5, run="night", key=PatchKey("mnist", "cd" * 32, "all")))
     before = sorted(directory.iterdir())
     found = [(entry.task, entry.schema, entry.policy, entry.run, entry.round) for entry in list_patches(directory)]
@@ -267,9 +233,7 @@ def test_a_listing_tells_what_each_patch_belongs_to(directory):
 
 
 def test_a_listing_shows_damage_and_the_rest(directory, path):
-    """A damaged patch is listed with its problem and hides no other."""
-    store = PatchStore(directory)
-    store.save(record(1))
+    store = saved(directory, 1)
     store.save(record(1, key=PatchKey("mnist", "cd" * 32, "all")))
     flip(path)
     damaged, whole = list_patches(directory)
@@ -278,12 +242,10 @@ def test_a_listing_shows_damage_and_the_rest(directory, path):
 
 
 def test_a_listing_of_nothing_is_empty(tmp_path):
-    """A device that has never trained has no directory yet."""
     assert list_patches(tmp_path / "absent") == []
 
 
 def test_a_file_that_is_no_patch_is_named(directory, path):
-    """A checksum that fits does not make a patch of foreign content."""
     PatchStore(directory)
     content = msgpack.packb(["foreign"])
     path.write_bytes(MAGIC + hashlib.sha256(content).digest() + content)
@@ -294,8 +256,7 @@ def test_a_file_that_is_no_patch_is_named(directory, path):
 
 
 def test_to_list_patches_needs_neither_torch_nor_numpy(directory):
-    """The command that lists them answers at once on a small device."""
-    PatchStore(directory).save(record(1))
+    saved(directory, 1)
     program = (
         "import sys; from pathlib import Path; from fedpatch.device_agent.state.patch_store import list_patches\n"
         "assert len(list_patches(Path(sys.argv[1]))) == 1; sys.exit(bool({'numpy', 'torch'} & sys.modules.keys()))"

@@ -76,16 +76,13 @@ class TestStore:
         assert store.load(KEY, replace(OF, **{"round": 2, **other}), PUBLIC) == {}
 
     def test_keeps_tasks_and_policies_apart(self, store):
-        """As patches are."""
         assert store.load(replace(KEY, policy="all"), replace(OF, round=2), PUBLIC) == {}
 
     def test_drops_what_is_left_once_nothing_is(self, store, tmp_path):
-        """An encoding that leaves nothing out has no use for it, nor for the room."""
         store.save(KEY, replace(OF, round=2, encoding="fp32"), PUBLIC, {}, 5)
         assert list(tmp_path.iterdir()) == []
 
     def test_does_without_what_is_damaged_and_says_so(self, store, tmp_path, caplog):
-        """It is a small thing to lose."""
         [path] = tmp_path.iterdir()
         path.write_bytes(path.read_bytes()[:-1])
         with caplog.at_level(logging.WARNING):
@@ -106,7 +103,6 @@ class TestStore:
         assert max(path.stat().st_size for path in tmp_path.iterdir()) < 64 * 40 / 2 + 800
 
     def test_is_no_patch(self, store, tmp_path):
-        """Whoever lists patches does not find it, and nobody else can read it."""
         assert list_patches(tmp_path) == []
         assert [path.stat().st_mode & 0o077 for path in tmp_path.iterdir()] == [0]
 
@@ -136,7 +132,6 @@ def test_a_round_that_comes_again_finds_what_it_found_before(tmp_path_factory, m
 
 
 def test_killed_before_any_write_a_round_finds_what_it_found_before(tmp_path_factory):
-    """And what comes next works."""
     fatal = deaths = 0
     while True:
         fatal += 1
@@ -171,7 +166,6 @@ class Device:
         self.local_update = LocalUpdate(trainer(), self.store, "ann", private="none")
 
     def run(self, command: TrainCommand) -> Manifest:
-        """One round."""
         here = replace(command, update_path=str(self.folder / "update"))
         done = self.local_update.run(here, lambda done, total: None, lambda: False)
         assert done is not None
@@ -234,7 +228,6 @@ def test_what_an_update_leaves_out_is_in_the_next_ones(tmp_path, encoding):
 
 @pytest.mark.parametrize("encoding", sorted(FEEDBACK))
 def test_nothing_of_what_was_left_out_leaves_the_device(tmp_path, encoding):
-    """Neither its names nor anything but the tensors of the public schema are in an update or in a patch."""
     scene = Scene(tmp_path, TOY, SGD, "affine")
     device = Device(tmp_path)
     for number in (1, 2):

@@ -45,7 +45,6 @@ PUBLIC = Schema((TensorSpec("w", (8,), "float32", "weight"),))
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """An agent's, after two rounds."""
     store = PatchStore(tmp_path / "patches")
     for number in (1, 2):
         states = [PatchState({"bn.weight": np.full(4, value, np.float32)}, value) for value in (number - 1, number)]
@@ -54,7 +53,6 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 def paths(state_dir: Path) -> tuple[Path, Path]:
-    """The patch, and the one before it."""
     path = state_dir / "patches" / PATCH.file_name
     return path, previous_of(path)
 
@@ -68,7 +66,6 @@ def spoil(*files: Path) -> None:
 
 
 def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
-    """What the device says to a request, as its agent does."""
     found = Storage(state_dir).problem(TASK, request, DownloadPlan(request.model))
     verdict = found.verdict if found else AdmissionDecision(True)
     job = Job(max_blob_bytes=10_000)
@@ -77,29 +74,24 @@ def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
     return body
 
 
-def test_request_with_both_patches_damaged_is_declined_with_the_reason(state_dir: Path):
-    """The coordinator asks again later, and no path leaves the device."""
-    assert isinstance(answer(state_dir), Accept)
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [(NOW, DeclineReason.STORAGE), (REQUEST, DeclineReason.UNWILLING)],
+    ids=["coordinator", "older coordinator"],
+)
+def test_request_with_both_patches_damaged_is_declined_with_a_reason_it_knows(state_dir: Path, request_, reason):
+    assert isinstance(answer(state_dir, request_), Accept)
     spoil(*paths(state_dir))
-    declined = answer(state_dir)
+    declined = answer(state_dir, request_)
     assert isinstance(declined, Decline)
-    assert (declined.reason, declined.condition, declined.retry_after_s) == (DeclineReason.STORAGE, None, RETRY_S)
+    assert (declined.reason, declined.condition, declined.retry_after_s) == (reason, None, RETRY_S)
     assert str(state_dir) not in declined.detail
     assert not lasts(declined)
     with pytest.raises(StateError):
         PatchStore(state_dir / "patches").load(PATCH, RUN, 3)
 
 
-def test_older_coordinator_gets_a_word_that_it_knows(state_dir: Path):
-    """It ignores a message with any other, and asks for ever."""
-    spoil(*paths(state_dir))
-    declined = answer(state_dir, REQUEST)
-    assert isinstance(declined, Decline)
-    assert (declined.reason, declined.retry_after_s) == (DeclineReason.UNWILLING, RETRY_S)
-
-
 def test_request_with_one_patch_damaged_or_of_another_task_is_accepted(state_dir: Path):
-    """One version is enough; patches of other policies are none of this round's business."""
     newest, before = paths(state_dir)
     for one in (newest, before):
         data = one.read_bytes()
@@ -111,7 +103,6 @@ def test_request_with_one_patch_damaged_or_of_another_task_is_accepted(state_dir
 
 
 def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: Path):
-    """Without a restart of the agent: the files are looked at again when they have changed."""
     storage = Storage(state_dir)
     spoil(*paths(state_dir))
     found = storage.problem(TASK, NOW, DownloadPlan(NOW.model))
@@ -136,7 +127,6 @@ def test_keys_from_the_network_are_not_collected(state_dir: Path):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """An empty one, of 1 MiB."""
     with small_disk(tmp_path / "disk", "1m") as made:
         yield made
 
@@ -147,7 +137,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     ids=["full", "read-only"],
 )
 def test_request_on_a_disk_that_takes_nothing_is_declined_until_it_does(disk: SmallDisk, hinder, help):
-    """As the owner's own limit of free space would, which every coordinator knows."""
     assert isinstance(answer(disk.path), Accept)
     hinder(disk)
     for request in (NOW, REQUEST):
@@ -159,7 +148,6 @@ def test_request_on_a_disk_that_takes_nothing_is_declined_until_it_does(disk: Sm
 
 
 def test_parts_of_the_model_on_a_small_disk_count_as_room(disk: SmallDisk):
-    """A download that goes on after a restart needs only the rest."""
     blob = replace(NOW.model, size_bytes=600_000)
     request = replace(NOW, model=blob, encoding="delta-int8")
     (disk.path / "downloads").mkdir()
@@ -216,7 +204,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def findings(state_dir: Path) -> list[tuple[str, str, str]]:
-    """Verdict, text and mend."""
     checkup = quiet_checkup()
     _check_stored(state_dir, checkup)
     assert {one.name for one in checkup.findings} <= {"stored"}
@@ -224,7 +211,6 @@ def findings(state_dir: Path) -> list[tuple[str, str, str]]:
 
 
 def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path: Path):
-    """And where no agent has run, nothing is said."""
     assert [verdict for verdict, *_ in findings(whole)] == ["ok"]
     assert findings(tmp_path / "nowhere") == []
 
@@ -232,7 +218,6 @@ def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path:
 @settings(max_examples=200, deadline=None)
 @given(which=st.integers(0, 30), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, at: float, bit: int):
-    """Patches, residuals, models trained alone, the held model, the waiting update and its notes, personal models."""
     files = sorted(one for one in whole.rglob("*") if one.is_file() and one.stat().st_size)
     path = files[which % len(files)]
     data = path.read_bytes()
@@ -245,7 +230,6 @@ def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, a
 
 
 def test_doctor_fails_for_a_patch_that_rounds_are_declined_for(whole: Path, tmp_path: Path):
-    """With the files to move away, and what is lost with them; one version alone is a warning."""
     state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
     newest, before = paths(state_dir)
     spoil(before)
@@ -258,7 +242,6 @@ def test_doctor_fails_for_a_patch_that_rounds_are_declined_for(whole: Path, tmp_
 
 
 def test_doctor_warns_of_a_damaged_model_that_was_trained_alone(whole: Path, tmp_path: Path):
-    """No round is declined for it; nothing is measured until it is deleted."""
     state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
     newest = state_dir / "patches" / INDEPENDENT / ALONE.file_name
     spoil(newest, previous_of(newest))
@@ -269,7 +252,6 @@ def test_doctor_warns_of_a_damaged_model_that_was_trained_alone(whole: Path, tmp
 
 
 def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path: Path):
-    """Also while no agent runs."""
     state_dir = Path(shutil.copytree(whole, tmp_path / "state", symlinks=True))
     (state_dir / "agent.lock").touch()
     newest, before = paths(state_dir)
@@ -280,7 +262,6 @@ def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path:
 
 
 def test_note_of_an_earlier_version_without_a_checksum_is_taken_up(tmp_path: Path):
-    """The update that waited while fedpatch was upgraded is not lost."""
     spool = UpdateSpool(tmp_path)
     spool.update_path.write_bytes(b"update")
     spooled = Spooled(JobKey(RUN, 1, 1, TASK), update(b"update"), REQUEST)

@@ -22,7 +22,6 @@ from tests.monitoring.prometheus import fetch
 
 
 def test_an_endpoint_serves_what_is_there_now():
-    """One page, under one path, until it is stopped."""
     texts = iter(["first 1\n", "second 2\n"])
     endpoint = Endpoint(Address("127.0.0.1", 0), lambda: next(texts))
     try:
@@ -41,7 +40,6 @@ def test_an_endpoint_serves_what_is_there_now():
 
 @pytest.mark.parametrize("rude", [b"", b"GET", b"\x00\xff\r\n\r\n", b"GET /metrics HTTP/1.1\r\n"])
 def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
-    """Its connection is ended, and the next one is served."""
     endpoint = Endpoint(Address("127.0.0.1", 0), lambda: "fine 1\n")
     try:
         where = urlsplit(endpoint.url)
@@ -60,7 +58,6 @@ def test_a_client_that_is_rude_or_slow_is_left_behind(monkeypatch, rude):
 
 
 def test_a_client_that_drips_is_left_behind_too(monkeypatch):
-    """A byte now and then keeps no connection for ever: not from the next client, and not the agent from its end."""
     monkeypatch.setattr(exporter._Handler, "timeout", 1.0)
     endpoint = Endpoint(Address("127.0.0.1", 0), lambda: "fine 1\n")
     where = urlsplit(endpoint.url)
@@ -85,7 +82,6 @@ def test_a_client_that_drips_is_left_behind_too(monkeypatch):
 
 
 def test_an_ipv6_address_will_do():
-    """Where this machine has any."""
     try:
         endpoint = Endpoint(Address("::1", 0), lambda: "fine 1\n")
     except OSError as error:
@@ -96,7 +92,6 @@ def test_an_ipv6_address_will_do():
 
 
 def test_a_file_is_for_everybody_and_written_once_a_minute_at_most(tmp_path):
-    """The same is not written again, and what waits is not forgotten."""
     path = tmp_path / "fedpatch.prom"
     file = TextFile(path)
     before = os.umask(0o077)
@@ -119,7 +114,6 @@ def test_a_file_is_for_everybody_and_written_once_a_minute_at_most(tmp_path):
 
 
 def test_whoever_reads_sees_the_old_file_or_the_new_one(tmp_path):
-    """A file that is being read stays whole: its name gets another one."""
     path = tmp_path / "fedpatch.prom"
     file = TextFile(path)
     file.show(1, lambda: "one 1\n", 0.0)
@@ -129,7 +123,6 @@ def test_whoever_reads_sees_the_old_file_or_the_new_one(tmp_path):
 
 
 def test_a_directory_that_refuses_is_told_once_and_tried_again(tmp_path, caplog):
-    """The log names the file and the setting; once it can be written, it is."""
     path = tmp_path / "later" / "fedpatch.prom"
     file = TextFile(path)
     with caplog.at_level(logging.WARNING, "fedpatch.metrics"):
@@ -143,7 +136,6 @@ def test_a_directory_that_refuses_is_told_once_and_tried_again(tmp_path, caplog)
 
 
 def test_a_link_that_somebody_put_in_the_way_is_not_followed(tmp_path, caplog):
-    """The directory may be shared with others."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".fedpatch.prom.tmp").symlink_to(victim)
@@ -152,7 +144,6 @@ def test_a_link_that_somebody_put_in_the_way_is_not_followed(tmp_path, caplog):
 
 
 def test_no_library_is_needed():
-    """What an agent is installed with is enough: nobody has to add one to a device."""
     program = "import sys, fedpatch.device_agent.telemetry.local_metrics; print('prometheus_client' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"

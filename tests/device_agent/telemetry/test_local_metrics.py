@@ -45,11 +45,9 @@ class Bench:
         self.job = Job(max_blob_bytes=10_000)
 
     def look(self, now: float, *, connected: bool = True, task: str = TASK) -> None:
-        """As the loop does."""
         self.metrics.look(self.job, connected=connected, task=task, now=now)
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of one series, without its prefix."""
         for family in text_string_to_metric_families(self.metrics.text()):
             for sample in family.samples:
                 if (sample.name, sample.labels) == (f"fedpatch_agent_{name}", labels):
@@ -110,7 +108,6 @@ def test_an_endpoint_has_every_documented_metric_and_no_other(tmp_path, caplog):
 
 
 def test_the_gauges_say_what_the_agent_does(bench):
-    """State, round, conditions, and what was spent of what is allowed."""
     bench.owner.update_facts(
         facts(external_power=False, temperature_c=61.5, battery_percent=40.0), bench.job, [TASK], 0.0
     )
@@ -145,7 +142,6 @@ def test_the_gauges_say_what_the_agent_does(bench):
 
 @pytest.mark.parametrize(("admission", "willing"), [("always", 1), ("never", 0), ("file:/nowhere", None)])
 def test_an_order_that_asks_no_facts_has_its_own_answer(tmp_path, admission, willing):
-    """A file is read for each offer, and not for a scrape."""
     bench = Bench(tmp_path, admission)
     bench.owner.update_facts(facts(external_power=False), bench.job, [TASK], 0.0)
     bench.look(1.0)
@@ -154,7 +150,6 @@ def test_an_order_that_asks_no_facts_has_its_own_answer(tmp_path, admission, wil
 
 
 def test_what_is_not_known_has_no_series(bench):
-    """Before the first look at the device, before a task is loaded and a round is over."""
     bench.look(1.0, task="")
     for name in ("temperature_celsius", "willing", "last_round_train_seconds", "model_user_accuracy"):
         assert bench.value(name) is None
@@ -163,7 +158,6 @@ def test_what_is_not_known_has_no_series(bench):
 
 
 def test_the_last_round_and_the_model_in_use(bench):
-    """Also when somebody rolls the model back while the agent runs."""
     bench.times.trained(KEY, report(0.5))
     bench.times.sends(10.0)
     bench.times.committed(KEY, 12.5)
@@ -181,7 +175,6 @@ def test_the_last_round_and_the_model_in_use(bench):
 
 
 def test_turns_of_the_loop_within_a_second_are_one_look(bench):
-    """What they missed is looked at when the second is over."""
     bench.look(1.0)
     assert bench.metrics.next_deadline() is None
     bench.look(1.5, connected=False)
@@ -192,7 +185,6 @@ def test_turns_of_the_loop_within_a_second_are_one_look(bench):
 
 
 def test_a_port_that_is_taken_costs_a_line_and_not_the_agent(tmp_path, caplog):
-    """The line names the address and the option; the file is written all the same, and goes with the agent."""
     path = tmp_path / "fedpatch.prom"
     with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING, "fedpatch.metrics"):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -210,13 +202,11 @@ def test_a_port_that_is_taken_costs_a_line_and_not_the_agent(tmp_path, caplog):
     ("setting", "words"), [({"metrics": "9465"}, "HOST:PORT"), ({"metrics_textfile": "/x/metrics.txt"}, "[.]prom")]
 )
 def test_settings_that_cannot_work_are_refused(setting, words):
-    """With the mend."""
     with pytest.raises(ConfigError, match=words):
         load(AgentSettings, file=None, environ={}, flags={"data": "x", **setting})
 
 
 def test_nothing_is_served_or_written_unless_asked_for():
-    """And vitals are shared unless the owner says otherwise."""
     defaults = load(AgentSettings, file=None, environ={}, flags={"data": "x"})
     assert (defaults.metrics, defaults.metrics_textfile, defaults.share_vitals) == (None, None, True)
     assert (
@@ -225,7 +215,6 @@ def test_nothing_is_served_or_written_unless_asked_for():
 
 
 def test_a_host_that_cannot_be_a_name_costs_a_line_and_not_the_agent(tmp_path, caplog):
-    """What no name server could be asked for is told as an address that is taken is."""
     with caplog.at_level(logging.WARNING, "fedpatch.metrics"):
         bench = Bench(tmp_path, metrics=f"{'a' * 64}.local:0")
         bench.look(1.0)

@@ -14,7 +14,6 @@ REPORT = replace(report(0.5), train_s=20.0)
 
 
 def test_an_upload_lasts_from_its_first_chunk_until_it_is_committed():
-    """Also where the coordinator came back in between, in a newer epoch."""
     times = RoundTimes()
     times.trained(KEY, REPORT)
     for now in (5.0, 6.0, 7.5):
@@ -26,7 +25,6 @@ def test_an_upload_lasts_from_its_first_chunk_until_it_is_committed():
 
 
 def test_an_update_that_was_there_already_took_no_time():
-    """No chunk of it was sent; nor does the round before count."""
     times = RoundTimes()
     times.trained(KEY, REPORT)
     times.sends(5.0)
@@ -36,7 +34,6 @@ def test_an_update_that_was_there_already_took_no_time():
 
 
 def test_an_update_of_before_a_restart_says_nothing():
-    """How long its training took is not known any more."""
     times = RoundTimes()
     times.sends(5.0)
     times.committed(KEY, 8.0)

@@ -37,20 +37,17 @@ def _fact(value: object) -> Fact:
 
 @given(_facts())
 def test_whatever_is_found_fits_the_wire(found):
-    """Numbers that no device has are left out or brought within the limits."""
     envelope = Envelope(vitals_of(found, ROUND))
     assert decode(encode(envelope)) == envelope
 
 
 def test_a_device_tells_how_it_is_and_not_where():
-    """Neither the network's name nor its costs, nor whether its owner paused it."""
     told = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
     assert told == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
     assert b"at home" not in encode(Envelope(told))
 
 
 def test_what_nobody_can_tell_is_left_open():
-    """It is None, and not some number."""
     nothing = facts(**dict.fromkeys((one.name for one in fields(Facts)), None))
     assert vitals_of(nothing) == Vitals()
 
@@ -70,12 +67,10 @@ def test_what_nobody_can_tell_is_left_open():
     ],
 )
 def test_some_changes_matter_to_people(change, matter):
-    """The others are told with the next regular message."""
     assert matters(vitals_of(WELL), vitals_of(facts(**change))) is matter
 
 
 def test_a_round_that_is_over_matters():
-    """What it took is told once."""
     assert matters(vitals_of(WELL), vitals_of(WELL, ROUND))
     assert not matters(vitals_of(WELL, ROUND), vitals_of(WELL, ROUND))
 
@@ -100,7 +95,6 @@ def test_messages_are_neither_too_many_nor_too_few(looks):
 
 
 def test_the_first_change_need_not_wait():
-    """As when the first round is over, soon after the connect; the next one does."""
     pace = VitalsPace()
     rounds = [None, *(replace(ROUND, round=number) for number in range(1, 4))]
     told = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
@@ -109,7 +103,6 @@ def test_the_first_change_need_not_wait():
 
 
 def test_whoever_is_new_hears_at_once():
-    """A coordinator that has just begun knows nothing; and without facts there is nothing to say."""
     pace = VitalsPace()
     assert pace.next(None, None, 0.0) is None
     assert pace.next(WELL, None, 1.0) is not None

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed, update_seed
-from fedpatch.shared.wire.messages import TrainPlan
 
 NUMBERS = st.integers(1, 40)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -32,14 +31,7 @@ def test_to_continue_is_not_to_have_stopped(n, batch_size, first, count, seed):
     assert all(np.array_equal(one, other) for one, other in zip(whole[first:], rest, strict=True))
 
 
-@given(n=NUMBERS, batch_size=NUMBERS, count=st.integers(1, 30), seed=SEEDS)
-def test_every_batch_is_full(n, batch_size, count, seed):
-    """A batch has the size asked for, or all examples where there are fewer; the last of a pass is no exception."""
-    assert {len(batch) for batch in batch_indices(n, batch_size, 0, count, seed)} == {min(batch_size, n)}
-
-
 def test_passes_and_devices_have_orders_of_their_own():
-    """Examples are reshuffled at each wrap-around, and no two devices share an order."""
     first, second = batch_indices(50, 50, 0, 2, stream_seed(0, "ann"))
     (other,) = batch_indices(50, 50, 0, 1, stream_seed(0, "bob"))
     assert not np.array_equal(first, second)
@@ -71,26 +63,7 @@ def test_an_update_is_rounded_by_seed_device_and_place():
     assert len(others | {update_seed(0, "pi-1", 10)}) == 5
 
 
-@pytest.mark.parametrize(
-    ("n", "plan", "steps"),
-    [
-        (300, TrainPlan("sgd", 0.1, 20), 15),
-        (150, TrainPlan("sgd", 0.1, 20), 8),
-        (125, TrainPlan("sgd", 0.1, 20), 6),
-        (300, TrainPlan("sgd", 0.1, 20, epochs=3), 45),
-        (300, TrainPlan("sgd", 0.1, 20, epochs=3, steps=10), 10),
-        (3, TrainPlan("sgd", 0.1, 20), 1),
-        (3, TrainPlan("sgd", 0.1, 20, epochs=2), 2),
-        (300, TrainPlan("sgd", 0.1, 20, epochs=0), 0),
-    ],
-)
-def test_steps_of_a_round(n, plan, steps):
-    """The paper's K = round(n / B) * E (MNIST, W=200 and 400: 15 and 8; CIFAR10, W=400: 6), unless steps are given."""
-    assert plan.steps_for(n) == steps
-
-
 @pytest.mark.parametrize(("n", "batch_size"), [(0, 5), (5, 0)])
 def test_no_batch_can_be_made_of_nothing(n, batch_size):
-    """A device without examples and a batch without room are errors, not endless loops."""
     with pytest.raises(ValueError, match="at least 1"):
         next(batch_indices(n, batch_size, 0, 1, 0))

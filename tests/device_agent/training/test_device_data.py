@@ -39,13 +39,11 @@ def growing(tmp_path: Path) -> ReloadingDataset:
 
 
 def test_data_that_stay_are_read_once(growing):
-    """The version is asked, the data are not read again."""
     assert len(growing.load().train_x) == 23
     assert growing.load_changed() is None
 
 
 def test_data_that_changed_are_read_again_once(growing, tmp_path):
-    """More or fewer examples; after that they are the ones to compare with."""
     growing.load()
     for count in (40, 12):
         _write(tmp_path, str(count))
@@ -56,7 +54,6 @@ def test_data_that_changed_are_read_again_once(growing, tmp_path):
 
 @pytest.mark.parametrize("hook", [None, lambda spec, root: None])
 def test_a_task_that_tells_no_version_is_read_once(growing, tmp_path, hook):
-    """Without the function, or where it says None, nothing ever changes."""
     still = ReloadingDataset(replace(TASK, data_version=hook), "count", tmp_path)
     still.load()
     _write(tmp_path, "40")
@@ -64,8 +61,6 @@ def test_a_task_that_tells_no_version_is_read_once(growing, tmp_path, hook):
 
 
 def test_what_is_written_while_data_are_read_is_seen_next_time(tmp_path):
-    """The version is that of before the reading."""
-
     def load_and_write(spec, root):
         data = TASK.load_data(spec, root)
         _write(tmp_path, "31")
@@ -82,7 +77,6 @@ def test_what_is_written_while_data_are_read_is_seen_next_time(tmp_path):
     ("text", "words"), [("2x", "'2x' is no number"), ("unreadable", "task 'toy' failed with data 'count': KeyError")]
 )
 def test_after_an_error_they_are_tried_again(growing, tmp_path, text, words):
-    """An error is a DataError in words, however often it is asked; when it is mended, the data are read."""
     growing.load()
     _write(tmp_path, text)
     for _ in range(2):
@@ -94,7 +88,6 @@ def test_after_an_error_they_are_tried_again(growing, tmp_path, text, words):
 
 
 def test_a_round_trains_on_what_there_is(growing, tmp_path):
-    """The update's report counts the new examples, and the steps follow from them."""
     update = LocalUpdate(
         LocalTrainer(TASK, growing.load()), PatchStore(tmp_path / "patches"), "ann", data=growing, private="none"
     )
@@ -173,7 +166,6 @@ def agent(installed, tmp_path) -> Iterator[_Agent]:
 
 
 def test_the_agent_is_told_of_new_data_and_survives_unreadable_ones(agent):
-    """`Ready` comes again with the new number; a round on unreadable data fails in words, and the process stays."""
     (trained,) = agent.round(1)
     assert isinstance(trained, Trained) and trained.report.num_examples == 23
     process = agent.trainer.pid

@@ -44,7 +44,6 @@ def test_it_is_the_tasks_metric_of_all_outputs(model, test_set):
 
 
 def test_a_cancel_is_heard_between_batches(model, test_set):
-    """The test set may be large; afterwards the model is in the mode it was in."""
     x, y = test_set
     model.train()
     asked = []
@@ -69,7 +68,6 @@ def test_how_it_is_cut_into_batches_makes_no_difference(model, test_set, batch_s
 
 
 def test_nothing_is_learned_from_test_data(model, test_set):
-    """Values and statistics stay as they are, and so does each module's mode."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.train()
     model.bn.eval()
@@ -90,23 +88,23 @@ def test_the_mode_comes_back_after_an_error_too(model, test_set):
     assert model.training
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 97.0, -0.5], ids=str)
-def test_a_metric_that_is_no_fraction_is_refused(model, test_set, value):
-    """It would spoil the mean over devices; the error names the task and what `metric` must return."""
-    with pytest.raises(DataError, match=r"'toy'.*on 40 test examples; `metric` must return a fraction from 0 to 1"):
-        user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set)
+MAE = {"metric_name": "MAE", "metric_goal": "min"}
 
 
-@pytest.mark.parametrize("value", [-3.0, 250.0])
-def test_another_metric_may_be_any_finite_number(model, test_set, value):
-    """An error in the unit of the targets, say; only what is no number is refused."""
-    task = replace(TOY, metric=lambda outputs, targets: value, metric_name="MAE", metric_goal="min")
-    assert user_accuracy(model, task, *test_set) == value
-    with pytest.raises(DataError, match="must return a finite number"):
-        user_accuracy(model, replace(task, metric=lambda outputs, targets: float("nan")), *test_set)
+@pytest.mark.parametrize(
+    ("value", "terms", "words"),
+    [
+        *((value, {}, "a fraction from 0 to 1") for value in (float("nan"), float("inf"), 97.0, -0.5)),
+        (float("nan"), MAE, "a finite number"),
+    ],
+    ids=str,
+)
+def test_a_metric_beyond_its_range_is_refused(model, test_set, value, terms, words):
+    task = replace(TOY, metric=lambda outputs, targets: value, **terms)
+    with pytest.raises(DataError, match=rf"'toy'.*on 40 test examples; `metric` must return {words}"):
+        user_accuracy(model, task, *test_set)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_none_and_all_are_fractions(model, test_set, value):
-    """The limits belong to what is allowed."""
-    assert user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value), *test_set) == value
+@pytest.mark.parametrize(("value", "terms"), [(0.0, {}), (1.0, {}), (-3.0, MAE), (250.0, MAE)], ids=str)
+def test_a_metric_within_its_range_is_returned(model, test_set, value, terms):
+    assert user_accuracy(model, replace(TOY, metric=lambda outputs, targets: value, **terms), *test_set) == value

@@ -31,7 +31,6 @@ def versions(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    """Nothing is held yet."""
     return ModelCache(tmp_path / "held")
 
 
@@ -49,7 +48,6 @@ def assert_is(versions, number, tensors):
 @pytest.mark.parametrize("plan", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("begins", range(4))
 def test_steps_lead_to_the_very_bits_of_the_coordinator(tmp_path, store, encoding, plan, begins):
-    """From any version, over any number of steps, moments among them; who holds the model itself needs none."""
     versions = Versions(Scene(tmp_path, TOY, plan, "affine"), encoding)
     versions.hold(store, begins)
     assert_is(versions, -1, read(versions, store, versions.command(begins)))
@@ -57,7 +55,6 @@ def test_steps_lead_to_the_very_bits_of_the_coordinator(tmp_path, store, encodin
 
 
 def test_a_model_that_was_come_to_is_held_for_the_next_round(versions, store):
-    """All of it at first, then by steps, round after round."""
     assert_is(versions, 0, read(versions, store, versions.command(to=0)))
     for number in (1, 3):
         begins = [one.digest for one in versions.manifests].index(store.version())
@@ -67,14 +64,12 @@ def test_a_model_that_was_come_to_is_held_for_the_next_round(versions, store):
 
 
 def test_a_model_that_no_steps_will_lead_from_is_not_held(versions, store):
-    """A run whose tensors travel as they are costs the card nothing."""
     read(versions, store, versions.command(hold=False))
     assert not store.path.parent.exists()
     assert_is(versions, 0, read(versions, None, versions.command(to=0)))
 
 
 def test_what_cannot_be_held_costs_the_round_nothing(versions, store, caplog):
-    """The next one downloads more."""
     store.path.parent.write_text("where a directory should be")
     with caplog.at_level(logging.WARNING):
         assert_is(versions, -1, read(versions, store, versions.command()))
@@ -146,7 +141,6 @@ def _of_another_policy(versions, store):
     ids=lambda fault: fault.__name__.strip("_"),
 )
 def test_steps_that_do_not_lead_to_the_model_are_told_as_such(versions, store, fault):
-    """Whatever is wrong: the job knows the error, and downloads the whole model. What is held stays what it was."""
     versions.hold(store, 1)
     command = fault(versions, store)
     before = store.path.read_bytes() if store.path.exists() else None
@@ -156,7 +150,6 @@ def test_steps_that_do_not_lead_to_the_model_are_told_as_such(versions, store, f
 
 
 def test_a_model_of_another_shape_is_no_fault_of_its_steps(versions, store):
-    """All of it would be of that shape too."""
     versions.hold(store, 1)
     command = versions.command(1)
     with pytest.raises(SchemaMismatch, match="need the same version"):
@@ -165,7 +158,6 @@ def test_a_model_of_another_shape_is_no_fault_of_its_steps(versions, store):
 
 @given(st.data())
 def test_training_begins_from_the_very_version_that_was_asked_for_or_not_at_all(tmp_path_factory, data):
-    """Any version held, any steps named, any file damaged."""
     folder = tmp_path_factory.mktemp("scene")
     versions, store = Versions(Scene(folder, TOY, SGD, "affine")), ModelCache(folder / "held")
     held, named = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
@@ -188,7 +180,6 @@ def test_training_begins_from_the_very_version_that_was_asked_for_or_not_at_all(
 
 
 def test_values_are_compared_and_not_their_packing(versions, store):
-    """The digest of a version's values is the same after they were held."""
     versions.hold(store, 2)
     tensors = read(versions, store, versions.command(2, 2))
     for name, value in versions.tensors[2].items():

@@ -107,7 +107,6 @@ def _numbered(count: int, first: int, targets: np.ndarray | None = None) -> tupl
 
 @pytest.mark.parametrize("made_by", ["task", "split", "time"])
 def test_training_sees_neither_validation_nor_test_examples(tmp_path, made_by):
-    """In no round, nor when models are exported and compared. It sees all of the others, and no other labels."""
     labels: set[int] = set()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -148,7 +147,6 @@ def _counting_task(ordered: bool) -> Task:
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_device_whose_data_grow_holds_out_nothing_that_it_has_trained_on(tmp_path, ordered):
-    """Over reloads, and over a restart in between."""
     task = _counting_task(ordered)
     count = tmp_path / "count"
     trained: set[bytes] = set()
@@ -170,7 +168,6 @@ def test_a_device_whose_data_grow_holds_out_nothing_that_it_has_trained_on(tmp_p
 
 
 def test_the_number_of_examples_is_that_of_the_training_examples(tmp_path):
-    """In `Ready` and in the update's report, from which the coordinator has the weight."""
     task = _counting_task(ordered=True)
     (tmp_path / "count").write_text("60")
     data = ReloadingDataset(task, "count", tmp_path)

@@ -79,7 +79,6 @@ def state_of(device: Device):
 
 
 def test_two_measures_train_what_an_oracle_trains_alone_and_report_its_accuracy(tmp_path):
-    """Two measures train what an oracle trains alone and report its accuracy."""
     device = Device(tmp_path)
     device.play(2)
     meta, _ = device.play(4)
@@ -95,7 +94,6 @@ def test_two_measures_train_what_an_oracle_trains_alone_and_report_its_accuracy(
 @pytest.mark.parametrize("plan", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("private", ["none", "affine", "all"])
 def test_a_measure_changes_neither_update_nor_patch(tmp_path, plan, private):
-    """A measure changes neither update nor patch."""
     plain, measuring = (Device(tmp_path / name, plan, private) for name in ("plain", "measuring"))
     for round in (1, 2):
         before, tensors = plain.play(round, limit_s=0.0)
@@ -113,7 +111,6 @@ def test_a_measure_changes_neither_update_nor_patch(tmp_path, plan, private):
 
 
 def test_a_round_that_is_repeated_measures_the_same_and_another_run_begins_anew(tmp_path):
-    """A round that is repeated measures the same and another run begins anew."""
     device = Device(tmp_path)
     device.play(2)
     first, _ = device.play(4)
@@ -126,7 +123,6 @@ def test_a_round_that_is_repeated_measures_the_same_and_another_run_begins_anew(
 
 @pytest.mark.parametrize("fault", ["no_time", "disk", "no_room", "owner", "diverged", "model"])
 def test_what_prevents_the_measure_costs_the_round_nothing(tmp_path, fault, monkeypatch):
-    """What prevents the measure costs the round nothing."""
     device = Device(tmp_path)
     if fault == "disk":
         device.patches.mkdir(exist_ok=True)
@@ -171,7 +167,6 @@ def test_a_cancel_during_the_measure_keeps_the_patch_and_writes_no_update(tmp_pa
 
 
 def test_a_kill_during_the_measure_finds_the_patch_on_the_disk(tmp_path, monkeypatch):
-    """And a record of what stayed private."""
     device = Device(tmp_path)
     real = device.trainer.run
 
@@ -255,7 +250,6 @@ def test_a_measure_after_long_training_is_given_up_in_time_for_the_upload(
 
 
 def test_a_device_that_does_not_count_trains_nothing_alone(tmp_path):
-    """A device that does not count trains nothing alone."""
     device = Device(tmp_path, counts=False)
     meta, _ = device.play(2)
     assert "user_accuracy_independent" not in meta
@@ -263,7 +257,6 @@ def test_a_device_that_does_not_count_trains_nothing_alone(tmp_path):
 
 
 def test_the_second_model_is_no_patch_of_the_owners_floor(tmp_path):
-    """The second model is no patch of the owner's floor."""
     device = Device(tmp_path, private="none")
     device.play(2)
     assert (device.patches / "independent").stat().st_mode & 0o077 == 0
@@ -276,7 +269,6 @@ def test_the_second_model_is_no_patch_of_the_owners_floor(tmp_path):
 
 @pytest.mark.parametrize("change", [{"measure_independent": True}, {"features": COORDINATOR_FEATURES}])
 def test_a_request_that_differs_in_what_is_measured_or_understood_goes_on(change):
-    """A request that differs in what is measured or understood goes on."""
     old, new = JobKey("run", 1, 2, "toy"), JobKey("run", 2, 2, "toy")
     assert continues(old, REQUEST, new, replace(REQUEST, **change), downloading=False)
     assert not continues(old, REQUEST, new, replace(REQUEST, private="all"), downloading=False)

@@ -15,32 +15,25 @@ from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, Usa
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS
-from fedpatch.shared.wire.messages import TrainPlan
-from tests.device_agent.toy_tasks import TOY, accuracy, random_data
-
-SGD = TrainPlan("sgd", 0.1, 5, seed=1)
-ADAM = TrainPlan("adam", 0.01, 5, moments=MOMENTS, seed=1)
+from tests.device_agent.device_rounds import ADAM, SGD
+from tests.device_agent.toy_tasks import TIED, TOY, accuracy, random_data
 
 
 def never() -> bool:
-    """Nobody cancels."""
     return False
 
 
 def run(trainer, tensors, plan, first_batch=0, on_step=lambda done, total: None, cancelled=never):
-    """One round with stream seed 42."""
     return trainer.run(tensors, plan, first_batch=first_batch, stream_seed=42, on_step=on_step, cancelled=cancelled)
 
 
 @pytest.fixture(scope="module")
 def trainer():
-    """23 examples of the toy task."""
     return LocalTrainer(TOY, random_data("training", 23))
 
 
 @pytest.fixture
 def start():
-    """Initial values of the toy model."""
     return initial_tensors(TOY, 1)
 
 
@@ -83,7 +76,6 @@ def test_moments_carry_on(trainer, start):
 
 @pytest.mark.parametrize("lost", ["moments", "place"])
 def test_moments_and_place_matter(trainer, start, lost):
-    """The law above is not empty: without moments, or from the start of the data again, another model results."""
     half = replace(ADAM, steps=3)
     between = run(trainer, start, half).tensors
     if lost == "moments":
@@ -95,13 +87,11 @@ def test_moments_and_place_matter(trainer, start, lost):
 
 @pytest.mark.parametrize("moments", [(), ("exp_avg",), MOMENTS])
 def test_only_the_moments_of_the_plan_are_handed_back(trainer, start, moments):
-    """The result fits the model's schema with exactly the plan's moments."""
     result = run(trainer, start, replace(ADAM, moments=moments))
     trainer.schema.with_moments(moments).check(result.tensors)
 
 
 def test_statistics_are_part_of_the_result(trainer, start):
-    """Running mean and variance move with training, and the count of batches is the number of steps."""
     result = run(trainer, start, SGD)
     assert result.steps == 5
     assert result.tensors["bn.num_batches_tracked"] == 5
@@ -109,7 +99,6 @@ def test_statistics_are_part_of_the_result(trainer, start):
 
 
 def test_the_same_round_gives_the_same_result(trainer, start):
-    """A round can be repeated: nothing of an earlier one, in model, optimizer or generator, is left."""
     first = run(trainer, start, ADAM)
     torch.rand(3)
     again = run(trainer, start, ADAM)
@@ -119,7 +108,6 @@ def test_the_same_round_gives_the_same_result(trainer, start):
 
 
 def test_dropout_repeats_and_leaves_the_generator_alone():
-    """Random layers are seeded by the round, and the program's own random numbers are not disturbed."""
     task = replace(TOY, build_model=lambda: nn.Sequential(nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, 3)))
     trainer = LocalTrainer(task, random_data("dropout", 23))
     start, state = initial_tensors(task, 0), torch.get_rng_state()
@@ -131,7 +119,6 @@ def test_dropout_repeats_and_leaves_the_generator_alone():
 
 
 def test_what_goes_in_and_what_came_out_stay_as_they_are(trainer, start):
-    """A later round changes neither the tensors it was given nor the results of earlier ones."""
     given = {name: value.copy() for name, value in start.items()}
     first = run(trainer, start, ADAM)
     kept = {name: value.copy() for name, value in first.tensors.items()}
@@ -153,14 +140,12 @@ def test_user_accuracy_is_taken_before_and_after(trainer, start):
 
 
 def test_a_device_that_does_not_count_has_no_user_accuracy(start):
-    """It trains all the same."""
     result = run(LocalTrainer(TOY, random_data("noisy", 23, counts_in_ua=False)), start, SGD)
     assert (result.user_accuracy_before, result.user_accuracy_after) == (None, None)
     assert (result.steps, result.num_examples) == (5, 23)
 
 
 def test_progress_is_told_after_each_step(trainer, start):
-    """1 of n to n of n."""
     told: list[tuple[int, int]] = []
     run(trainer, start, SGD, on_step=lambda done, total: told.append((done, total)))
     assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
@@ -168,7 +153,6 @@ def test_progress_is_told_after_each_step(trainer, start):
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_cancelled_round_ends_between_steps(trainer, start, after):
-    """There is no result, and no step begins after the cancel."""
     told: list[int] = []
     result = run(
         trainer, start, SGD, on_step=lambda done, total: told.append(done), cancelled=lambda: len(told) >= after
@@ -187,8 +171,6 @@ def test_a_cancelled_round_does_not_measure_its_model(trainer, start, asking):
 
 
 def test_a_frozen_parameter_is_left_alone():
-    """Training neither changes it nor makes moments for it."""
-
     def build_model():
         model = TOY.build_model()
         next(model.parameters()).requires_grad_(False)
@@ -202,15 +184,7 @@ def test_a_frozen_parameter_is_left_alone():
 
 
 def test_a_parameter_with_two_names_has_one_value_and_one_moment():
-    """Tied weights come out the same under both names."""
-
-    def build_model():
-        model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3))
-        model[1].weight = model[0].weight
-        return model
-
-    task = replace(TOY, build_model=build_model)
-    tensors = run(LocalTrainer(task, random_data("tied", 23)), initial_tensors(task, 0), ADAM).tensors
+    tensors = run(LocalTrainer(TIED, random_data("tied", 23)), initial_tensors(TIED, 0), ADAM).tensors
     for suffix in ("", ":exp_avg", ":exp_avg_sq", ":step"):
         np.testing.assert_array_equal(tensors[f"0.weight{suffix}"], tensors[f"1.weight{suffix}"])
 
@@ -244,7 +218,6 @@ def test_batch_norm_needs_two_examples(start, examples, batch_size):
 
 
 def test_a_single_example_is_enough_without_batch_norm():
-    """It is batch norm that needs two, not training."""
     task = replace(TOY, build_model=lambda: nn.Linear(12, 3))
     assert run(LocalTrainer(task, random_data("lonely", 1)), initial_tensors(task, 0), SGD).steps == 1
 
@@ -259,20 +232,17 @@ def test_a_single_example_is_enough_without_batch_norm():
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused(trainer, start, plan, words):
-    """Plans come from the network: what a device cannot do, it says."""
     with pytest.raises(UsageError, match=words):
         run(trainer, start, plan)
 
 
 def test_tensors_of_another_model_are_refused(trainer, start):
-    """One missing value is enough: nothing trains from what happened to be there before."""
     del start["bn.running_var"]
     with pytest.raises(SchemaMismatch, match=r"missing.*'bn\.running_var'"):
         run(trainer, start, SGD)
 
 
 def test_learning_happens(trainer, start):
-    """Training gets the toy task right; all else would be bookkeeping."""
     result = run(trainer, start, replace(ADAM, steps=200))
     model = trainer.model.eval()
     data = random_data("training", 23)

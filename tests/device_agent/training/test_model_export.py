@@ -46,21 +46,18 @@ class Device:
         self.local_update = LocalUpdate(self.trainer, store, "ann", export=export, private=private)
 
     def train(self, round: int, **changes: Any) -> UpdateReport:
-        """A round, without its commit."""
         done = self.local_update.run(self.scene.command(round=round, **changes), lambda *_: None, lambda: False)
         assert done is not None
         self.local_update.make_model()
         return done[1]
 
     def play(self, round: int, **changes: Any) -> UpdateReport:
-        """A round, committed."""
         report = self.train(round, **changes)
         self.models.publish("toy", "run", round)
         return report
 
     @property
     def personal(self) -> PersonalModel:
-        """The present model."""
         path = self.models.current("toy")
         assert path is not None
         return PersonalModel(path)
@@ -97,7 +94,6 @@ def test_a_round_leaves_the_model_that_it_trained(tmp_path, private):
 
 
 def test_the_model_holds_this_devices_patch_and_not_the_initial_one(tmp_path):
-    """With the patch of another, the outputs would be other ones."""
     device = Device(tmp_path)
     device.play(1)
     inputs = device.data.test_x
@@ -157,7 +153,6 @@ def test_the_present_model_is_measured_anew(tmp_path):
 
 
 def test_a_round_that_is_not_committed_changes_nothing(tmp_path):
-    """And the next one discards what it left."""
     device = Device(tmp_path)
     device.play(1)
     device.train(2)
@@ -169,14 +164,12 @@ def test_a_round_that_is_not_committed_changes_nothing(tmp_path):
 
 
 def test_a_cancelled_round_leaves_no_model(tmp_path):
-    """Nor does one that fails."""
     device = Device(tmp_path)
     assert device.local_update.run(device.scene.command(), lambda *_: None, lambda: True) is None
     assert device.models.publish("toy", "run", 1) is None
 
 
 def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
-    """A model takes seconds more, which the device does not have; the update is ready, and not held back. It is noted."""
     device = Device(tmp_path)
     device.play(1)
     command = device.scene.command(round=2)
@@ -190,7 +183,6 @@ def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
 
 
 def test_a_model_that_cannot_be_exported_costs_no_round(tmp_path, caplog):
-    """A wrong list of classes, an exporter that fails: the update is there, the log and the note say what is missing."""
     device = Device(tmp_path)
     device.play(1)
     device.trainer.task = replace(TOY, class_names=("a", "b"))
@@ -216,7 +208,6 @@ def _failing_third() -> Any:
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_model_whose_test_figure_is_no_number_is_not_published(tmp_path, score):
-    """There is nothing to report of it."""
     left = [0.5, 0.5, score]
     device = Device(tmp_path, task_scored(left))
     device.play(1)
@@ -256,7 +247,6 @@ def test_without_validation_data_the_newest_model_is_published(tmp_path, without
 
 
 def test_a_present_model_that_the_metric_cannot_take_is_replaced(tmp_path, caplog):
-    """A task's next version may score what the present model does not give; its own code raises whatever it likes."""
     device = Device(tmp_path)
     device.play(1)
     calls = []
@@ -278,7 +268,6 @@ def test_a_present_model_that_the_metric_cannot_take_is_replaced(tmp_path, caplo
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "link"])
 def test_a_damaged_present_model_is_replaced(tmp_path, caplog, damage):
-    """Whatever it was worth."""
     device = Device(tmp_path)
     device.play(1)
     file = device.personal.path / MODEL_FILE
@@ -294,7 +283,6 @@ def test_a_damaged_present_model_is_replaced(tmp_path, caplog, damage):
 
 
 def test_a_device_that_does_not_count_has_a_model_all_the_same(tmp_path):
-    """Its user accuracy stays out of the mean; here it says which model is better."""
     device = Device(tmp_path)
     device.trainer.counts_in_ua = False
     assert device.play(1).user_accuracy_after is None
@@ -304,7 +292,6 @@ def test_a_device_that_does_not_count_has_a_model_all_the_same(tmp_path):
 
 
 def test_a_disk_that_refuses_costs_no_round(tmp_path, caplog, monkeypatch):
-    """The former model stays."""
     device = Device(tmp_path)
     device.play(1)
 
@@ -333,7 +320,6 @@ def test_an_export_that_ends_its_process_is_given_up(tmp_path, caplog, deaths):
 
 
 def test_training_is_the_same_with_and_without_an_export(tmp_path):
-    """An export takes nothing from torch's random numbers and leaves nothing in the module."""
     patches = []
     for with_export in (True, False):
         folder = tmp_path / str(with_export)
@@ -348,7 +334,6 @@ def test_training_is_the_same_with_and_without_an_export(tmp_path):
 
 
 def test_the_metadata_is_json_for_anybody(tmp_path):
-    """Read without fedpatch."""
     device = Device(tmp_path)
     device.play(1)
     known = json.loads((device.personal.path / "metadata.json").read_text())
@@ -381,7 +366,6 @@ def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private
 
 
 def test_model_that_cannot_be_made_again_costs_a_line_in_the_log(tmp_path, caplog):
-    """The update is damaged, say."""
     device = Device(tmp_path)
     device.play(1)
     command = device.scene.command(round=2)

@@ -39,7 +39,6 @@ def _theirs(model: nn.Module, name: str) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_steps_are_those_of_torch(name):
-    """Parameters and moments after a few steps; what has no gradient stays as it is."""
     one, other = _model(), _model()
     ours, theirs = _ours(one, name), _theirs(other, name)
     generator = torch.Generator().manual_seed(1)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -22,7 +22,6 @@ TIMEOUT_S = 120
 
 
 def test_that_work_is_to_stop_is_told_without_waiting():
-    """By a pause until it is over, and by a cancel for good."""
     control = TrainingControl()
     assert not control.stopped()
     control.take(PauseTraining())
@@ -33,25 +32,26 @@ def test_that_work_is_to_stop_is_told_without_waiting():
     assert control.stopped() and control.cancelled()
 
 
-def test_a_tasks_own_sentence_is_told_as_it_is(tmp_path):
-    """A DataError needs no more words than the task gave it."""
-    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "absent:5", str(tmp_path), str(tmp_path / "patches"), "ann")
+def setup_of(directory: Path, data: str, **more: Any) -> WorkerSetup:
+    task, patches = "tests.device_agent.toy_tasks:TOY", str(directory / "patches")
+    return WorkerSetup(task, data, str(directory), patches, "ann", **more)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("absent:5", "toy: examples.npz is absent; fetch it first"),
+        ("bug:5", "task 'toy' failed with data 'bug:5': KeyError: 'no such column'"),
+    ],
+)
+def test_error_of_a_tasks_own_code_is_told_with_its_data(tmp_path, data, text):
     with pytest.raises(DataError) as caught:
-        set_up(setup)
-    assert error_text(caught.value) == "toy: examples.npz is absent; fetch it first"
-
-
-def test_what_a_tasks_code_raises_is_told_with_its_data(tmp_path):
-    """The task, the data specification and the exception, in one line."""
-    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "bug:5", str(tmp_path), str(tmp_path / "patches"), "ann")
-    with pytest.raises(DataError, match="task 'toy' failed with data 'bug:5': KeyError: 'no such column'"):
-        set_up(setup)
+        set_up(setup_of(tmp_path, data))
+    assert error_text(caught.value).startswith(text)
 
 
 def test_ready_tells_what_the_device_has(tmp_path):
-    """Name of the task, schema of the whole model without moments, number of training examples."""
-    setup = WorkerSetup("tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), str(tmp_path / "patches"), "ann")
-    _, ready = set_up(setup)
+    _, ready = set_up(setup_of(tmp_path, "ann:23"))
     schema = Scene(tmp_path, TOY, ADAM, "all").model
     assert ready == Ready("toy", schema.digest, 23, schema.specs)
 
@@ -60,13 +60,8 @@ def test_ready_tells_what_the_device_has(tmp_path):
     ("max_steps", "max_epochs", "why"), [(4, 100, "max_steps = 4"), (100, 1, "max_epochs = 1"), (100, 100, "")]
 )
 def test_a_plan_beyond_the_owners_limits_is_not_trained(tmp_path, max_steps, max_epochs, why):
-    """The agent accepted it for the data of before; here they may be others."""
-    patches = str(tmp_path / "patches")
     limits = {"max_steps": max_steps, "max_epochs": max_epochs}
-    setup = WorkerSetup(
-        "tests.device_agent.toy_tasks:TOY", "ann:23", str(tmp_path), patches, "ann", private="none", **limits
-    )
-    local_update, _ = set_up(setup)
+    local_update, _ = set_up(setup_of(tmp_path, "ann:23", private="none", **limits))
     command = Scene(tmp_path, TOY, replace(ADAM, steps=5, batch_size=23), "none").command()
     if not why:
         assert local_update.run(command, lambda *_: None, lambda: False)
@@ -88,12 +83,10 @@ def test_a_plan_beyond_the_owners_limits_is_not_trained(tmp_path, max_steps, max
     ],
 )
 def test_every_error_has_a_reason_that_the_coordinator_counts(error, reason):
-    """A damaged download, a disk that refuses and divergence are told apart; all else is training."""
     assert fail_reason(error) is reason
 
 
 def test_an_error_becomes_one_line_of_bounded_length():
-    """It ends up in the device's log, one line for each event."""
     text = error_text(ValueError("first line\n  second " + "x" * 1000))
     assert text.startswith("ValueError: first line second xxx")
     assert len(text) == 500
@@ -122,7 +115,6 @@ def _process(directory: Path) -> subprocess.Popen[bytes]:
     ids=["cut", "too long", "empty", "no msgpack", "unknown"],
 )
 def test_garbage_instead_of_a_command_ends_the_process_in_words(installed, tmp_path, garbage):
-    """Whatever the bytes, the process ends with one line about the channel, and without an answer."""
     with _process(tmp_path) as process:
         answers, errors = process.communicate(garbage, timeout=TIMEOUT_S)
     assert (process.returncode, answers) == (1, b"")
@@ -130,14 +122,12 @@ def test_garbage_instead_of_a_command_ends_the_process_in_words(installed, tmp_p
 
 
 def test_a_process_whose_agent_is_gone_ends(installed, tmp_path):
-    """Nothing to read means nobody to work for, even before there was a first command."""
     with _process(tmp_path) as process:
         process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
 
 
 def test_a_module_in_the_current_directory_is_not_imported(installed, tmp_path):
-    """What lies about where the agent was started does not become part of it."""
     for name in ("fedpatch", "queue"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('decoy')")

@@ -35,7 +35,6 @@ def start(installed, tmp_path):
 
 
 def test_it_gives_way_to_other_programs_and_is_the_first_to_go(start):
-    """For the processor as configured; where memory runs out, it is killed before anything of the owner's."""
     trainer, ready = start(nice=7)
     assert isinstance(ready, Ready), ready
     ours = os.getpriority(os.PRIO_PROCESS, 0)
@@ -44,7 +43,6 @@ def test_it_gives_way_to_other_programs_and_is_the_first_to_go(start):
 
 
 def test_it_holds_no_more_data_than_it_may(start):
-    """The limit stands in the kernel, and covers data, not addresses."""
     trainer, ready = start(max_memory_mib=2000)
     assert isinstance(ready, Ready), ready
     limits = Path(f"/proc/{trainer.pid}/limits").read_text().splitlines()
@@ -55,7 +53,6 @@ def test_it_holds_no_more_data_than_it_may(start):
 
 
 def test_too_little_memory_is_told_with_the_setting_to_change(start):
-    """Whichever way torch takes it: an exception, an exit or a signal."""
     _, failed = start(max_memory_mib=100)
     assert isinstance(failed, SetupFailed | Died), failed
     assert "100 MiB (max_memory_mib)" in failed.detail

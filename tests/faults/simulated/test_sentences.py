@@ -51,7 +51,6 @@ def is_up(kind: type, payload: bytes) -> bool:
 
 
 def test_nobody_fails():
-    """Without faults everybody's update is in every round, and nobody trains twice."""
     world = played(lambda world: None)
     assert outcomes(world) == [("aggregated", 3)] * 3
     assert told(world, "saved its patch") == 3 * (3 + 1)
@@ -73,8 +72,6 @@ def test_everybody_goes_on_from_the_model_that_it_holds(caplog):
 
 
 def test_the_coordinator_is_killed_while_the_last_update_is_on_its_way():
-    """The device sends it to the next one, and trains no second time."""
-
     def watch(world: World) -> None:
         def swallows(topic: str, payload: bytes) -> bool:
             late = topic.split("/")[-3:-2] == ["blob"] or "/blob/" in topic.partition("/dev/")[2]
@@ -92,8 +89,6 @@ def test_the_coordinator_is_killed_while_the_last_update_is_on_its_way():
 
 
 def test_the_coordinator_is_killed_between_the_disk_and_the_word():
-    """What is in the registry counts; its device hears so from the next one."""
-
     def watch(world: World) -> None:
         world.when("round 1: the update of", partial(world.coordinator.die_here, 2.0))
 
@@ -103,8 +98,6 @@ def test_the_coordinator_is_killed_between_the_disk_and_the_word():
 
 
 def test_the_word_committed_is_lost():
-    """Until the coordinator is killed, nobody hears it; the next one says it again, and nothing counts twice."""
-
     def watch(world: World) -> None:
         def swallows(topic: str, payload: bytes) -> bool:
             return topic.endswith("/dn") and is_up(Committed, payload) and len(world.coordinator.started_at) == 1
@@ -131,8 +124,6 @@ def test_the_coordinator_is_killed_twice_in_one_round():
 
 @pytest.mark.parametrize(("quorum", "first"), [(0.3, ("aggregated", 1)), (1.0, ("failed", 1))])
 def test_the_coordinator_comes_back_after_the_deadline(quorum, first):
-    """The round ends at once with what it has, if that is the quorum."""
-
     def watch(world: World) -> None:
         world.when("round 1: the update of", partial(world.coordinator.die_here, 100.0))
 
@@ -143,14 +134,11 @@ def test_the_coordinator_comes_back_after_the_deadline(quorum, first):
 
 @pytest.mark.parametrize("at_s", [8.2, 9.0, 12.0, 18.0])
 def test_the_broker_forgets_everything(at_s):
-    """Subscriptions, presence, what it retained of the model, what was queued: all of it comes again."""
     world = play(Schedule(1, settings(rejoin_s=40.0)).at(at_s, partial(kill_broker, pause_s=4.0, forgets=True)))
     assert outcomes(world) == [("aggregated", 3)] * 3
 
 
 def test_a_device_reboots_while_its_update_waits_and_the_coordinator_is_in_its_next_epoch():
-    """The update on its disk answers the request of the new epoch: it is not trained again."""
-
     def watch(world: World) -> None:
         def swallows(topic: str, payload: bytes) -> bool:
             if topic.endswith("/pi-1/up") and is_up(Offer, payload):
@@ -169,8 +157,6 @@ def test_a_device_reboots_while_its_update_waits_and_the_coordinator_is_in_its_n
 
 
 def test_the_last_checkpoint_is_damaged_while_the_coordinator_is_down():
-    """The round is played again from the model before it, and from the patches before it."""
-
     def watch(world: World) -> None:
         def later() -> None:
             world.agenda.after(0.5, partial(damage_checkpoint, world, pause_s=2.0))
@@ -185,8 +171,6 @@ def test_the_last_checkpoint_is_damaged_while_the_coordinator_is_down():
 
 
 def test_a_device_is_switched_off_between_its_patch_and_its_update():
-    """It trains the round again, from the patch before it."""
-
     def watch(world: World) -> None:
         def off() -> None:
             world.devices["pi-1"].kill()
@@ -231,8 +215,6 @@ def test_a_device_among_four_accepts_and_is_mute():
 
 
 def test_the_upload_of_a_device_among_four_stands_still():
-    """Its first chunk comes, and no other, while it offers again and again: the round ends long before its deadline."""
-
     def watch(world: World) -> None:
         seen: set[bytes] = set()
 
@@ -252,8 +234,6 @@ def test_the_upload_of_a_device_among_four_stands_still():
 
 
 def test_a_slow_device_among_four_is_waited_for():
-    """It takes half of the first deadline, and is in the round; the next deadline follows from that."""
-
     def watch(world: World) -> None:
         world.train_s = (250.0, 300.0)
 

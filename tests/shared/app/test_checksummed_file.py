@@ -17,14 +17,12 @@ LINE, PATH, FIELDS = b"fedpatch thing 1\n", Path("thing.fp"), {"name": str, "rou
 
 @given(st.binary())
 def test_unseal_of_sealed_content_returns_the_content(content):
-    """Whatever it is, and where it is said to begin."""
     data = seal(LINE, content)
     assert bytes(unseal(PATH, LINE, data, "a thing")) == data[content_start(LINE) :] == content
 
 
 @given(st.binary(), st.data())
 def test_unseal_of_changed_bytes_raises_state_error(content, data):
-    """In the line it is another format, behind it damage."""
     sealed = bytearray(seal(LINE, content))
     place = data.draw(st.integers(0, len(sealed) - 1))
     sealed[place] ^= data.draw(st.integers(1, 255))
@@ -40,7 +38,6 @@ def test_unseal_of_another_version_raises_state_error_with_remedy():
 
 @given(st.text(), st.integers(0, 2**63), st.binary())
 def test_read_header_returns_its_length(name, number, rest):
-    """What follows it is the reader's."""
     header = msgpack.packb({"name": name, "round": number})
     found, length = read_header(PATH, header + rest, FIELDS)
     assert (found, length) == ({"name": name, "round": number}, len(header))
@@ -51,7 +48,6 @@ def test_read_header_returns_its_length(name, number, rest):
     [None, [], {"name": "a"}, {"name": "a", "round": True}, {"name": 1, "round": 1}, {"name": "a", "round": 1, "b": 1}],
 )
 def test_header_with_other_fields_raises_state_error(header):
-    """Each of its type; and what is no header at all is none."""
     with pytest.raises(StateError, match=r"thing\.fp: has no readable header"):
         read_header(PATH, msgpack.packb(header), FIELDS)
     with pytest.raises(StateError, match=r"thing\.fp: has no readable header \("):

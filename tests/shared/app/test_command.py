@@ -39,7 +39,7 @@ def lamp(monkeypatch, capsys) -> Callable[..., Ended]:
     return program
 
 
-def failing(error: Exception) -> Callable[[], None]:
+def failing(error: BaseException) -> Callable[[], None]:
     """A deed that fails."""
 
     def deed() -> None:
@@ -49,31 +49,25 @@ def failing(error: Exception) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(FedpatchError("no"), 1), (DataError("no"), 1), (UsageError("no"), 2), (BrokerError("no"), 3)],
+    ("error", "code", "printed"),
+    [
+        (FedpatchError("no"), 1, "lamp: no\n"),
+        (DataError("no"), 1, "lamp: no\n"),
+        (UsageError("no"), 2, "lamp: no\n"),
+        (BrokerError("no"), 3, "lamp: no\n"),
+        (
+            ConfigError(["--watts: 9 is too many", "a.toml:3: no"]),
+            2,
+            "lamp: --watts: 9 is too many\nlamp: a.toml:3: no\n",
+        ),
+        (FileNotFoundError(2, "No such file", "/bulb"), 1, "lamp: /bulb: No such file\n"),
+    ],
 )
-def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code):
-    """Nothing of it is on stdout, and there is no traceback."""
-    assert lamp(failing(error), "on") == Ended(code, "", "lamp: no\n")
-
-
-def test_each_problem_of_a_config_error_is_a_line(lamp):
-    """All are told at once, each with the program's name."""
-    ended = lamp(failing(ConfigError(["--watts: 9 is too many", "lamp.toml:3: no such colour"])), "on")
-    assert ended == Ended(2, "", "lamp: --watts: 9 is too many\nlamp: lamp.toml:3: no such colour\n")
-
-
-def test_os_error_is_printed_as_a_sentence(lamp):
-    """An OSError that nobody expected names its file and gives exit code 1."""
-
-    def deed() -> None:
-        Path("/nowhere/bulb").read_bytes()
-
-    assert lamp(deed, "on") == Ended(1, "", "lamp: /nowhere/bulb: No such file or directory\n")
+def test_error_is_printed_on_stderr_and_sets_the_exit_code(lamp, error, code, printed):
+    assert lamp(failing(error), "on") == Ended(code, "", printed)
 
 
 def test_debug_prints_the_traceback_of_an_error(lamp):
-    """The sentence stays the last line; before it are logs and the traceback."""
     ended = lamp(failing(DataError("no bulb")), "on", "--debug")
     assert ended.code == 1
     assert "Traceback" in ended.err and "deed" in ended.err
@@ -82,8 +76,6 @@ def test_debug_prints_the_traceback_of_an_error(lamp):
 
 @pytest.mark.parametrize(("argv", "shown"), [(("on",), ["hot"]), (("on", "-v"), ["warm", "hot"])])
 def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
-    """Warnings always, everything with -v; never on stdout."""
-
     def deed() -> None:
         log.debug("warm")
         log.warning("hot")
@@ -93,41 +85,25 @@ def test_logs_are_shown_from_a_level_on(lamp, argv, shown):
     assert (ended.code, ended.out) == (0, "")
 
 
-def test_version_option_prints_the_version(lamp):
-    """With the program's name, on stdout."""
-    assert lamp(lambda: None, "--version") == Ended(0, f"lamp {__version__}\n", "")
-
-
-def test_version_option_of_a_subcommand_prints_the_version(lamp):
-    """Of the program, whatever else the command is given or lacks; and nothing is done."""
-
-    def deed(lamp_name: str) -> None:
-        raise AssertionError(lamp_name)
-
-    assert lamp(deed, "on", "--version") == Ended(0, f"lamp {__version__}\n", "")
+@pytest.mark.parametrize("argv", [("--version",), ("on", "--version")])
+def test_version_option_prints_the_version_and_runs_no_command(lamp, argv):
+    assert lamp(failing(AssertionError("run")), *argv) == Ended(0, f"lamp {__version__}\n", "")
 
 
 def test_unknown_option_exits_with_2(lamp):
-    """With exit code 2 and the option's name."""
     ended = lamp(lambda: None, "on", "--colour", "red")
     assert (ended.code, ended.out) == (2, "")
     assert "--colour" in ended.err
 
 
 def test_keyboard_interrupt_exits_with_130(lamp):
-    """As shells tell it, without a traceback."""
-
-    def deed() -> None:
-        raise KeyboardInterrupt
-
-    ended = lamp(deed, "on")
+    ended = lamp(failing(KeyboardInterrupt()), "on")
     assert ended.code == 130
     assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("argv", [("on", "--help"), ("--help",)])
 def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkeypatch):
-    """Whoever typed what stands there would get an error."""
     monkeypatch.setenv("TERM", "dumb")
     shown = lamp(lambda: None, *argv).out
     assert "--help" in shown
@@ -170,7 +146,6 @@ def test_empty_path_raises_config_error(shed, argv, named):
 
 
 def test_other_values_may_be_empty_and_paths_may_be_left_out(shed, monkeypatch):
-    """A name may; a variable without a value counts as not set; who wants the current folder says so; --help is --help."""
     monkeypatch.setenv("SHED_INTO", "")
     assert shed("fill", "rake", "--label", "") == Ended(0, "['rake'] . None ''\n", "")
     assert shed("fill", ".", "--into", ".", "--list", "a b") == Ended(0, "['.'] . a b 'old'\n", "")

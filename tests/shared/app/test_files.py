@@ -22,7 +22,6 @@ def _mode(path: Path) -> int:
 
 
 def test_a_new_file_has_the_bytes_and_is_private(tmp_path):
-    """Nobody else may read a file, whatever the umask, unless the caller says so."""
     before = os.umask(0)
     try:
         write_atomic(tmp_path / "new", b"bytes")
@@ -34,7 +33,6 @@ def test_a_new_file_has_the_bytes_and_is_private(tmp_path):
 
 
 def test_an_existing_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
-    """The directory holds the one file afterwards, with the new bytes and permissions."""
     path = tmp_path / "file"
     path.write_bytes(b"old and longer")
     path.chmod(0o666)
@@ -54,7 +52,6 @@ def test_reader_of_the_replaced_file_keeps_the_old_bytes(tmp_path):
 
 
 def test_write_error_names_the_file_and_keeps_the_old_bytes(tmp_path):
-    """A write beyond what the system allows raises OSError with the path, and changes nothing."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
     program = (
@@ -70,13 +67,11 @@ def test_write_error_names_the_file_and_keeps_the_old_bytes(tmp_path):
 
 
 def test_write_into_a_missing_directory_raises_os_error(tmp_path):
-    """The error is that of the path that was asked for."""
     with pytest.raises(FileNotFoundError, match="nowhere/file"):
         write_atomic(tmp_path / "nowhere" / "file", b"bytes")
 
 
 def test_kill_during_a_write_leaves_old_or_new_bytes(tmp_path):
-    """Killed at any moment, a writer leaves one version or the other; what was half written can be cleared away."""
     path = tmp_path / "file"
     program = (
         "import sys; from pathlib import Path; from fedpatch.shared.app.files import write_atomic\n"
@@ -96,7 +91,6 @@ def test_kill_during_a_write_leaves_old_or_new_bytes(tmp_path):
 
 
 def test_remove_unfinished_deletes_temporary_files_alone(tmp_path):
-    """Other files, hidden or not, are not ours to delete."""
     for name in (".file.x1y2z3.tmp", "file", ".hidden", "notes.tmp"):
         (tmp_path / name).touch()
     remove_unfinished(tmp_path)
@@ -119,7 +113,6 @@ def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
 def test_state_directory_that_others_may_write_is_refused(tmp_path, mode):
-    """The message gives the command that closes it."""
     directory = tmp_path / "a state"
     directory.mkdir()
     directory.chmod(mode)

@@ -27,18 +27,15 @@ sys.stdin.read()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a lock is to be."""
     return tmp_path / "the.lock"
 
 
 def test_second_holder_gets_usage_error_with_the_given_message(path: Path):
-    """The message is the caller's, who knows the mend."""
     with FileLock(path, HELD), pytest.raises(UsageError, match=HELD):
         FileLock(path, HELD)
 
 
 def test_a_lock_is_free_again_after_its_release(path: Path):
-    """Left by `with` or released by hand, and a second release does no harm."""
     with FileLock(path, HELD):
         assert is_held(path)
     assert not is_held(path)
@@ -84,7 +81,6 @@ def test_lock_is_taken_after_is_held_in_another_process(path: Path, monkeypatch:
 
 
 def test_asking_changes_nothing_and_two_may_ask(path: Path):
-    """The file belongs to its user alone, and asking for an absent one does not make it."""
     with pytest.raises(FileNotFoundError):
         is_held(path)
     assert not path.exists()
@@ -97,7 +93,6 @@ def test_asking_changes_nothing_and_two_may_ask(path: Path):
 
 
 def test_a_shared_lock_is_had_alone_by_the_first_and_shared_by_the_rest(path: Path):
-    """Who comes first may look into what it guards before others use it."""
     first, second = SharedLock(path), SharedLock(path)
     assert first.take()
     first.share()
@@ -114,7 +109,6 @@ def test_a_shared_lock_is_had_alone_by_the_first_and_shared_by_the_rest(path: Pa
 
 
 def test_shared_lock_waits_for_an_exclusive_holder(path: Path):
-    """What is being looked into is not used meanwhile."""
     first, second = SharedLock(path), SharedLock(path)
     assert first.take()
     taken: list[bool] = []

@@ -27,19 +27,16 @@ def record(message: str, level: int = logging.INFO, **more: object) -> logging.L
 
 
 def line(message: str, log_format: LogFormat, *, journal: bool = False, **more: object) -> str:
-    """What is written."""
     return LineFormatter(log_format, journal=journal).format(record(message, **more))  # type: ignore[arg-type]
 
 
 def test_text_line_has_time_level_and_logger():
-    """The time is the device's own."""
     assert re.fullmatch(
         r"20\d\d-\d\d-\d\d [\d:,]+ INFO fedpatch.agent: round 3: training", line("round 3: training", TEXT)
     )
 
 
 def test_logfmt_line_has_pairs():
-    """What the message says in words follows as pairs; values with blanks are quoted."""
     told = line("round 3: training", LOGFMT, **fields(run="a-run", round=3, detail="", text='a "b"=c'))
     assert told == (
         'time=2023-11-14T22:13:20.250Z level=info logger=fedpatch.agent message="round 3: training" '
@@ -51,7 +48,6 @@ def test_logfmt_line_has_pairs():
     ("level", "priority"), [("DEBUG", 7), ("INFO", 6), ("WARNING", 4), ("ERROR", 3), ("CRITICAL", 2)]
 )
 def test_journal_line_has_the_priority_and_no_time(level, priority):
-    """It notes the time by itself."""
     number = logging.getLevelNamesMapping()[level]
     journal = LineFormatter(TEXT, journal=True)
     assert journal.format(record("warm", number)) == f"<{priority}>fedpatch.agent: warm"
@@ -71,7 +67,6 @@ def test_any_message_is_one_line_without_control_characters(text, log_format, jo
 
 @given(text=st.text(max_size=60))
 def test_a_quoted_value_reads_back(text):
-    """By whoever undoes JSON's escapes."""
     told = line("x", LOGFMT, **fields(detail=text)).partition(" detail=")[2]
     assert (json.loads(told) if told.startswith('"') else told) == text
 
@@ -91,7 +86,6 @@ def test_every_line_of_a_traceback_keeps_its_priority_in_the_journal():
 
 
 def test_logfmt_traceback_is_one_value():
-    """One event, one line."""
     told = LineFormatter(LOGFMT, journal=False).format(_failed())
     assert "\n" not in told
     assert "ValueError: first\nsecond" in json.loads(told.partition(" trace=")[2])
@@ -123,7 +117,6 @@ run_app(app, "lamp")
 
 
 def test_a_command_under_systemd_writes_for_the_journal(tmp_path):
-    """Its log and the sentence that it ends with; elsewhere, the format that it is told."""
     with (tmp_path / "journal").open("w") as journal:
         stat = os.fstat(journal.fileno())
         environ = {**os.environ, "JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}

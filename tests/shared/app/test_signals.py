@@ -55,7 +55,6 @@ def sigterm_before_line(line: int) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruptible_runs_finally_clauses_at_either_signal(number):
-    """SIGTERM too: what a command started is ended on the way out, and the handlers are then those of before."""
     before = handlers()
     unwound = []
 
@@ -73,7 +72,6 @@ def test_interruptible_runs_finally_clauses_at_either_signal(number):
 
 
 def test_ignore_signals_keeps_a_finished_result():
-    """Only until the command is over."""
     before = signal.getsignal(signal.SIGTERM)
     with interruptible():
         ignore_signals()
@@ -109,7 +107,6 @@ def test_a_second_signal_may_come_while_the_first_is_heeded():
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_is_told_to_who_waits_for_it(number, code):
-    """With its number, which tells the exit code; the handlers are then those of before."""
     before = handlers()
     come: SimpleQueue[int] = SimpleQueue()
     with signals_told(come.put):
@@ -133,7 +130,6 @@ def test_a_signal_is_told_while_the_main_thread_runs_no_python():
 
 
 def test_signals_told_ignores_other_signals():
-    """They have handlers of their own."""
     come: SimpleQueue[int] = SimpleQueue()
     others: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: others.append(number))
@@ -147,7 +143,6 @@ def test_signals_told_ignores_other_signals():
 
 
 def test_what_is_told_elsewhere_is_told_once():
-    """Also where no signal may interrupt: it is told at once, and nothing is heeded afterwards."""
     come: SimpleQueue[int] = SimpleQueue()
     with signals_told(come.put):
         with uninterrupted():

@@ -58,18 +58,15 @@ def invoke():
 
 
 def test_every_option_reaches_the_settings_and_the_commands_own_parameters_stay(invoke):
-    """Options with dashes, booleans with --no-, an argument and an option of the command itself."""
     _, call = invoke("hall", "--watts", "60", "--dim-down", "--times", "2", "--colour", "red")
     assert call == ("hall", Lamp(watts=60.0, dim_down=True, colour="red"), 2)
 
 
 def test_without_options_everything_is_the_default(invoke):
-    """The options themselves have no default that would hide the environment or the file."""
     assert invoke("hall")[1] == ("hall", Lamp(), 1)
 
 
 def test_an_option_wins_over_the_environment_over_the_file(invoke, tmp_path):
-    """Also a boolean that is switched off again."""
     file = tmp_path / "lamp.toml"
     file.write_text("watts = 10\ndim_down = true\ncolour = 'red'\n")
     _, call = invoke("hall", "--config", str(file), "--no-dim-down", FEDPATCH_WATTS="20", FEDPATCH_KEY="k")
@@ -77,7 +74,6 @@ def test_an_option_wins_over_the_environment_over_the_file(invoke, tmp_path):
 
 
 def test_wrong_options_are_told_together(invoke):
-    """They are judged by the same words as a file, not one by one by the command-line parser."""
     result, call = invoke("hall", "--watts", "bright", "--colour", "a\0", FEDPATCH_DIM_DOWN="2")
     assert call is None
     assert isinstance(result.exception, ConfigError)
@@ -96,7 +92,6 @@ def test_a_secret_has_no_option(invoke):
 
 
 def test_print_config_shows_the_settings_and_does_nothing_else(invoke):
-    """A configuration file on standard output, with the origin of each value and without secrets."""
     result, call = invoke("hall", "--watts", "60", "--print-config", FEDPATCH_KEY="s3cret!")
     assert (result.exit_code, call) == (0, None)
     assert result.output.splitlines() == [
@@ -111,7 +106,6 @@ def test_print_config_shows_the_settings_and_does_nothing_else(invoke):
 
 
 def test_help_tells_what_each_option_is(invoke):
-    """Meaning, unit, range, default and variable, under the heading of the group."""
     output = invoke("--help")[0].output
     assert "Switch a lamp on." in output
     for part in ("Light", "--watts", "WATTS", "How bright. (above 0, at most 100; default: 40.0; env: FEDPATCH_WATTS)"):

@@ -21,7 +21,6 @@ EXPOSED, LOCAL, SECURED = "mqtt://10.1.2.3", "mqtt://localhost:1883", "mqtts://b
 
 @pytest.mark.parametrize(("settings", "needed"), SIDES)
 def test_plain_mqtt_to_another_machine_takes_a_word(settings, needed):
-    """Without it the URL is to blame, and the word is in the mend; with it, the URL is as good as any."""
     with pytest.raises(ConfigError) as caught:
         load(settings, file=None, environ={}, flags={**needed, "broker": EXPOSED})
     (said,) = caught.value.problems
@@ -33,18 +32,15 @@ def test_plain_mqtt_to_another_machine_takes_a_word(settings, needed):
 @pytest.mark.parametrize(("settings", "needed"), SIDES)
 @pytest.mark.parametrize("broker", [LOCAL, SECURED, "mqtt://127.0.0.1", "broker.lan"])
 def test_nothing_is_asked_for_on_this_machine_and_with_tls(settings, needed, broker):
-    """A URL without a scheme is one with TLS."""
     assert not load(settings, file=None, environ={}, flags={**needed, "broker": broker}).insecure
 
 
 def test_a_demo_never_talks_to_another_machine_in_plain_text():
-    """Its devices are all alike, and have no such word."""
     with pytest.raises(ConfigError, match="write mqtts://"):
         load(DemoSettings, file=None, environ={}, flags={"broker": EXPOSED})
 
 
 def test_what_is_told_at_a_start_names_the_broker_and_the_danger():
-    """One line; nothing where there is no danger."""
     told = exposure(parse_broker_url(EXPOSED))
     assert "10.1.2.3:1883" in told and "passwords" in told and "\n" not in told
     assert [exposure(parse_broker_url(url)) for url in (LOCAL, SECURED)] == ["", ""]
@@ -62,7 +58,6 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("main", "words"), COMMANDS)
 def test_every_command_refuses_with_exit_code_2(main, words, monkeypatch, capsys):
-    """Before anything is connected or written, in one line with the mend."""
     ended = Program(main, monkeypatch, capsys)(*words)
     assert (ended.code, ended.out) == (2, "")
     assert len(ended.err.splitlines()) == 1 and "--insecure" in ended.err

@@ -44,29 +44,28 @@ def problem(text: str = "", environ: dict[str, str] | None = None, **flags: obje
     return told[max(0, told.find("pizza.toml")) :]
 
 
-def test_a_list_is_an_array_in_a_file():
-    """Over several lines, too; its texts may hold commas."""
-    assert loaded('toppings = ["ham, smoked",\n  "olives",\n]\n').toppings == ("ham, smoked", "olives")
-    assert loaded("toppings = []").toppings == ()
-
-
-def test_elsewhere_commas_stand_between_its_entries():
-    """With spaces around them or not; an option that is empty empties the list."""
-    assert loaded(environ={"FEDPATCH_TOPPINGS": "ham, olives"}).toppings == ("ham", "olives")
-    assert loaded(toppings="ham,olives,").toppings == ("ham", "olives")
-    assert loaded(toppings="").toppings == ()
-    assert loaded(environ={"FEDPATCH_TOPPINGS": ""}).toppings == ("cheese", "basil")
+@pytest.mark.parametrize(
+    ("text", "environ", "flags", "toppings"),
+    [
+        ('toppings = ["ham, smoked",\n  "olives",\n]\n', {}, {}, ("ham, smoked", "olives")),
+        ("toppings = []", {}, {}, ()),
+        ("", {"FEDPATCH_TOPPINGS": "ham, olives"}, {}, ("ham", "olives")),
+        ("", {"FEDPATCH_TOPPINGS": ""}, {}, ("cheese", "basil")),
+        ("", {}, {"toppings": "ham,olives,"}, ("ham", "olives")),
+        ("", {}, {"toppings": ""}, ()),
+    ],
+)
+def test_list_is_an_array_in_a_file_and_texts_between_commas_elsewhere(text, environ, flags, toppings):
+    assert loaded(text, environ, **flags).toppings == toppings
 
 
 @pytest.mark.parametrize("value", ['"ham"', "7", '["ham", 7]', "[[]]"])
 def test_anything_else_in_a_file_is_refused(value):
-    """A text is no list of its letters."""
     said = problem(f"\ntoppings = {value}")
     assert said.startswith("pizza.toml:2: toppings: expected texts in quotes between [ and ], got ")
 
 
 def test_every_entry_keeps_to_the_rules():
-    """Pattern, choices and being text at all; the one that does not is named."""
     assert problem('guests = ["ada", "Bob"]') == f"pizza.toml:1: guests: 'Bob' must be {NAME.words}"
     assert problem(cuts="half,quater").startswith("--cuts: unknown value 'quater'; did you mean 'quarter'?")
     assert problem('toppings = ["a\\u0000"]').endswith("is not text (it holds a zero byte or is not UTF-8)")
@@ -77,14 +76,12 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @given(st.lists(TEXTS, max_size=4).map(tuple))
 def test_what_is_printed_and_stored_loads_back_to_the_same(toppings):
-    """Whatever the texts hold."""
     pizza = Pizza(toppings=toppings)
     assert loaded(to_toml(pizza)) == pizza
     assert load(Pizza, file=None, environ={}, flags=public_values(pizza)) == pizza
 
 
 def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
-    """As for any other setting."""
     page = reference(Pizza)
     assert "- `toppings` (`cheese, basil`): What is on it\n" in page
     assert "- `guests` (nobody): Who eats (each 1 to 32 of a-z" in page
@@ -92,7 +89,6 @@ def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
 
 
 def test_a_list_has_an_option():
-    """Of which `--help` says how it is written."""
     app = typer.Typer()
     calls = []
 
@@ -108,8 +104,6 @@ def test_a_list_has_an_option():
 
 
 def test_a_setting_that_nobody_could_give_is_a_mistake_of_ours():
-    """A list of anything but texts, or a required one that cannot be shown: told to whoever declares it."""
-
     @dataclass(frozen=True, kw_only=True)
     class Numbers(Settings):
         plates: tuple[int, ...] = setting((1, 2), help="How many.")

@@ -75,13 +75,12 @@ def from_file(file: Path, text: str, cls=Oven):
     return load(cls, file=file, environ={}, flags={})
 
 
-def test_without_anything_every_setting_has_its_default():
-    """An empty configuration is the defaults."""
-    assert load(Oven, file=None, environ={}, flags={}) == Oven()
+@pytest.mark.parametrize("environ", [{}, {"OVEN_TRAYS": ""}, {"OVEN_DOOR_COUNT": "2", "trays": "3"}], ids=str)
+def test_environment_without_a_value_of_ours_gives_the_defaults(environ):
+    assert load(Oven, file=None, environ=environ, flags={}) == Oven()
 
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(file):
-    """Each place overrides the ones before it, setting by setting, and it is known which one did."""
     file.write_text("trays = 2\nshare = 0.2\nlight = false\n")
     loaded = load_with_origins(
         Oven, file=file, environ={"OVEN_SHARE": "0.3", "OVEN_LIGHT": "yes"}, flags={"light": False, "trays": None}
@@ -92,7 +91,6 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(file):
 
 
 def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
-    """One run of the command shows everything that is wrong, so that nobody mends one mistake after the other."""
     text = '# my oven\ntrays = 9\n\n"tryas" = 1\nlight = "on"\n[preferences]\nshare = 2\n'
     assert problems(file=file, text=text, environ={"OVEN_SHARE": "1.5"}, mode="fann", dish="x") == [
         "oven.toml:2: trays: 9 is above 4",
@@ -128,7 +126,6 @@ def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
     ],
 )
 def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
-    """The problem names the line, the key, and what would be right; a secret's value is not repeated."""
     assert problems(file=file, text=line + "\n") == [f"oven.toml:1: {said}"]
 
 
@@ -140,61 +137,45 @@ def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
         ("SHARE", "inf", "is not a finite number"),
         ("LIGHT", "perhaps", "expected true or false, got 'perhaps'"),
         ("DISH", "\udcff", "is not text (it holds a zero byte or is not UTF-8)"),
+        ("TRAY", "2", "unknown variable; did you mean $OVEN_TRAYS?"),
     ],
 )
 def test_a_wrong_variable_is_told_by_its_name(variable, text, said):
-    """The environment gives texts only; they are read by the type of the setting."""
     assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {said}"]
 
 
-def test_a_misspelt_variable_is_refused_and_a_stranger_is_not():
-    """A slip would silently leave a default in place; other programs' variables may begin alike."""
-    assert problems(environ={"OVEN_TRAY": "2"}) == ["$OVEN_TRAY: unknown variable; did you mean $OVEN_TRAYS?"]
-    assert load(Oven, file=None, environ={"OVEN_DOOR_COUNT": "2", "trays": "3"}, flags={}) == Oven()
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("share = 1", "share", 1.0),
+        ('target = "none"', "target", None),
+        ('book = "~/recipes"', "book", Path("/home/ada/recipes")),
+    ],
+)
+def test_value_in_a_file_becomes_that_of_the_setting(file, monkeypatch, line, name, value):
+    monkeypatch.setenv("HOME", "/home/ada")
+    found = getattr(from_file(file, line), name)
+    assert (type(found), found) == (type(value), value)
 
 
-def test_an_empty_variable_counts_as_not_set():
-    """`OVEN_TRAYS=` in a service's environment file means the default."""
-    assert load(Oven, file=None, environ={"OVEN_TRAYS": ""}, flags={}) == Oven()
-
-
-def test_a_whole_number_is_taken_for_a_number_and_becomes_one(file):
-    """`share = 1` in TOML is an integer; the setting is a float all the same."""
-    assert isinstance(from_file(file, "share = 1").share, float)
-
-
-def test_none_takes_the_value_of_an_optional_setting_away(file):
-    """TOML has no null, so a word stands for it, in every place; a setting that needs a value refuses it."""
-    assert from_file(file, 'target = "none"').target is None
+def test_none_takes_the_value_of_an_optional_setting_away():
+    """A password may be the word: otherwise somebody would log in without one and not know."""
     assert load(Oven, file=None, environ={"OVEN_TARGET": "none"}, flags={}).target is None
     assert load(Oven, file=None, environ={}, flags={"target": "none"}).target is None
+    assert load(Oven, file=None, environ={"OVEN_KEY": "none"}, flags={}).key == "none"
     assert problems(trays="none") == ["--trays: expected a whole number, got 'none'"]
 
 
-def test_a_password_may_be_the_word_none():
-    """Otherwise somebody would log in without one and not know."""
-    assert load(Oven, file=None, environ={"OVEN_KEY": "none"}, flags={}).key == "none"
-
-
-def test_a_tilde_stands_for_the_home_directory(file, monkeypatch):
-    """No shell reads the file, and nobody wants a directory called `~`."""
-    monkeypatch.setenv("HOME", "/home/ada")
-    assert from_file(file, 'book = "~/recipes"').book == Path("/home/ada/recipes")
-
-
 def test_fields_that_do_not_go_together_are_told_where_the_value_came_from(file):
-    """A cross-check blames a setting; the reader is sent to where that was written."""
     assert problems(file=file, text="share = 1\n\ntrays = 2\n") == ["oven.toml:3: trays: too many for a full oven"]
     assert problems(environ={"OVEN_SHARE": "1"}, trays="3") == ["--trays: too many for a full oven"]
 
 
 def test_fields_are_not_held_against_one_that_is_wrong_itself(file):
-    """What that one will be is not known."""
     assert problems(Guest, name="ada", tables="two") == ["--tables: expected a whole number, got 'two'"]
 
 
 def test_a_required_setting_says_what_to_write_beside_all_other_problems(file):
-    """What cannot be guessed is asked for with an example, and checks of other fields speak at the same time."""
     assert problems(Guest, file=file, text="tables = 2\n") == [
         'name: not set; say who is coming, e.g. name = "ada"',
         "chairs: fewer than tables",
@@ -211,12 +192,10 @@ def test_a_required_setting_says_what_to_write_beside_all_other_problems(file):
     ],
 )
 def test_a_syntax_error_is_told_with_its_line(file, text, said):
-    """In the words of the TOML parser, at a place an editor can jump to; other places are still checked."""
     assert problems(file=file, text=text, trays="9") == [said, "--trays: 9 is above 4"]
 
 
 def test_a_file_that_cannot_be_read_is_told_in_words(file):
-    """No such file, a directory, and bytes that are no text."""
     assert problems(file=file) == ["oven.toml: no such file"]
     assert problems(file=file / "x") == ["oven.toml/x: no such file"]
     file.write_bytes(b"trays = 2\ndish = '\xff'\n")
@@ -226,7 +205,6 @@ def test_a_file_that_cannot_be_read_is_told_in_words(file):
 
 
 def test_a_file_from_windows_is_read(file):
-    """A byte order mark and carriage returns are no mistake, and lines are still counted right."""
     file.write_bytes(b"\xef\xbb\xbftrays = 2\r\n# x\r\nshare = 3\r\n")
     assert problems(file=file) == ["oven.toml:3: share: 3 is above 1"]
 
@@ -254,7 +232,6 @@ OVENS = st.builds(
 
 @given(OVENS)
 def test_what_is_printed_loads_back_to_the_same_but_for_secrets(oven):
-    """`--print-config` makes a configuration file, and never one with a secret in it."""
     text = to_toml(oven)
     assert "s3cret!" not in text
     with tempfile.TemporaryDirectory() as folder:
@@ -263,14 +240,12 @@ def test_what_is_printed_loads_back_to_the_same_but_for_secrets(oven):
 
 @given(OVENS)
 def test_public_values_load_back_to_the_same(oven):
-    """What the registry stores of a run's settings is enough to carry it on, and holds no secret."""
     stored = public_values(oven)
     assert "key" not in stored
     assert public_values(load(Oven, file=None, environ={}, flags=stored)) == stored
 
 
 def test_what_is_printed_tells_where_each_value_came_from(file):
-    """So that nobody has to guess why a setting is what it is."""
     file.write_text("trays = 2\n")
     loaded = load_with_origins(Oven, file=file, environ={"OVEN_KEY": "s3cret!"}, flags={"share": "0.25"})
     lines = to_toml(loaded.settings, loaded.origins).splitlines()
@@ -285,13 +260,11 @@ def test_what_is_printed_tells_where_each_value_came_from(file):
 
 
 def test_a_secret_is_not_in_the_repr():
-    """Settings end up in log lines and tracebacks."""
     assert "s3cret!" not in repr(Oven(key="s3cret!"))
 
 
 @given(st.floats() | st.integers() | st.text() | st.booleans() | st.lists(st.integers()))
 def test_any_value_is_taken_or_refused_in_words(value):
-    """Nothing but ConfigError comes out, whatever goes in, and what is taken is within the limits."""
     try:
         oven = load(Oven, file=None, environ={}, flags={"share": value})
     except ConfigError as error:

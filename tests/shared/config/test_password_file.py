@@ -27,7 +27,6 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("settings", NEEDED)
 def test_a_password_may_lie_in_a_file(settings, file):
-    """Its line ending is not part of it; settings that are shown or stored hold the path alone."""
     flags = {**NEEDED[settings], "username": "ada", "password_file": str(file)}
     found = load(settings, file=None, environ={}, flags=flags)
     assert password_of(found) == SECRET
@@ -43,7 +42,6 @@ def test_the_end_of_the_line_is_not_part_of_it(file, end):
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
 def test_one_that_others_may_read_or_change_is_refused(file, mode):
-    """With the mend; the password may be known by now."""
     file.chmod(mode)
     with pytest.raises(UsageError, match=f"chmod 600 {file}") as caught:
         read_password(file)
@@ -64,7 +62,6 @@ def test_one_that_systemd_gives_its_service_is_taken(file, monkeypatch):
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"two\nlines\n", b"a\0b", b"\xff\xfe", b"x" * (MAX_BYTES + 1)])
 def test_what_is_no_password_is_refused_without_being_repeated(file, data):
-    """Empty, of several lines, no text, or far too long."""
     file.write_bytes(data)
     with pytest.raises(UsageError, match="password_file") as caught:
         read_password(file)
@@ -72,14 +69,12 @@ def test_what_is_no_password_is_refused_without_being_repeated(file, data):
 
 
 def test_one_that_is_not_there_or_no_file_is_named(tmp_path):
-    """With what the system says of it."""
     for path, words in ((tmp_path / "absent", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(UsageError, match=words):
             read_password(path)
 
 
 def test_it_needs_a_user_name_and_no_second_password(file):
-    """Both mistakes are told at once, by the name of the setting."""
     with pytest.raises(ConfigError) as caught:
         load(RunSettings, file=None, environ={"FEDPATCH_PASSWORD": SECRET}, flags={"password_file": str(file)})
     said = sorted(caught.value.problems)

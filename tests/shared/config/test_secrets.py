@@ -6,7 +6,6 @@ from fedpatch.shared.config.secrets import drop_secrets, pop_password
 
 
 def test_no_child_inherits_a_password():
-    """That of either side is taken out, and nothing else."""
     kept = {"PATH": "/bin", "FEDPATCH_PASSWORD_FILE": "/secret", "FEDPATCH_BROKER": "b", "PASSWORD": "somebody's"}
     environ = {**kept, "FEDPATCH_PASSWORD": "a", "FEDPATCH_AGENT_PASSWORD": "b"}
     drop_secrets(environ)
@@ -14,7 +13,6 @@ def test_no_child_inherits_a_password():
 
 
 def test_the_coordinators_is_taken_out_by_those_who_use_it():
-    """Once; an empty one is none."""
     environ = {"FEDPATCH_PASSWORD": "a"}
     assert [pop_password(environ), pop_password(environ)] == ["a", None]
     assert pop_password({"FEDPATCH_PASSWORD": ""}) is None

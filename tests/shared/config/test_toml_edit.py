@@ -35,7 +35,6 @@ GAPS = st.sampled_from(["", "\n", "# a = 1\n", "  \t", " \n\n# '''\n\t"])
 
 @given(st.lists(st.tuples(GAPS, KEYS, VALUES), max_size=6, unique_by=lambda entry: entry[1]), st.booleans())
 def test_every_top_level_key_is_found_on_its_line(entries, windows):
-    """Whatever stands before it: comments, text over several lines, nested arrays, tables."""
     text, in_table = "", False
     expected: dict[str, int] = {}
     for gap, key, value in entries:
@@ -73,7 +72,6 @@ def test_values_that_are_put_in_are_there_and_nothing_else_has_changed(entries, 
 
 
 def test_a_key_that_is_a_table_is_not_made_a_value_and_does_not_go():
-    """Whoever wrote it meant something else."""
     with pytest.raises(ValueError, match="overwrite"):
         with_values("[broker]\nurl = 1\n", {"broker": "mqtts://there"})
     with pytest.raises(ValueError, match="cannot be told apart"):
@@ -87,6 +85,5 @@ def test_a_key_that_is_a_table_is_not_made_a_value_and_does_not_go():
     | st.text(st.characters(exclude_categories=["Cs"]))
 )
 def test_a_value_written_is_read_back(value):
-    """As the same value of the same type."""
     read = tomllib.loads(f"x = {toml_value(value)}")["x"]
     assert (type(read), read) == (type(value), value)

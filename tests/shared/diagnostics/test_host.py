@@ -31,13 +31,11 @@ def checkup() -> Checkup:
 
 
 def named(checkup: Checkup, name: str) -> Finding:
-    """The finding of that name."""
     return next(one for one in checkup.findings if one.name == name)
 
 
 @contextlib.contextmanager
 def tmpfs(place: Path, options: str) -> Iterator[Path]:
-    """A small file system of its own."""
     place.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=False, capture_output=True)
     if done.returncode != 0:
@@ -49,25 +47,22 @@ def tmpfs(place: Path, options: str) -> Iterator[Path]:
 
 
 def test_a_state_directory_that_is_absent_is_tried_and_not_left(checkup, tmp_path):
-    """Nothing is there afterwards, not even its parents."""
     check_state_dir(tmp_path / "a" / "b", SPACE, checkup, private=True)
     assert [one.verdict for one in checkup.findings] == ["ok", "ok"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_directory_that_others_can_read(checkup, tmp_path):
-    """It holds private patches, so that is a warning; a coordinator's does not."""
-    tmp_path.chmod(0o755)
-    check_state_dir(tmp_path, SPACE, checkup, private=True)
-    assert named(checkup, "state_dir").remedy == f"chmod 700 {tmp_path}"
-    checkup.findings.clear()
-    tmp_path.chmod(0o710)  # the group passes through to the models
-    check_state_dir(tmp_path, SPACE, checkup, private=True)
-    assert named(checkup, "state_dir").verdict == "ok"
-    checkup.findings.clear()
-    tmp_path.chmod(0o755)
-    check_state_dir(tmp_path, SPACE, checkup, private=False)
-    assert named(checkup, "state_dir").verdict == "ok"
+@pytest.mark.parametrize(
+    ("mode", "private", "remedy"), [(0o755, True, "chmod 700 {}"), (0o710, True, ""), (0o755, False, "")]
+)
+def test_state_directory_with_private_patches_that_others_can_read_is_a_warning(
+    checkup, tmp_path, mode, private, remedy
+):
+    """A group may pass through to the models."""
+    tmp_path.chmod(mode)
+    check_state_dir(tmp_path, SPACE, checkup, private=private)
+    found = named(checkup, "state_dir")
+    assert (found.verdict, found.remedy) == ("warn" if remedy else "ok", remedy.format(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,52 +77,33 @@ def test_a_state_directory_of_somebody_else(checkup, tmp_path):
 
 
 def test_a_state_directory_that_is_a_file(checkup, tmp_path):
-    """Told with its name, not as a traceback."""
     (tmp_path / "file").touch()
     check_state_dir(tmp_path / "file", SPACE, checkup, private=True)
     found = named(checkup, "state_dir")
     assert found.verdict == "fail" and str(tmp_path / "file") in found.detail and "--state-dir" in found.remedy
 
 
-def test_a_read_only_file_system(checkup, tmp_path):
-    """As an SD card turns when it is worn."""
-    with tmpfs(tmp_path / "disk", "ro,size=8m") as disk:
-        check_state_dir(disk / "state", SPACE, checkup, private=True)
-    found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and "Read-only" in found.detail and "SD card" in found.remedy
-
-
-def test_a_full_disk(checkup, tmp_path):
-    """Not even the probe can be written."""
-    with tmpfs(tmp_path / "disk", "size=1m,mode=700") as disk:
-        with contextlib.suppress(OSError):
-            (disk / "big").write_bytes(bytes(2**21))
-        check_state_dir(disk, SPACE, checkup, private=True)
-    found = named(checkup, "state_dir")
-    assert found.verdict == "fail" and "No space left" in found.detail and "free some space" in found.remedy
-
-
 @pytest.mark.parametrize(
-    ("options", "verdict", "words"), [("size=900k", "fail", "which take"), ("size=3m", "warn", "up to")]
+    ("options", "fill_bytes", "name", "verdict", "words", "remedy"),
+    [
+        ("ro,size=8m", 0, "state_dir", "fail", "Read-only", "SD card"),
+        ("size=1m,mode=700", 2**21, "state_dir", "fail", "No space left", "free some space"),
+        ("size=900k,mode=700", 0, "disk", "fail", "which take", "free some space"),
+        ("size=3m,mode=700", 0, "disk", "warn", "up to", "free some space"),
+        ("size=8m,nr_inodes=20,mode=700", 0, "disk", "fail", "inodes", "df -i"),
+    ],
+    ids=["read-only", "full", "below the least", "below the most", "no inodes"],
 )
-def test_a_disk_that_is_too_small(checkup, tmp_path, options, verdict, words):
-    """Too small for the least is a failure, for the most a warning."""
-    with tmpfs(tmp_path / "disk", f"{options},mode=700") as disk:
+def test_disk_without_room_is_found(checkup, tmp_path, options, fill_bytes, name, verdict, words, remedy):
+    with tmpfs(tmp_path / "disk", options) as disk:
+        with contextlib.suppress(OSError):
+            (disk / "big").write_bytes(bytes(fill_bytes))
         check_state_dir(disk, SPACE, checkup, private=True)
-    found = named(checkup, "disk")
-    assert found.verdict == verdict and words in found.detail and "free some space" in found.remedy
-
-
-def test_a_disk_without_inodes(checkup, tmp_path):
-    """Bytes are not all that a file needs."""
-    with tmpfs(tmp_path / "disk", "size=8m,nr_inodes=20,mode=700") as disk:
-        check_state_dir(disk, SPACE, checkup, private=True)
-    found = named(checkup, "disk")
-    assert found.verdict == "fail" and "inodes" in found.detail and "df -i" in found.remedy
+    found = named(checkup, name)
+    assert found.verdict == verdict and words in found.detail and remedy in found.remedy
 
 
 def test_a_clock_that_began_in_1970(checkup):
-    """A Raspberry Pi without network; with TLS the certificate suffers. Never a failure."""
     check_clock(checkup, tls=True, now=1000.0)
     found = named(checkup, "clock")
     assert found.verdict == "warn" and "1970-01-01" in found.detail and "certificate" in found.detail
@@ -147,7 +123,6 @@ def test_what_the_system_says_of_its_clock(checkup, tmp_path, monkeypatch, told,
 
 
 def test_memory_that_is_short(checkup, tmp_path):
-    """What is available, what is needed, and a mend."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  900000 kB\nMemAvailable:     50000 kB\n")
     check_memory(90e6, "training", checkup, meminfo)
@@ -160,14 +135,12 @@ def test_memory_that_is_short(checkup, tmp_path):
     assert [one.verdict for one in checkup.findings] == ["ok", "skip"]
 
 
-def test_memory_of_a_process():
-    """Of one that is there."""
+def test_memory_of_a_process_that_is_gone_is_none():
     assert (resident_memory(os.getpid()) or 0) > 10e6
     assert resident_memory(2**30) is None
 
 
 def test_a_machine_without_torch(checkup, monkeypatch):
-    """The mend names the part of fedpatch that brings it."""
     monkeypatch.setattr(host, "_version", lambda name: "" if name == "torch" else "1.0")
     check_versions("agent", checkup)
     found = named(checkup, "versions")
@@ -184,7 +157,6 @@ def test_a_machine_without_torch(checkup, monkeypatch):
     ],
 )
 def test_a_torch_that_ends_a_raspberry_pi_with_sigill(checkup, monkeypatch, machine, version, verdict):
-    """From 2.10 on, on that processor only."""
     monkeypatch.setattr(host, "_version", lambda name: version)
     check_versions("agent", checkup, machine)
     assert named(checkup, "versions").verdict == verdict

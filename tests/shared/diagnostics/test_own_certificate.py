@@ -23,7 +23,6 @@ from tests.support.identities import DAY_S, Certified
 
 @pytest.fixture
 def house(tmp_path: Path) -> Certified:
-    """A fleet with a device."""
     return Certified(tmp_path / "ca", ca_days=900).make("pi-1", days=300)
 
 
@@ -41,14 +40,12 @@ def settings_of(house: Certified, device: str = "pi-1") -> AgentSettings:
 
 
 def found(settings: AgentSettings | RunSettings, name: str = "pi-1") -> Finding | None:
-    """The finding about the certificate."""
     checkup = quiet_checkup()
     check_own_certificate(settings, "device", name, checkup)
     return checkup.findings[0] if checkup.findings else None
 
 
 def test_good_certificate_is_a_finding_with_its_end(house: Certified):
-    """And who made it; without a certificate, or without TLS, nothing is told."""
     good = found(settings_of(house))
     assert good is not None and good.verdict == "ok"
     assert "for 'pi-1', by 'fedpatch CA of kitchen'; it is good until 20" in good.detail
@@ -57,7 +54,6 @@ def test_good_certificate_is_a_finding_with_its_end(house: Certified):
 
 
 def test_bad_certificate_is_a_finding_with_a_remedy(house: Certified, tmp_path: Path):
-    """Near its end, over, before its time, for somebody else, with another's key, open to others, not there."""
     now = time.time()
     house.device("ending", days=5)
     house.device("old", days=1, now=now - 9 * DAY_S)
@@ -89,7 +85,6 @@ def test_bad_certificate_is_a_finding_with_a_remedy(house: Certified, tmp_path: 
 
 
 def run_settings(house: Certified) -> RunSettings:
-    """Of the fleet's coordinator."""
     place = house.directory
     own = place / "coordinator"
     return RunSettings(
@@ -103,14 +98,12 @@ def run_settings(house: Certified) -> RunSettings:
 
 
 def identities(settings: RunSettings) -> Finding | None:
-    """The finding about the CA."""
     checkup = quiet_checkup()
     check_authority(settings, checkup)
     return checkup.findings[0] if checkup.findings else None
 
 
 def test_the_coordinator_s_doctor_knows_what_ends_soon(house: Certified, tmp_path: Path):
-    """A device among them; a revoked one is nobody's concern. Without a CA nothing is told."""
     settings = run_settings(house)
     good = identities(settings)
     assert good is not None and good.verdict == "ok" and "knows 1 devices, 0 of them revoked" in good.detail
@@ -129,7 +122,6 @@ def test_the_coordinator_s_doctor_knows_what_ends_soon(house: Certified, tmp_pat
 
 
 def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
-    """The CA's, the coordinator's, that of the device whose newest ends first, and what the broker showed; renewals too."""
     settings, now = run_settings(house), time.time()
     revocations = Revocations(house.directory, "kitchen")
     asks = {**of_files(settings), **of_others(revocations, lambda: now + 7 * DAY_S)}
@@ -143,7 +135,6 @@ def test_the_metric_knows_every_certificate_a_run_depends_on(house: Certified):
 
 
 def test_a_device_that_is_enrolled_during_a_run_has_its_metric(tmp_path: Path):
-    """The first one, too; until then there is no number."""
     Certified(tmp_path / "ca").make()
     revocations = Revocations(tmp_path / "ca", "kitchen")
     ask = of_others(revocations, lambda: None)["device"]

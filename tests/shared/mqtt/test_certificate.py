@@ -28,7 +28,6 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]
 
 
 def test_certificate_has_owner_and_dates(pems: tuple[bytes, bytes, bytes]):
-    """Fleet, part and name of ours; the dates as they were given."""
     ca, device, broker = (read_pem(one)[0] for one in pems)
     assert device.holder == CertificateOwner("kitchen", "device", "pi-1")
     assert (device.subject, device.issuer, device.is_ca) == ("pi-1", "fedpatch CA of kitchen", False)
@@ -40,7 +39,6 @@ def test_certificate_has_owner_and_dates(pems: tuple[bytes, bytes, bytes]):
 
 
 def test_a_file_may_hold_several_and_a_key(pems: tuple[bytes, bytes, bytes]):
-    """In the order of the file; one without any is an error."""
     found = read_pem(b"text\n" + b"".join(pems) + b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
     assert [one.subject for one in found] == ["fedpatch CA of kitchen", "pi-1", "broker"]
     with pytest.raises(ValueError, match="no certificate in it"):
@@ -49,7 +47,6 @@ def test_a_file_may_hold_several_and_a_key(pems: tuple[bytes, bytes, bytes]):
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
 def test_system_certificates_are_read_as_by_cryptography():
-    """RSA and elliptic curves, both kinds of dates, names in all their encodings."""
     data = Path(certifi.where()).read_bytes()
     ours, theirs = read_pem(data), x509.load_pem_x509_certificates(data)
     assert len(ours) == len(theirs) > 100
@@ -62,7 +59,6 @@ def test_system_certificates_are_read_as_by_cryptography():
 
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_damaged_certificate_raises_value_error_alone(pems: tuple[bytes, bytes, bytes], place: int, value: int):
-    """Any byte may be any other; so may the end be missing."""
     der = bytearray(x509.load_pem_x509_certificate(pems[1]).public_bytes(Encoding.DER))
     cut = der[: place % len(der)]
     der[place % len(der)] = value
@@ -92,7 +88,6 @@ def _made(*dates: bytes) -> bytes:
 
 
 def test_certificate_without_extensions_has_no_holder():
-    """Version 1 has none; what is not two dates is no certificate."""
     found = read_der(_made(b"700101000001Z", b"700101000002Z"))
     assert (found.serial, found.not_before, found.not_after) == (7, 1.0, 2.0)
     assert (found.subject, found.is_ca, found.holder) == ("no name", False, None)

@@ -27,7 +27,6 @@ BROKER = BrokerUrl("broker.lan", 1883, False)
     ],
 )
 def test_an_unreachable_broker_has_a_sentence(error, words):
-    """Trying again may help with each of these."""
     fault = unreachable(BROKER, error)
     assert words in fault.reason
     assert not fault.lasting
@@ -60,7 +59,6 @@ def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
     ],
 )
 def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):
-    """A wrong password stays wrong; a busy broker does not stay busy."""
     fault = refused(BROKER, "pi-1", ReasonCode(PacketTypes.CONNACK, identifier=code), with_password=True)
     assert words in fault.reason
     assert fault.lasting is lasting
@@ -68,7 +66,6 @@ def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):
 
 @pytest.mark.parametrize("code", [0x86, 0x87])
 def test_refusal_without_credentials_names_their_options(code):
-    """Nobody has to look up where a user name and a password go."""
     reason = ReasonCode(PacketTypes.CONNACK, identifier=code)
     nameless = refused(BROKER, None, reason, with_password=False).reason
     assert "asks for a user name and a password; give the name with --username" in nameless
@@ -96,7 +93,6 @@ def test_a_port_that_hangs_up_may_be_the_one_with_tls():
     ],
 )
 def test_a_broker_that_closes_the_connection_is_quoted(code, words):
-    """MQTT 5 lets the broker say why."""
     assert words in lost(BROKER, ReasonCode(PacketTypes.DISCONNECT, identifier=code), True, True).reason
 
 

@@ -27,7 +27,6 @@ def send_all(outbox: Outbox, window: int = MAX_IN_FLIGHT) -> list[str]:
 
 
 def test_no_more_than_the_capacity_is_held_until_acknowledged():
-    """What is on its way still takes a place; an acknowledgement frees it."""
     outbox = Outbox(2)
     assert outbox.put(message(0))
     assert outbox.put(message(1))
@@ -39,7 +38,6 @@ def test_no_more_than_the_capacity_is_held_until_acknowledged():
 
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_the_window_bounds_what_is_on_its_way(window):
-    """Not even a broker that allows more gets more than the own limit."""
     outbox = Outbox(100)
     for number in range(50):
         outbox.put(message(number))
@@ -63,7 +61,6 @@ def test_large_messages_go_few_at_a_time_but_always_one():
 
 
 def test_lost_connection_resends_messages_alone_and_in_order():
-    """Whichever message the broker stumbled over, it is alone the next time."""
     outbox = Outbox(10)
     for number in range(4):
         outbox.put(message(number))
@@ -79,7 +76,6 @@ def test_lost_connection_resends_messages_alone_and_in_order():
 
 
 def test_message_that_breaks_every_connection_is_given_up():
-    """A poisonous message costs a few connections, then nothing more."""
     outbox = Outbox(10)
     for number in range(3):
         outbox.put(message(number))

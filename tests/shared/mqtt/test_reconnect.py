@@ -52,7 +52,6 @@ def test_pauses_are_drawn_and_grow_up_to_the_longest():
 
 
 def test_a_patient_link_waits_for_as_long_as_it_may():
-    """From when it is told, and each time."""
     seconds = pauses(10, patient_from=4)
     assert seconds[3:] == [LONGEST_S] * 7
     assert max(seconds[:3]) < LONGEST_S

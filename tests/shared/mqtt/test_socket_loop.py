@@ -20,11 +20,9 @@ class Client:
         self._ours, self._theirs = socket.socketpair()
 
     def socket(self) -> socket.socket:
-        """The open socket."""
         return self._ours
 
     def want_write(self) -> bool:
-        """Nothing does."""
         return False
 
     def loop_read(self) -> None:
@@ -37,7 +35,6 @@ class Client:
         """No keepalive."""
 
     def close(self) -> None:
-        """Both ends."""
         self._ours.close()
         self._theirs.close()
 
@@ -49,7 +46,6 @@ def _patient(monkeypatch) -> None:
 
 
 def test_message_put_before_wake_is_sent_in_the_next_turn():
-    """Of many threads that put something down and wake, none waits for another's wake or for the loop's own pace."""
     loop, client, done = SocketLoop(), Client(), threading.Event()
     session: deque[int] = deque()
     taken: list[int] = []
@@ -81,7 +77,6 @@ def test_message_put_before_wake_is_sent_in_the_next_turn():
 
 
 def test_a_wake_between_two_connections_is_not_lost():
-    """Who wakes a loop that has no client yet has its first turn come at once, and the next wake is heard again."""
     loop = SocketLoop()
     for _ in range(2):
         client, woken = Client(), threading.Event()

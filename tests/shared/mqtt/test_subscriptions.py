@@ -25,7 +25,6 @@ def test_changes_are_sent_in_their_order():
 
 
 def test_new_connection_subscribes_to_all_current_filters():
-    """Also what the last connection was told."""
     subscriptions = Subscriptions()
     subscriptions.add(("a", "b"))
     wishes(subscriptions)
@@ -62,7 +61,6 @@ def test_new_connection_unsubscribes_from_filters_removed_meanwhile():
     ],
 )
 def test_topic_is_wanted_if_a_filter_matches(pattern, topic, expected):
-    """Wildcards mean what the standard says."""
     subscriptions = Subscriptions()
     subscriptions.add((pattern,))
     assert subscriptions.want(topic) is expected
@@ -70,7 +68,6 @@ def test_topic_is_wanted_if_a_filter_matches(pattern, topic, expected):
 
 @pytest.mark.parametrize("pattern", ["", "a+/b", "a/#/b", "a/b#"])
 def test_malformed_filter_raises_value_error(pattern):
-    """A broker would close each connection at it."""
     subscriptions = Subscriptions()
     with pytest.raises(ValueError, match="not a topic filter"):
         subscriptions.add((pattern,))

@@ -58,7 +58,6 @@ def _alert(word: str) -> ssl.SSLError:
     ],
 )
 def test_failed_check_has_problem_and_remedy(house: Certified, broker, code, problem, remedy):
-    """And none of them passes by waiting."""
     found = distrusted(broker, house.files("pi-1"), _of_library(code))
     assert problem in found.problem and remedy in found.remedy
     fault = found.fault()
@@ -69,7 +68,6 @@ def test_failed_check_has_problem_and_remedy(house: Certified, broker, code, pro
     ("synchronised", "words"), [(False, "is not synchronised with any time server"), (True, ""), (None, "")]
 )
 def test_certificate_not_yet_valid_is_retried(house: Certified, broker, monkeypatch, synchronised, words):
-    """Until when, nobody can say where the broker does not show it; a clock that no server set is told as such."""
     monkeypatch.setattr("fedpatch.shared.mqtt.tls_errors.is_synchronised", lambda: synchronised)
     found = distrusted(broker, house.files("pi-1"), _of_library(NOT_YET_VALID))
     assert f"the certificate of the broker {broker} is not yet valid; the clock here says" in found.problem
@@ -81,7 +79,6 @@ def test_certificate_not_yet_valid_is_retried(house: Certified, broker, monkeypa
     ("code", "made", "words"), [(EXPIRED, -99, "has expired since"), (NOT_YET_VALID, 9, "is not yet valid before")]
 )
 def test_expired_ca_is_named_with_its_date(tmp_path: Path, broker, code, made, words):
-    """Our own file tells: nobody has to be asked."""
     elsewhere = Certified(tmp_path / "ca", now=time.time() + made * DAY_S, ca_days=30)
     elsewhere.open().close()
     found = distrusted(broker, TlsFiles(elsewhere.directory / "ca.crt"), _of_library(code))
@@ -105,7 +102,6 @@ def test_alert_of_the_broker_has_problem_and_remedy(house: Certified, broker, wo
 
 
 def test_own_certificate_not_yet_valid_is_retried(house: Certified, broker):
-    """From its first day on."""
     found = refused_by_broker(broker, house.files("young"), _alert("BAD_CERTIFICATE"))
     assert found is not None and "it is not yet valid before 20" in found.problem
     assert found.good_from == pytest.approx(time.time() + 9 * DAY_S, abs=2 * DAY_S)
@@ -122,14 +118,12 @@ def test_expired_alert_with_an_expired_ca_names_the_ca(tmp_path: Path, house: Ce
 
 
 def test_missing_own_certificate_is_named_with_its_remedy(broker):
-    """An alert about something else is not about trust."""
     found = refused_by_broker(broker, TlsFiles(), _alert("CERTIFICATE_REQUIRED"))
     assert isinstance(found, TrustError) and "asks for a certificate, and we have none" in found.problem
     assert refused_by_broker(broker, TlsFiles(), _alert("PROTOCOL_VERSION")) is None
 
 
 def test_error_not_about_certificates_has_no_fault(house: Certified, broker):
-    """Nor is an alert of another kind, where we do have a certificate."""
     assert fault_of(broker, house.files("pi-1"), DataError("no disk")) is None
     assert fault_of(broker, house.files("pi-1"), _alert("INTERNAL_ERROR")) is None
     assert fault_of(broker, house.files("pi-1"), _of_library(REVOKED)) is not None

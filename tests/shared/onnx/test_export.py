@@ -24,7 +24,6 @@ POLICIES = ("none", "stats", "affine", "all")
 
 
 def samples(task: Task, count: int, seed: int = 1) -> np.ndarray:
-    """Inputs of the task's shape."""
     return np.random.default_rng(seed).random((count, *task.input_shape), dtype=np.float32)
 
 
@@ -43,7 +42,6 @@ class Deciding(nn.Module):
     """Computes one thing or the other, by a value that a trace does not see."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of each row of positive inputs, its mean else."""
         return x.sum(dim=1) if x.mean() > 0 else x.mean(dim=1)
 
 
@@ -56,7 +54,6 @@ class Dropping(nn.Module):
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The dropout comes last."""
         dropped: Tensor = self.drop(self.fc(x))
         return dropped
 
@@ -65,7 +62,6 @@ class Special(nn.Module):
     """Uses what ONNX does not have."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Some matrix's eigenvalues."""
         values: Tensor = torch.linalg.eigvals(x @ x.transpose(-1, -2))
         return values.real
 
@@ -107,7 +103,6 @@ def test_a_private_value_makes_another_model():
 
 
 def test_many_batches_give_what_one_does():
-    """Inputs pass in parts, in their order."""
     module = digits.TASK.build_model()
     model = OnnxModel(export_onnx(module, samples(digits.TASK, 1)).model, "model")
     inputs = samples(digits.TASK, 2 * BATCH + 3)
@@ -115,7 +110,6 @@ def test_many_batches_give_what_one_does():
 
 
 def test_the_module_is_as_it_was():
-    """Its mode, its values, what its gradients need, and torch's random numbers; a dropout is not in the export."""
     module = Dropping()
     module.drop.eval()
     modes = [part.training for part in module.modules()]
@@ -131,7 +125,6 @@ def test_the_module_is_as_it_was():
 
 
 def test_the_opset_and_the_names_are_those_that_are_documented():
-    """Whoever uses the model from another language relies on them."""
     import onnx
 
     exported = export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1))
@@ -154,7 +147,6 @@ def test_a_model_that_decides_by_a_value_is_refused():
 
 
 def test_a_model_without_an_onnx_is_refused_in_a_sentence():
-    """With what the exporter said of it."""
     with pytest.raises(ExportRefused, match=r"cannot be written as ONNX: .*; build it of operators"):
         export_onnx(Special(), np.ones((1, 3, 3), np.float32))
 
@@ -165,7 +157,6 @@ def test_a_model_without_an_onnx_is_refused_in_a_sentence():
     ids=["shape", "nan"],
 )
 def test_outputs_that_cannot_be_compared_are_refused(expected, why):
-    """Of another shape, or no numbers."""
     model = OnnxModel(export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1)).model, "model")
     with pytest.raises(ExportRefused, match=why):
         require_parity(model, samples(digits.TASK, 2), expected)
@@ -182,7 +173,6 @@ def test_outputs_that_cannot_be_compared_are_refused(expected, why):
     ids=["width", "one", "none", "complex"],
 )
 def test_inputs_that_do_not_fit_are_told(inputs, why):
-    """With what the model takes."""
     model = OnnxModel(export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1)).model, "model")
     with pytest.raises(DataError, match=why):
         model.run(inputs)
@@ -190,14 +180,12 @@ def test_inputs_that_do_not_fit_are_told(inputs, why):
 
 @pytest.mark.parametrize("convert", [np.float64, np.float32, np.int64, np.uint8], ids=str)
 def test_inputs_of_another_number_type_are_converted(convert: Callable[..., Any]):
-    """Where nothing but precision is lost."""
     model = OnnxModel(export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1)).model, "model")
     assert model.run(convert(np.ones((2, 64)))).shape == (2, 10)
 
 
 @pytest.mark.parametrize("damage", [b"", b"no model at all", None], ids=["empty", "text", "cut"])
 def test_bytes_that_are_no_model_are_told(damage):
-    """By the name of the file."""
     whole = export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1)).model
     with pytest.raises(StateError, match=r"here/model\.onnx: cannot be run"):
         OnnxModel(whole[: len(whole) // 2] if damage is None else damage, "here/model.onnx")
@@ -205,7 +193,6 @@ def test_bytes_that_are_no_model_are_told(damage):
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_the_metric_of_arrays_is_that_of_tensors_to_the_last_bit(task):
-    """So that an evaluation without torch finds what training reported."""
     assert task.metric_takes_arrays
     rng = np.random.default_rng(3)
     for count in (1, 3, 7, 30, 999):

@@ -32,7 +32,6 @@ def _findings(task: Task, spec: str = "good", private: str = "affine") -> dict[s
 
 
 def test_a_task_that_fits_passes_every_check():
-    """Each is made, none warns."""
     found = _findings(TASK)
     assert {one.verdict for one in found.values()} == {"ok"}
     assert set(found) == {
@@ -61,7 +60,6 @@ def test_a_task_that_fits_passes_every_check():
     ],
 )
 def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, remedy):
-    """With the array, the row, the place in the file, and what to change."""
     task = TASK
     if spec == "inf":
         task = replace(TASK, prepare=None)
@@ -82,15 +80,12 @@ def test_data_that_do_not_fit_fail_the_check_of_that_name(spec, check, words, re
     ],
 )
 def test_data_that_mislead_warn(spec, check, words):
-    """They can be trained on; the accuracy would say little."""
     one = _findings(TASK, spec)[check]
     assert one.verdict == "warn"
     assert words in one.detail and one.remedy
 
 
 def test_a_test_class_that_is_never_trained_on_warns():
-    """As a split by time may leave it."""
-
     def load(spec: str, root: Path) -> Any:
         data = TASK.load_data(spec, root)
         return replace(data, train_y=np.zeros_like(data.train_y))
@@ -100,14 +95,12 @@ def test_a_test_class_that_is_never_trained_on_warns():
 
 
 def test_a_cast_is_named():
-    """float64 is the dtype of NumPy, and no fault."""
     one = _findings(replace(TASK, prepare=None), "float64")["dtype"]
     assert one.verdict == "ok"
     assert "train_x of data 'float64' is float64 and is cast to float32" in one.detail
 
 
 def test_raw_inputs_before_a_model_without_batch_norm_warn():
-    """With what to do: scale them, or begin with a batch norm."""
     raw = replace(TASK, prepare=None)
     assert "scale them in the task's `prepare`" in _findings(raw)["inputs"].remedy
     normed = replace(raw, build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), build_model()))
@@ -131,13 +124,11 @@ def test_a_prepare_that_looks_at_other_rows_fails():
     ],
 )
 def test_the_patch_policy_is_compared_with_the_model(private, verdict, words):
-    """As the run would."""
     one = _findings(TASK, private=private)["patch"]
     assert (one.verdict, words in one.detail) == (verdict, True), one
 
 
 def test_a_model_without_batch_norm_fails_a_policy_of_batch_norm():
-    """With the two ways out."""
     task = replace(TASK, build_model=lambda: nn.Linear(3, 2))
     one = _findings(task)["patch"]
     assert one.verdict == "fail" and "no batch norm" in one.detail
@@ -146,7 +137,6 @@ def test_a_model_without_batch_norm_fails_a_policy_of_batch_norm():
 
 
 def test_a_loss_and_a_metric_that_fail_are_named():
-    """And the checks after them are left out."""
     found = _findings(replace(TASK, loss=lambda outputs, targets: _fail()))
     assert found["step"].verdict == "fail" and "onnx" not in found
     found = _findings(replace(TASK, metric=metrics.mae))
@@ -154,7 +144,6 @@ def test_a_loss_and_a_metric_that_fail_are_named():
 
 
 def test_both_commands_check_alike(agent, tmp_path):
-    """A laptop and a device; as one document for programs, with exit code 0."""
     told = agent("check-task", REFERENCE, "--json")
     document = json.loads(told.out)
     assert (told.code, document["ok"]) == (0, True), told
@@ -162,7 +151,6 @@ def test_both_commands_check_alike(agent, tmp_path):
 
 
 def test_a_failed_check_ends_with_1_and_wrong_usage_with_2(agent):
-    """And with neither a traceback nor words on stdout that are no result."""
     failed = agent("check-task", REFERENCE, "--data", "labels")
     assert failed.code == 1 and "fail  labels" in failed.out and "remedy: number the 2 classes" in failed.out
     assert "Traceback" not in failed.out + failed.err
@@ -172,14 +160,12 @@ def test_a_failed_check_ends_with_1_and_wrong_usage_with_2(agent):
 
 
 def test_fedpatch_has_the_command_too(fedpatch):
-    """With the same checks."""
     ended = fedpatch("check-task", REFERENCE, "--data", "bug", "--json")
     assert ended.code == 1
     assert [one["verdict"] for one in json.loads(ended.out)["findings"] if one["name"] == "data"] == ["fail"]
 
 
 def test_a_task_without_a_demo_needs_data(agent, monkeypatch):
-    """There is nothing to check otherwise."""
     module = sys.modules["tests.shared.prepared_task"]
     monkeypatch.setattr(module, "TASK", replace(TASK, demo_data=""))
     ended = agent("check-task", REFERENCE)

@@ -35,7 +35,6 @@ def _problem(data: DeviceData, task: Task = PLAIN) -> str:
 
 @given(arrays(np.float64, (8, 3), elements=st.floats(-1e30, 1e30)))
 def test_float64_inputs_are_cast_to_the_dtype_of_the_model(x):
-    """Values are those of the cast, and the cast is named; the arrays of the task are left as they were."""
     before = x.copy()
     fitted = fit(PLAIN, _data(train_x=x), HOLDER)
     assert fitted.data.train_x.dtype == np.float32
@@ -45,7 +44,6 @@ def test_float64_inputs_are_cast_to_the_dtype_of_the_model(x):
 
 
 def test_data_that_fit_are_passed_on_as_they_are():
-    """No copy is made, no cast is told."""
     data = _data()
     fitted = checked(PLAIN, data, HOLDER)
     assert fitted.data is data and fitted.casts == ()
@@ -60,7 +58,6 @@ def test_class_numbers_of_any_dtype_become_int64(dtype):
 
 
 def test_float64_targets_of_a_regression_become_float32():
-    """Without class names, a floating target is a number."""
     task = replace(PLAIN, class_names=())
     assert checked(task, _data(train_y=np.linspace(0, 1, 8)), HOLDER).data.train_y.dtype == np.float32
 
@@ -86,7 +83,6 @@ def test_numbers_of_words_stay_integers_unless_the_task_declares_its_input():
 @pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "inf")])
 @pytest.mark.parametrize("field", ["train_x", "test_x"])
 def test_a_value_that_is_not_finite_is_named_with_its_row(field, value, word):
-    """Without an origin by the row alone; how many further rows there are is said too."""
     data = _data()
     x = getattr(data, field).copy()
     x[1, 2] = x[-1, 0] = value
@@ -97,7 +93,6 @@ def test_a_value_that_is_not_finite_is_named_with_its_row(field, value, word):
 
 
 def test_a_missing_value_is_named_with_file_and_line():
-    """Where the data can say where a row came from."""
     with pytest.raises(DataError) as caught:
         load_checked(PLAIN, "nan", Path(), HOLDER)
     assert str(caught.value) == (
@@ -117,19 +112,16 @@ def test_an_origin_that_fails_costs_only_the_place():
 
 
 def test_a_missing_value_that_prepare_fills_is_no_problem():
-    """What is checked is what the model gets."""
     assert np.isfinite(load_checked(TASK, "nan", Path(), HOLDER).data.train_x).all()
 
 
 def test_validation_data_are_checked_too():
-    """Where a device has some."""
     with_validation = _data(val_x=np.full((2, 3), np.nan, np.float32), val_y=np.zeros(2, np.int64))
     assert "val_x of device pi-7 holds NaN in row 0" in _problem(with_validation)
 
 
 @pytest.mark.parametrize("label", [2, -1, 255])
 def test_a_label_out_of_range_is_named_with_its_row(label):
-    """And how classes are to be numbered."""
     y = np.zeros(8, np.int64)
     y[5] = label
     text = _problem(_data(train_y=y))
@@ -138,14 +130,12 @@ def test_a_label_out_of_range_is_named_with_its_row(label):
 
 
 def test_a_label_that_is_no_whole_number_is_named():
-    """A regression's target in a task of classes."""
     assert "holds 0.5 in row 2, which is no class number" in _problem(
         _data(train_y=np.array([0, 1, 0.5, 0, 1, 0, 1, 0]))
     )
 
 
 def test_labels_in_a_column_are_named_with_the_way_out():
-    """As tables have them."""
     y = np.zeros((8, 1), np.int64)
     text = _problem(_data(train_y=y, test_y=np.zeros((2, 1), np.int64)))
     assert (
@@ -164,20 +154,17 @@ def test_inputs_of_another_shape_than_declared_are_named_with_both():
 
 
 def test_words_among_the_numbers_are_named_with_row_and_value():
-    """An array of objects, as a table with a word in it gives."""
     with pytest.raises(DataError, match=r"is of dtype object \(row 3 \(file readings.csv, line 4\) holds \['warm', "):
         load_checked(PLAIN, "words", Path(), HOLDER)
 
 
 def test_a_number_beyond_the_new_dtype_is_named():
-    """It would become infinite."""
     x = np.zeros((8, 3))
     x[4, 1] = 1e300
     assert "is float64 and holds 1e+300 in row 4, which float32 cannot hold" in _problem(_data(train_x=x))
 
 
 def test_prepare_makes_the_inputs_of_every_part():
-    """Training and test inputs alike; the shape before it is kept."""
     fitted = load_checked(TASK, "good", Path(), HOLDER)
     raw = TASK.load_data("good", Path())
     np.testing.assert_allclose(fitted.data.train_x, (raw.train_x - MEAN) / SCALE, rtol=1e-5)
@@ -186,7 +173,6 @@ def test_prepare_makes_the_inputs_of_every_part():
 
 
 def test_many_problems_are_told_at_once():
-    """Three of them, and how many more there are."""
     bad = np.full(8, 9, np.int64)
     nan = np.full((8, 2), np.nan, np.float32)
     text = _problem(_data(train_x=nan, train_y=bad))
@@ -194,7 +180,6 @@ def test_many_problems_are_told_at_once():
 
 
 def test_empty_validation_part_is_no_fault():
-    """It says that nothing is held out."""
     data = _data(val_x=np.empty((0, 3), np.float32), val_y=np.empty(0, np.int64))
     found = checked(PLAIN, data, HOLDER).data.val_x
     assert found is not None and len(found) == 0

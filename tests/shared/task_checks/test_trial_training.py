@@ -39,7 +39,6 @@ def _problem(task: Any, data: DeviceData = DATA) -> str:
 
 
 def test_tasks_that_fit_pass_and_leave_torchs_random_state_alone():
-    """The task of the tests, and one that ships."""
     before = torch.random.get_rng_state()
     require_trainable(TASK, DATA, "device pi-7")
     require_trainable(digits.TASK, digits.TASK.load_data("shard:0/10", Path()), "device pi-7")
@@ -47,14 +46,12 @@ def test_tasks_that_fit_pass_and_leave_torchs_random_state_alone():
 
 
 def test_inputs_that_the_model_does_not_take_are_named_with_shape_and_remedy():
-    """The words of torch stand between them."""
     text = _problem(replace(TASK, build_model=lambda: nn.Linear(5, 2), input_shape=()))
     assert "the model of task 'prepared' does not take train_x of device pi-7, float32 of shape (" in text
     assert "declare input_shape" in text
 
 
 def test_a_model_in_another_dtype_is_named_with_the_declaration_that_it_needs():
-    """In place of "mat1 and mat2 must have the same dtype" alone."""
     assert "the model's own values are float64: declare input_dtype='float64'" in _problem(
         replace(TASK, build_model=lambda: build_model().to(torch.float64))
     )
@@ -75,7 +72,6 @@ def test_class_names_and_outputs_must_agree():
 
 
 def test_floating_targets_of_a_loss_for_classes_are_named():
-    """In torch's words it is "expected scalar type Long but found Float"."""
     data = replace(DATA, train_y=DATA.train_y.astype(np.float32))
     assert "for class numbers return int64 targets or declare class_names" in _problem(
         replace(TASK, class_names=()), data
@@ -95,7 +91,6 @@ def test_floating_targets_of_a_loss_for_classes_are_named():
     ids=["vector", "number", "error"],
 )
 def test_a_loss_that_gives_no_mean_is_named(loss, problem):
-    """A vector, a number without a gradient, an error of the user's code."""
     assert problem in _problem(replace(TASK, loss=loss, batch_size=20), replace(DATA, train_y=np.zeros(120, np.int64)))
 
 
@@ -104,7 +99,6 @@ def test_a_loss_that_gives_no_mean_is_named(loss, problem):
     [(lambda *_: 93.0, "gave 93 .* must return a fraction from 0 to 1"), (lambda *_: _fail(), "its metric failed for")],
 )
 def test_a_metric_beyond_its_range_is_named(metric, problem):
-    """A percentage, and an error."""
     with pytest.raises(DataError, match=problem):
         require_trainable(replace(TASK, metric=metric), DATA, "device pi-7")
 
@@ -126,7 +120,6 @@ def test_a_model_with_other_names_at_each_call_is_refused():
 
 
 def test_initial_values_that_ignore_the_seed_are_found():
-    """Devices would begin with other private values than the run's seed says."""
     numbers = iter(range(100))
 
     def build() -> nn.Module:
@@ -139,6 +132,5 @@ def test_initial_values_that_ignore_the_seed_are_found():
 
 
 def test_a_batch_norm_at_the_beginning_is_found_behind_layers_without_values():
-    """Then the scale of inputs does not matter."""
     assert begins_with_batch_norm(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3), nn.Linear(3, 2)))
     assert not begins_with_batch_norm(build_model())

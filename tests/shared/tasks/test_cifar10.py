@@ -68,7 +68,6 @@ def _promise(monkeypatch, name, path):
 
 
 def test_the_cnn_has_the_papers_size():
-    """1,204,874 trainable parameters, and statistics for two batch-norm layers."""
     model = TASK.build_model()
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_204_874
     assert sum(buffer.numel() for buffer in model.buffers() if buffer.dtype == torch.float32) == 2 * (32 + 64)
@@ -76,7 +75,6 @@ def test_the_cnn_has_the_papers_size():
 
 
 def test_the_official_archive_is_read_in_order(tmp_path):
-    """Labels and pixels of the five training batches follow each other; images are channels first."""
     path = tmp_path / "archive.tar.gz"
     _write_archive(path, _members())
     train, test = read_archive(path)
@@ -87,7 +85,6 @@ def test_the_official_archive_is_read_in_order(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "member missing", "member cut", "member a folder"])
 def test_a_damaged_archive_is_named_with_the_mend(tmp_path, damage):
-    """Whatever is wrong with the archive, the message is one about data."""
     path = tmp_path / "archive.tar.gz"
     members = _members()
     if damage == "member missing":
@@ -109,7 +106,6 @@ def test_a_damaged_archive_is_named_with_the_mend(tmp_path, damage):
 
 
 def test_a_device_gets_its_share_of_the_archive(tmp_path, monkeypatch):
-    """Images as the CNN takes them, and nothing is fetched when the archive is there."""
     path = cifar10.ARCHIVE.path(tmp_path)
     _write_archive(path, _members())
     _promise(monkeypatch, "ARCHIVE", path)
@@ -121,7 +117,6 @@ def test_a_device_gets_its_share_of_the_archive(tmp_path, monkeypatch):
 
 
 def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path, monkeypatch):
-    """The archive is verified and read once for all specs, and each gives the very bits of `load_data`."""
     path = cifar10.ARCHIVE.path(tmp_path)
     _write_archive(path, _members())
     _promise(monkeypatch, "ARCHIVE", path)
@@ -142,7 +137,6 @@ def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path
 
 
 def test_the_jpeg_copy_is_decoded_channels_first(jpeg75):
-    """Each image is found by its offset and comes out as red, green and blue planes of rows."""
     train, test = read_jpeg75(jpeg75)
     assert (train.labels.tolist(), test.labels.tolist()) == ([3, 4], [5])
     green, red = train.take(np.array([1, 0])).astype(int)
@@ -153,7 +147,6 @@ def test_the_jpeg_copy_is_decoded_channels_first(jpeg75):
 
 
 def test_the_jpeg_copy_stands_in_for_the_archive_with_a_warning(jpeg75, tmp_path, monkeypatch, caplog):
-    """Results with it carry its name, and it is used only while the archive is absent."""
     root = tmp_path / "data"
     copy = cifar10.JPEG75.path(root)
     copy.parent.mkdir(parents=True)
@@ -170,14 +163,12 @@ def test_the_jpeg_copy_stands_in_for_the_archive_with_a_warning(jpeg75, tmp_path
 
 
 def test_without_pillow_the_message_names_it(jpeg75, monkeypatch):
-    """Pillow is needed only for the JPEG copy."""
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="pip install pillow"):
         read_jpeg75(jpeg75)
 
 
 def test_a_damaged_jpeg_copy_is_named(tmp_path):
-    """A file that is no npz, or holds other arrays, is told by its path."""
     pytest.importorskip("PIL.Image", reason="needs Pillow")
     path = tmp_path / "copy.npz"
     path.write_bytes(b"PK nothing")
@@ -190,7 +181,6 @@ def test_a_damaged_jpeg_copy_is_named(tmp_path):
 
 @pytest.mark.real_data("cifar10-jpeg75/cifar10_jpeg75.npz")
 def test_one_of_200_devices_gets_its_share_of_the_real_copy(real_data):
-    """250 training and 50 test images out of all 60,000."""
     pytest.importorskip("PIL.Image", reason="needs Pillow")
     data = TASK.load_data("shard:3/200", real_data)
     assert (data.train_x.shape, data.test_x.shape) == ((250, 3, 32, 32), (50, 3, 32, 32))

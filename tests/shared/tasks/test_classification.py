@@ -17,6 +17,5 @@ def test_cross_entropy_is_the_mean_over_the_batch():
 
 
 def test_accuracy_is_the_share_of_right_classes():
-    """Three of four examples have their largest logit at their class."""
     outputs = torch.tensor([[2.0, 1.0], [0.0, 1.0], [5.0, 4.0], [9.0, -9.0]])
     assert accuracy(outputs, torch.tensor([0, 1, 0, 1])) == 0.75

@@ -33,12 +33,10 @@ def _load(spec: str) -> DeviceData:
 
 
 def test_the_installed_name_leads_here():
-    """`digits` is declared as an entry point."""
     assert find_task("digits") is TASK
 
 
 def test_ten_devices_hold_all_1797_digits():
-    """The demo's data specs share out the whole data set, as the model takes it."""
     devices = [_load(TASK.demo_data.format(index=index, count=10)) for index in range(10)]
     assert sum(len(data.train_x) + (0 if data.val_x is None else len(data.val_x)) for data in devices) == 1437
     assert sum(len(data.test_x) for data in devices) == 360
@@ -51,7 +49,6 @@ def test_ten_devices_hold_all_1797_digits():
 
 
 def test_every_image_keeps_its_label():
-    """A device's images carry the labels that scikit-learn gives them."""
     pixels, labels = load_digits(return_X_y=True)
     label_of = {image.tobytes(): label for image, label in zip(pixels.astype(np.float32) / 16, labels, strict=True)}
     data = _load("shard:2/10")
@@ -60,7 +57,6 @@ def test_every_image_keeps_its_label():
 
 
 def test_training_and_test_examples_are_apart_and_always_the_same():
-    """The split is fixed: no image is in both parts, whatever the data spec."""
     whole = [_load(spec) for spec in ("shard:0/1", "aligned:0/1,seed=9")]
     for data in whole:
         train, test = ({image.tobytes() for image in images} for images in (data.train_x, data.test_x))
@@ -69,7 +65,6 @@ def test_training_and_test_examples_are_apart_and_always_the_same():
 
 
 def test_a_noisy_device_trains_on_noise_and_does_not_count():
-    """Only training inputs are noisy; labels and test data are the clean device's."""
     clean, noisy = _load("shard:2/10"), _load("shard:2/10,noisy")
     assert not noisy.counts_in_ua
     assert np.array_equal(noisy.test_x, clean.test_x)
@@ -105,21 +100,18 @@ def test_many_devices_at_once_get_what_each_gets_alone(specs):
 
 
 def test_a_simulation_shares_out_the_whole_data_set_by_its_seed():
-    """The template for simulations is the paper's split, with the simulation's seed."""
     specs = [TASK.simulation_data.format(index=index, count=10, seed=4) for index in range(10)]
     assert specs[3] == "shard:3/10,seed=4"
     assert sum(len(_load(spec).train_x) for spec in specs) == 1437
 
 
 def test_without_scikit_learn_the_message_names_the_extra(monkeypatch):
-    """What holds the data is optional, so its absence is told with the mend."""
     monkeypatch.setattr("fedpatch.shared.tasks.bundled.digits.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'fedpatch\[demo\]'"):
         _load("shard:0/10")
 
 
 def test_the_model_learns_the_digits():
-    """A few epochs on all data, at FedAvg-Adam's learning rate, reach 85 % on the test examples."""
     data = _load("shard:0/1")
     x, y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     with torch.random.fork_rng():

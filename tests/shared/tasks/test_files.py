@@ -62,7 +62,6 @@ def _file(*urls: str) -> DataFile:
 
 
 def test_a_file_that_is_there_is_used_without_network(tmp_path):
-    """A verified file in the data folder is enough; nothing is asked of its URL."""
     path = tmp_path / "toys/blocks.bin"
     path.parent.mkdir()
     path.write_bytes(CONTENT)
@@ -84,7 +83,6 @@ def test_a_damaged_file_is_named_with_both_checksums_and_the_mend(tmp_path):
 
 
 def test_an_absent_file_is_fetched_once(tmp_path, server, caplog):
-    """The download lands under its name, tells its progress in the log, and is found there the next time."""
     caplog.set_level(logging.INFO, "fedpatch.data")
     server.answers.append("whole")
     file = _file(f"{server.url}/blocks.bin")
@@ -96,7 +94,6 @@ def test_an_absent_file_is_fetched_once(tmp_path, server, caplog):
 
 
 def test_a_broken_connection_is_tried_again(tmp_path, server):
-    """A download that breaks off half-way succeeds at the second attempt."""
     server.answers.extend(["half", "whole"])
     assert fetch(_file(f"{server.url}/blocks.bin"), tmp_path, retries=1).read_bytes() == CONTENT
     assert len(server.asked) == 2
@@ -104,7 +101,6 @@ def test_a_broken_connection_is_tried_again(tmp_path, server):
 
 @pytest.mark.parametrize("failure", ["absent", "other", "half"])
 def test_the_next_address_is_asked_when_one_fails(tmp_path, server, failure, caplog):
-    """A mirror that lacks the file, holds another or breaks off is passed over, with a warning."""
     server.answers.extend([failure, "whole"])
     file = _file(f"{server.url}/first", f"{server.url}/second")
     assert fetch(file, tmp_path, retries=0).read_bytes() == CONTENT
@@ -118,7 +114,6 @@ def test_the_next_address_is_asked_when_one_fails(tmp_path, server, failure, cap
     [("absent", "404"), ("other", f"what came has another sha256 than {SHA256}"), ("half", "IncompleteRead")],
 )
 def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path, server, failure, reason):
-    """The message names file, URL, reason and how to do without the network; no part of a file stays behind."""
     server.answers.append(failure)
     with pytest.raises(DataError) as caught:
         fetch(_file(f"{server.url}/blocks.bin"), tmp_path, retries=0)
@@ -130,27 +125,23 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path, server, 
 
 
 def test_no_server_at_all_is_a_data_error(tmp_path, monkeypatch):
-    """A refused connection ends like any other failed download."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(DataError, match=r"could not be downloaded.*ConnectionError"):
         fetch(_file("http://127.0.0.1:9/blocks.bin"), tmp_path, retries=0)
 
 
 def test_a_file_without_public_address_must_be_brought(tmp_path):
-    """Where nothing can be fetched, the message still says where the file belongs."""
     with pytest.raises(DataError, match=r"it has no public address.*toys/blocks\.bin"):
         fetch(_file(), tmp_path)
 
 
 def test_without_pooch_the_message_names_it(tmp_path, monkeypatch):
-    """Only a download needs pooch, and only then is it asked for."""
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(DataError, match="pip install pooch"):
         fetch(_file("http://127.0.0.1:9/blocks.bin"), tmp_path)
 
 
 def test_a_data_folder_that_cannot_be_written_is_a_data_error(tmp_path, server):
-    """A folder that cannot be made is told by its path."""
     (tmp_path / "toys").write_text("a file where the folder should be")
     server.answers.append("whole")
     with pytest.raises(DataError, match="toys"):

@@ -18,7 +18,6 @@ RNG = np.random.default_rng(3)
 
 @given(arrays(np.float32, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.floats(-1e4, 1e4, width=32)))
 def test_statistics_of_flat_inputs_are_those_of_each_feature(x):
-    """Mean, deviation, least and most, to six figures."""
     found = statistics_of(x)
     exact = x.astype(np.float64)
     np.testing.assert_allclose(found.mean, exact.mean(axis=0), rtol=1e-5, atol=1e-3)
@@ -31,7 +30,6 @@ def test_statistics_of_flat_inputs_are_those_of_each_feature(x):
 
 @pytest.mark.parametrize("shape", [(MAX_FEATURES + 1,), (3, 8, 8)])
 def test_statistics_of_images_are_one_number_each(shape):
-    """However large they are, the metadata stay small."""
     found = statistics_of(RNG.random((5, *shape), dtype=np.float32))
     assert [len(one) for one in (found.mean, found.std, found.min, found.max)] == [1] * 4
     assert len(msgspec.json.encode(statistics_of(RNG.random((5, MAX_FEATURES))))) < 20_000
@@ -39,7 +37,6 @@ def test_statistics_of_images_are_one_number_each(shape):
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_raw_rows_are_told_from_scaled_ones_in_both_directions(count):
-    """One row, and many."""
     raw, _ = rows(200)
     scaled = prepare(raw)
     known = statistics_of(scaled)
@@ -51,7 +48,6 @@ def test_raw_rows_are_told_from_scaled_ones_in_both_directions(count):
 
 
 def test_pixels_up_to_255_are_told_from_those_up_to_1():
-    """In both directions, by all values together."""
     pixels = RNG.integers(0, 256, (30, 1, 20, 20)).astype(np.float32)
     assert "values from 0 to 255, trained on" in differences(pixels, statistics_of(pixels / 255))[0]
     (words,) = differences(pixels[:1] / 255, statistics_of(pixels))
@@ -59,7 +55,6 @@ def test_pixels_up_to_255_are_told_from_those_up_to_1():
 
 
 def test_a_value_in_one_feature_that_was_constant_in_training_is_named():
-    """A sensor that was dead by then."""
     x = RNG.normal(size=(50, 3))
     x[:, 1] = 4.0
     other = x.copy()
@@ -69,7 +64,6 @@ def test_a_value_in_one_feature_that_was_constant_in_training_is_named():
 
 
 def test_a_few_odd_rows_among_many_are_no_difference():
-    """One in a hundred is usual; statistics survive JSON."""
     x = RNG.normal(size=(300, 2))
     known = msgspec.json.decode(msgspec.json.encode(statistics_of(x)), type=InputStatistics)
     new = RNG.normal(size=(100, 2))

@@ -18,7 +18,6 @@ FINITE = st.floats(-1e9, 1e9)
 
 
 def test_an_accuracy_is_a_fraction_and_anything_else_is_not():
-    """Where no range is given."""
     assert (MetricTerms(), metric_terms("accuracy", "max", None)) == (MetricTerms("accuracy", "max", 0.0, 1.0),) * 2
     assert (MAE.least, MAE.most) == (-MAX_MEASURE, MAX_MEASURE)
     assert [one.range_words for one in (MetricTerms(), MAE, MetricTerms("R2", "max", -5, 1))] == [
@@ -31,18 +30,15 @@ def test_an_accuracy_is_a_fraction_and_anything_else_is_not():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2 * MAX_MEASURE])
 def test_no_metric_allows_what_is_no_number(value):
-    """Nor what no message could carry."""
     assert not MAE.allows(value) and not MetricTerms().allows(value)
 
 
 def test_the_limits_are_allowed():
-    """And what lies beyond them is not."""
     assert [MetricTerms().allows(value) for value in (-0.1, 0.0, 1.0, 1.1)] == [False, True, True, False]
 
 
 @given(st.lists(FINITE, min_size=1), FINITE)
 def test_the_worst_reaches_a_target_only_where_all_do(values, target):
-    """For either goal."""
     for terms in (MetricTerms(), MAE):
         worst = terms.worst(values)
         assert worst is not None and worst in values
@@ -52,7 +48,6 @@ def test_the_worst_reaches_a_target_only_where_all_do(values, target):
 
 @given(st.lists(FINITE, min_size=1))
 def test_the_worst_tenth_is_the_percentile_that_numpy_gives(values):
-    """The 10th, or the 90th of an error, with a line between neighbours."""
     for terms, fraction in ((MetricTerms(), 0.1), (MAE, 0.9)):
         assert terms.worst_tenth(values) == pytest.approx(np.quantile(values, fraction), rel=1e-9, abs=1e-3)
     assert MAE.worst_tenth([]) is None
@@ -70,6 +65,5 @@ def test_the_worst_tenth_is_the_percentile_that_numpy_gives(values):
     ],
 )
 def test_terms_that_cannot_be_are_told(terms, words):
-    """By name, with the mend."""
     with pytest.raises(UsageError, match=words):
         metric_terms(*terms)

@@ -22,7 +22,6 @@ def _classified(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 @given(CASES)
 def test_accuracy_is_that_of_the_tasks_that_ship(rng):
-    """Of arrays and of tensors, the same number as torch's."""
     outputs, targets = _classified(rng)
     found = metrics.accuracy(outputs, targets)
     assert found == pytest.approx(classification.accuracy(torch.from_numpy(outputs), torch.from_numpy(targets)))
@@ -31,7 +30,6 @@ def test_accuracy_is_that_of_the_tasks_that_ship(rng):
 
 @given(CASES)
 def test_macro_f1_is_that_of_scikit_learn(rng):
-    """Classes that are neither wanted nor predicted do not count."""
     scores = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn (pip install 'fedpatch[demo]')")
     outputs, targets = _classified(rng)
     expected = scores.f1_score(targets, outputs.argmax(axis=1), average="macro", zero_division=0.0)
@@ -57,6 +55,5 @@ def test_errors_by_hand(extra_axis):
 @pytest.mark.parametrize("metric", [metrics.mae, metrics.rmse, metrics.accuracy, metrics.macro_f1])
 @pytest.mark.parametrize(("outputs", "targets"), [((4, 2), (2, 4)), ((4, 2), (3,)), ((0, 2), (0,))])
 def test_what_does_not_belong_together_is_refused(metric, outputs, targets):
-    """Instead of a number that numpy would make of it somehow."""
     with pytest.raises(DataError, match="shape"):
         metric(np.zeros(outputs), np.zeros(targets))

@@ -16,12 +16,8 @@ from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.task_checks.data_checks import checked
 from fedpatch.shared.tasks.bundled import mnist
 from fedpatch.shared.tasks.bundled.mnist import (
-    MIRRORS,
     TASK,
-    TEST_IMAGES,
-    TEST_LABELS,
     TRAIN_IMAGES,
-    TRAIN_LABELS,
     read_idx,
 )
 
@@ -33,22 +29,13 @@ def _idx(values: np.ndarray) -> bytes:
 
 
 def test_the_2nn_has_the_papers_size():
-    """199,610 trainable parameters, and 400 running statistics beside them."""
     model = TASK.build_model()
     assert sum(parameter.numel() for parameter in model.parameters()) == 199_610
     assert sum(buffer.numel() for buffer in model.buffers() if buffer.dtype == torch.float32) == 400
     assert model(torch.zeros(3, 784)).shape == (3, 10)
 
 
-def test_every_file_has_two_addresses():
-    """A mirror that is down does not end a download."""
-    for file in (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS):
-        assert file.urls == tuple(mirror + file.name for mirror in MIRRORS)
-        assert len(file.urls) == 2
-
-
 def test_idx_files_are_read(tmp_path):
-    """Images and labels come back in the shape that the file announces."""
     for values in (IMAGES, IMAGES[0, 0]):
         path = tmp_path / "file.gz"
         path.write_bytes(gzip.compress(_idx(values)))
@@ -70,7 +57,6 @@ def test_idx_files_are_read(tmp_path):
     ids=["cut off", "html", "empty", "signed", "half a header", "a byte less", "a byte more", "huge"],
 )
 def test_a_damaged_idx_file_is_named_with_the_mend(tmp_path, content, problem):
-    """Truncated, foreign and lying files are told apart; none is believed."""
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"mnist: {path} .*{problem}.*; delete it to fetch it again"):
@@ -98,7 +84,6 @@ def _small_mnist(root, monkeypatch):
 
 
 def test_many_devices_at_once_get_what_each_gets_alone_from_one_reading(tmp_path, monkeypatch):
-    """Each file is verified and read once for all specs, and each spec gives the very bits of `load_data`."""
     _small_mnist(tmp_path, monkeypatch)
     specs = [*(f"shard:{index}/5" for index in range(5)), "aligned:1/2,seed=3", "shard:4/5,noisy", "shard:4/5"]
     alone = [TASK.load_data(spec, tmp_path) for spec in specs]
@@ -128,7 +113,6 @@ def _own_files(folder, *, gz=False, side=28, label=9, count=40):
 
 @pytest.mark.parametrize("gz", [False, True])
 def test_files_of_ones_own_in_mnists_format_are_trained_on(tmp_path, gz):
-    """All of them on one device, or shared out as MNIST is; gzipped or not, without a checksum."""
     _own_files(tmp_path / "letters", gz=gz)
     data = TASK.load_data("files:letters", tmp_path)
     assert (data.train_x.shape, data.test_x.shape) == ((40, 784), (20, 784))
@@ -141,7 +125,6 @@ def test_files_of_ones_own_in_mnists_format_are_trained_on(tmp_path, gz):
 
 
 def test_the_name_with_a_dot_before_idx_is_found_too(tmp_path):
-    """As some archives have it."""
     _own_files(tmp_path / "own")
     for path in list((tmp_path / "own").iterdir()):
         path.rename(path.with_name(path.name.replace("-idx", ".idx")))
@@ -166,7 +149,6 @@ def test_the_name_with_a_dot_before_idx_is_found_too(tmp_path):
     ],
 )
 def test_files_that_the_model_cannot_take_are_named(tmp_path, prepare, problem):
-    """With what to change; nothing is to be deleted."""
     prepare(tmp_path / "own")
     with pytest.raises(DataError, match=problem) as caught:
         TASK.load_data("files:own", tmp_path)
@@ -174,7 +156,6 @@ def test_files_that_the_model_cannot_take_are_named(tmp_path, prepare, problem):
 
 
 def test_images_and_labels_that_do_not_belong_together_are_named(tmp_path):
-    """Exchanged files, and other numbers of both."""
     _own_files(tmp_path / "own")
     folder = tmp_path / "own"
     images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
@@ -190,7 +171,6 @@ def test_images_and_labels_that_do_not_belong_together_are_named(tmp_path):
 
 
 def test_a_damaged_file_of_ones_own_is_to_be_replaced(tmp_path):
-    """It cannot be fetched again."""
     _own_files(tmp_path / "own")
     path = tmp_path / "own" / "t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
@@ -200,7 +180,6 @@ def test_a_damaged_file_of_ones_own_is_to_be_replaced(tmp_path):
 
 @pytest.mark.parametrize("spec", ["files:", "files:,shard:0/2", "files:own,shrad:0/2", "files:nowhere"])
 def test_a_wrong_spec_of_ones_own_files_is_refused(tmp_path, spec):
-    """No folder, no share, a folder that is not there."""
     with pytest.raises(UsageError):
         TASK.load_data(spec, tmp_path)
 
@@ -221,7 +200,6 @@ def test_ones_own_files_under_mnists_names_are_not_called_damaged(tmp_path):
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
 def test_one_of_200_devices_gets_its_share_of_mnist(real_data):
-    """300 training and 50 test images of at most four labels, pixels from 0 to 1."""
     data = TASK.load_data("shard:3/200", real_data)
     assert (data.train_x.shape, data.test_x.shape) == ((300, 784), (50, 784))
     assert [data.train_x.dtype, data.train_y.dtype] == [np.float32, np.int64]
@@ -231,7 +209,6 @@ def test_one_of_200_devices_gets_its_share_of_mnist(real_data):
 
 @pytest.mark.real_data("mnist/train-images-idx3-ubyte.gz")
 def test_5000_devices_share_all_of_mnist(real_data):
-    """As many as MNIST's test examples can serve; with one reading and one split for all."""
     assert TASK.load_many is not None
     shares = TASK.load_many([TASK.simulation_data.format(index=i, count=5000, seed=1) for i in range(5000)], real_data)
     assert sum(len(data.train_x) for data in shares) == 60_000

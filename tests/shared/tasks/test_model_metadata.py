@@ -12,20 +12,17 @@ from tests.device_agent.exported_models import describe
 
 
 def test_a_later_version_may_say_more_of_a_model():
-    """What this one does not know is passed over."""
     made = describe(1)
     assert from_json(to_json(made).replace(b"{", b'{"colour": "red",', 1), "m.json") == made
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b'{"task": 1}', b"[" * 9999])
 def test_what_describes_no_model_is_told_with_its_place(text):
-    """Damaged, or somebody else's file."""
     with pytest.raises(StateError, match=r"^m\.json: does not describe a model"):
         from_json(text, "m.json")
 
 
 def test_a_description_in_another_format_is_not_guessed_at():
-    """Its words may mean something else there."""
     other = to_json(replace(describe(1), format=FORMAT + 1))
     with pytest.raises(StateError, match=r"^m\.json: is of format 2, of another version of fedpatch"):
         from_json(other, "m.json")

@@ -19,7 +19,6 @@ RAW = np.array([[20.0, 1000.0, 300.0], [25.0, np.nan, 500.0]], np.float32)
 
 
 def test_prepare_gets_float32_and_gives_float32():
-    """Whatever dtype raw rows have, and whatever the function makes of them."""
     seen = []
 
     def spying(raw):
@@ -31,8 +30,6 @@ def test_prepare_gets_float32_and_gives_float32():
 
 
 def test_a_prepare_that_changes_its_argument_leaves_the_data_alone():
-    """It gets a copy."""
-
     def changing(raw):
         raw[:] = 0
         return raw
@@ -51,13 +48,11 @@ def test_a_prepare_that_changes_its_argument_leaves_the_data_alone():
     ],
 )
 def test_a_prepare_that_gives_no_rows_of_numbers_is_named(function, problem):
-    """With what it made of what."""
     with pytest.raises(DataError, match=problem):
         prepared(replace(TASK, prepare=function), RAW, "train_x")
 
 
 def test_the_same_prepare_is_recognised_after_a_journey_through_json():
-    """And one with other constants, or none, is not; the function's text does not matter."""
     known = preparation_of(TASK, (3,))
     assert known is not None and len(known.probe) <= PROBE_VALUES
     known = msgspec.json.decode(msgspec.json.encode(known), type=Preparation)
@@ -74,8 +69,6 @@ def test_the_same_prepare_is_recognised_after_a_journey_through_json():
 
 
 def test_a_prepare_that_does_not_take_made_up_inputs_is_believed():
-    """There is nothing to compare then."""
-
     def picky(raw):
         raise ValueError("no temperature is 1000")
 
@@ -85,13 +78,11 @@ def test_a_prepare_that_does_not_take_made_up_inputs_is_believed():
 
 
 def test_a_task_without_prepare_has_no_preparation():
-    """Its metadata say nothing."""
     assert preparation_of(replace(TASK, prepare=None), (3,)) is None
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.floats(0.01, 100), st.floats(-100, 100))
 def test_any_other_scale_or_offset_is_noticed(shape, scale, offset):
-    """For inputs of every shape."""
     task = replace(TASK, prepare=lambda raw: raw * np.float32(scale) + np.float32(offset))
     known = preparation_of(task, tuple(shape))
     assert known is not None

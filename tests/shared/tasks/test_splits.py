@@ -24,7 +24,6 @@ SHARES = st.floats(0.05, 0.95)
 
 @given(st.integers(2, 300), SHARES, st.integers(0, 5))
 def test_a_random_split_has_both_parts_in_the_share_that_was_asked(count, share, seed):
-    """To one example; the same seed gives the same split."""
     test = random_split(count, share, seed)
     assert len(test) == count and 1 <= test.sum() < count
     assert abs(test.sum() - count * share) <= 1
@@ -45,7 +44,6 @@ def test_a_stratified_split_has_every_class_of_two_in_both_parts(labels, share):
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=100), SHARES, st.integers(0, 5))
 def test_a_time_split_tests_on_what_comes_after_training(times, share, gap):
-    """With a gap between both, and equal times in one part; times may be in any order."""
     when = np.array(times)
     try:
         train, test = time_split(when, share, gap)
@@ -58,7 +56,6 @@ def test_a_time_split_tests_on_what_comes_after_training(times, share, gap):
 
 @given(st.integers(1, 300), st.integers(1, 20), st.integers(2, 6), st.integers(0, 5), st.text(max_size=4))
 def test_a_block_split_keeps_neighbours_of_test_examples_out_of_training(count, block, every, gap, name):
-    """And what was decided stays decided while examples are added."""
     train, test = block_split(count, block, every, gap, name)
     assert not (train & test).any()
     places = np.flatnonzero(test)
@@ -70,7 +67,6 @@ def test_a_block_split_keeps_neighbours_of_test_examples_out_of_training(count, 
 
 
 def test_a_block_split_tests_on_one_block_in_so_many():
-    """Elsewhere for another name."""
     masks = {name: block_split(1000, 10, 5, 2, name) for name in ("a", "b", "c", "d", "e", "f")}
     assert {int(test.sum()) for _, test in masks.values()} == {200}
     assert len({test.tobytes() for _, test in masks.values()}) > 1
@@ -94,7 +90,6 @@ def test_neighbours_leak_through_a_random_split_and_not_through_blocks():
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=100), SHARES)
 def test_a_group_split_keeps_each_group_in_one_part(groups, share):
-    """A person whose readings are trained on is not tested."""
     found = np.array(groups)
     if len(set(groups)) < 2:
         with pytest.raises(DataError, match="needs two"):
@@ -107,7 +102,6 @@ def test_a_group_split_keeps_each_group_in_one_part(groups, share):
 
 @given(st.integers(1, 100), st.integers(1, 20), st.integers(0, 3))
 def test_equal_shards_give_each_example_to_one_device(count, devices, seed):
-    """In numbers that differ by one at most."""
     if devices > count:
         with pytest.raises(DataError, match="cannot be shared"):
             equal_shards(count, devices, seed)
@@ -119,7 +113,6 @@ def test_equal_shards_give_each_example_to_one_device(count, devices, seed):
 
 @given(st.lists(st.integers(0, 9), min_size=20, max_size=200), st.integers(1, 10))
 def test_label_shards_give_each_example_to_one_device(labels, devices):
-    """And to each device a few classes."""
     shards = label_shards(labels, devices)
     assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
     assert len(shards) == devices
@@ -133,7 +126,6 @@ def test_label_shards_give_a_device_few_classes():
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60), st.integers(1, 6))
 def test_group_shards_give_each_group_to_one_device(groups, devices):
-    """A person is one device's."""
     if devices > len(set(groups)):
         with pytest.raises(DataError, match="cannot be shared"):
             group_shards(groups, devices)
@@ -144,13 +136,11 @@ def test_group_shards_give_each_group_to_one_device(groups, devices):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
 def test_a_share_that_leaves_nothing_is_refused(share):
-    """With the limits."""
     with pytest.raises(UsageError, match="must be above 0 and below 1"):
         random_split(10, share)
 
 
 def test_too_few_examples_are_refused():
-    """One example is for one part only."""
     with pytest.raises(DataError, match="cannot be split"):
         random_split(1)
     with pytest.raises(DataError, match="a gap of 100 leaves no training example"):

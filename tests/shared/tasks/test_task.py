@@ -73,49 +73,33 @@ def _data(**changes) -> DeviceData:
     return DeviceData(**{**parts, **changes})
 
 
-def test_device_data_counts_in_user_accuracy_unless_told():
-    """A device's accuracy counts unless its data says otherwise."""
-    assert _data().counts_in_ua
-
-
 @pytest.mark.parametrize("part", ["train_y", "test_y"])
 def test_device_data_needs_one_target_per_input(part):
-    """Inputs without targets are refused before anything trains on them."""
     with pytest.raises(DataError, match=r"(training|test) data has \d inputs but 2 targets"):
         _data(**{part: np.zeros(2)})
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_device_data_may_not_be_empty(part):
-    """A device without examples, of either kind, has nothing to do."""
     with pytest.raises(DataError, match="data is empty"):
         _data(**{f"{part}_x": np.zeros((0, 2)), f"{part}_y": np.zeros(0)})
 
 
 @pytest.mark.parametrize("name", ["", "Digits", "a b", "-a", "a" * 33, "ä", "a\n"])
 def test_task_names_are_what_the_wire_allows(name):
-    """A name that no topic or message could carry is refused where the task is defined."""
     with pytest.raises(UsageError, match="1 to 32 of a-z, 0-9, _ and -"):
         _task(name=name)
 
 
 def test_task_needs_a_batch():
-    """A batch holds at least one example."""
     with pytest.raises(UsageError, match="batch_size is 0"):
         _task(batch_size=0)
 
 
-def test_module_attribute_is_found_in_the_current_directory(workdir):
-    """A file beside the user needs no installation."""
-    (workdir / "my_moons.py").write_text(MODULE.format(name="moons"))
-    assert find_task("my_moons:TASK").name == "moons"
-
-
 def test_current_directory_is_importable_for_that_import_only(workdir):
-    """The path is afterwards what it was, also when the import fails."""
     before = list(sys.path)
     (workdir / "my_path_task.py").write_text(MODULE.format(name="moons"))
-    find_task("my_path_task:TASK")
+    assert find_task("my_path_task:TASK").name == "moons"
     with pytest.raises(UsageError):
         find_task("my_absent_task:TASK")
     assert sys.path == before
@@ -136,7 +120,6 @@ def test_an_import_is_not_interrupted_in_the_middle(workdir, number):
 
 
 def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
-    """By an import that never ends, say."""
     kill = f"os.kill(os.getpid(), {int(signal.SIGINT)})"
     (workdir / "my_endless_task.py").write_text(f"import os, time\n{kill}\n{kill}\ntime.sleep(600)\n")
     with interruptible(), pytest.raises(KeyboardInterrupt):
@@ -158,7 +141,6 @@ def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
     ],
 )
 def test_a_reference_that_leads_nowhere_says_why(workdir, ref, problem):
-    """Each way to mistype module:attribute has its own sentence, which repeats what was typed."""
     (workdir / "my_things.py").write_text(MODULE.format(name="things"))
     (workdir / "my_bad.py").write_text("def")
     (workdir / "my_name.py").write_text(MODULE.format(name="My Moons"))
@@ -168,28 +150,32 @@ def test_a_reference_that_leads_nowhere_says_why(workdir, ref, problem):
 
 
 def test_a_task_with_imports_of_version_0_1_is_told_the_line_to_change(workdir):
-    """The packages that tasks imported from have become parts of fedpatch."""
     (workdir / "my_old.py").write_text("from shared.task import DeviceData, Task\n")
     with pytest.raises(UsageError, match="from fedpatch import DeviceData, Task"):
         find_task("my_old:TASK")
 
 
-def test_installed_task_is_found_by_its_name(install):
-    """A distribution's entry point makes its task known by name."""
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
-    assert find_task("two-moons").description == "for tests"
-
-
-def test_mistyped_name_is_answered_with_the_nearest(install):
-    """An unknown name is told together with the one that was probably meant."""
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
-    with pytest.raises(UsageError, match=r"unknown task 'two-mons'; did you mean 'two-moons'\?"):
-        find_task("two-mons")
+@pytest.mark.parametrize(
+    ("ref", "entry_points", "name", "problem"),
+    [
+        ("two-mons", ["a_task:TASK"], "two-moons", r"unknown task 'two-mons'; did you mean 'two-moons'\?"),
+        ("two-moons", ["a_task:TASK"], "moons", "the task there is named 'moons'"),
+        ("two-moons", ["a_task"], "two-moons", "must be module:attribute"),
+        ("two-moons", ["a_task:TASK", "b_task:TASK"], "two-moons", "more than once, as a_task:TASK and b_task:TASK"),
+    ],
+    ids=["mistyped", "another name", "no attribute", "two distributions"],
+)
+def test_installed_task_that_is_not_plainly_named_is_refused(install, ref, entry_points, name, problem):
+    """Which of two tasks would train is never left to the order of the path."""
+    for entry_point in entry_points:
+        module = entry_point.partition(":")[0]
+        install(module, {"two-moons": entry_point}, **{module: MODULE.format(name=name)})
+    with pytest.raises(UsageError, match=problem):
+        find_task(ref)
 
 
 @pytest.mark.parametrize("name", ["bearing_task", "bearing", "bearing_task.py"])
 def test_the_name_of_a_file_is_answered_with_how_to_name_the_task_in_it(tmp_path, monkeypatch, name):
-    """Whoever has written a task of their own and forgets the attribute; nothing of the file is run for that."""
     (tmp_path / "bearing_task.py").write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
@@ -201,7 +187,6 @@ def test_the_name_of_a_file_is_answered_with_how_to_name_the_task_in_it(tmp_path
 
 
 def test_installed_task_that_cannot_be_imported_names_module_and_reason(install):
-    """The message leads to the distribution and to the import that failed inside it."""
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="import a_module_that_is_not_there")
     with pytest.raises(UsageError) as caught:
         find_task("two-moons")
@@ -214,7 +199,6 @@ def test_installed_task_that_cannot_be_imported_names_module_and_reason(install)
 
 @pytest.mark.parametrize("ref", ["nowhere:TASK", "nowhere.deeper:TASK"])
 def test_a_module_that_is_not_found_says_from_where_it_would_be(workdir, ref):
-    """Whoever starts a command in another folder than that of the file learns what to do."""
     with pytest.raises(
         UsageError, match=r"; start the command in the folder that the file lies in, or install the module$"
     ):
@@ -222,36 +206,12 @@ def test_a_module_that_is_not_found_says_from_where_it_would_be(workdir, ref):
 
 
 def test_a_name_is_checked_without_importing_the_task(install):
-    """A slip shows before anything is started; what is wrong with the task itself shows when it is used."""
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="raise SystemExit('imported')")
     check_name("two-moons")
     check_name("moons_task:TASK")
     for wrong, said in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
         with pytest.raises(UsageError, match=said):
             check_name(wrong)
-
-
-def test_entry_point_and_task_must_agree_on_the_name(install):
-    """The name that users type is the name on the wire."""
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="moons"))
-    with pytest.raises(UsageError, match="the task there is named 'moons'"):
-        find_task("two-moons")
-
-
-def test_entry_point_without_an_attribute_is_refused(install):
-    """A module is no task."""
-    install("moons", {"two-moons": "moons_task"}, moons_task=MODULE.format(name="two-moons"))
-    with pytest.raises(UsageError, match="must be module:attribute"):
-        find_task("two-moons")
-
-
-def test_two_distributions_may_not_claim_one_name(install):
-    """Which of two tasks would train is never left to the order of the path."""
-    module = MODULE.format(name="two-moons")
-    install("moons", {"two-moons": "moons_task:TASK"}, moons_task=module)
-    install("other-moons", {"two-moons": "other_task:TASK"}, other_task=module)
-    with pytest.raises(UsageError, match="more than once, as moons_task:TASK and other_task:TASK"):
-        find_task("two-moons")
 
 
 def test_one_distribution_seen_twice_is_no_conflict(install):
@@ -262,7 +222,6 @@ def test_one_distribution_seen_twice_is_no_conflict(install):
 
 
 def test_a_broken_task_hides_no_other(install):
-    """Listing tells of the broken one and goes on."""
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
     install("broken", {"broken-task": "broken_task:TASK"}, broken_task="raise RuntimeError('no camera')")
     listed = {task.name: task for task in list_tasks()}
@@ -273,7 +232,6 @@ def test_a_broken_task_hides_no_other(install):
 
 
 def test_data_folder_is_chosen_by_the_environment(monkeypatch):
-    """FEDPATCH_DATA names the data folder; empty or absent means the user's cache."""
     monkeypatch.setenv("FEDPATCH_DATA", "/srv/data")
     assert data_root() == Path("/srv/data")
     for unset in (lambda: monkeypatch.setenv("FEDPATCH_DATA", ""), lambda: monkeypatch.delenv("FEDPATCH_DATA")):
@@ -283,6 +241,5 @@ def test_data_folder_is_chosen_by_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("module", ["task", "bundled.digits", "bundled.mnist", "bundled.cifar10"])
 def test_finding_a_task_loads_no_torch(module):
-    """Whoever only needs a task's name or learning rates does not wait for torch."""
     program = f"import sys, fedpatch.shared.tasks.{module}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"

@@ -47,7 +47,6 @@ class Squeezer(nn.Module):
 
 
 def roles(module: nn.Module) -> dict[str, str]:
-    """Role by name."""
     return {spec.name: spec.role for spec in schema_of(module).specs}
 
 
@@ -63,14 +62,12 @@ def fill(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm])
 def test_every_batch_norm_of_torch_is_found(norm):
-    """Gamma and beta are affine, what is tracked is stats, whatever the attribute is called."""
     module = nn.ModuleDict({"squash": norm(3)})
     expected = {"squash.weight": "affine", "squash.bias": "affine"}
     assert roles(module) == expected | {f"squash.{name}": "stats" for name in STATISTICS}
 
 
 def test_names_say_nothing():
-    """A linear layer called bn1 is weights; batch norms are found under any name, subclassed and nested."""
     found = roles(Squeezer())
     assert {name for name, role in found.items() if role == "affine"} == {
         "bn10.weight",
@@ -94,15 +91,7 @@ def test_names_say_nothing():
     }
 
 
-def test_a_name_that_begins_like_a_batch_norm_is_no_batch_norm():
-    """A linear layer called bn10 beside a batch norm called bn1 is weights."""
-    found = roles(nn.ModuleDict({"bn1": nn.BatchNorm1d(2), "bn10": nn.Linear(2, 2)}))
-    assert found["bn1.weight"] == "affine"
-    assert found["bn10.weight"] == found["bn10.bias"] == "weight"
-
-
 def test_a_batch_norm_by_itself_is_found():
-    """A model may be nothing but a batch norm."""
     assert set(roles(nn.BatchNorm1d(2)).values()) == {"affine", "stats"}
 
 
@@ -111,7 +100,6 @@ def test_a_batch_norm_by_itself_is_found():
     [({"affine": False}, {"stats"}), ({"track_running_stats": False}, {"affine"})],
 )
 def test_a_batch_norm_may_lack_values(options, expected):
-    """Without gamma and beta there is nothing affine, without running statistics no stats."""
     assert set(roles(nn.Sequential(nn.BatchNorm1d(2, **options))).values()) == expected
 
 
@@ -137,14 +125,12 @@ def test_a_frozen_parameter_is_not_trained():
 
 
 def test_a_shared_batch_norm_is_affine_under_each_of_its_names():
-    """One layer used in two places is found in both."""
     norm = nn.BatchNorm1d(2)
     found = roles(nn.ModuleDict({"first": norm, "second": nn.Sequential(norm)}))
     assert found["first.weight"] == found["second.0.weight"] == "affine"
 
 
 def test_a_weight_tied_to_gamma_is_affine():
-    """What is gamma of a batch norm is gamma under every name it has."""
     norm, scale = nn.BatchNorm1d(2), nn.Module()
     scale.register_parameter("weight", norm.weight)
     assert roles(nn.ModuleDict({"a_scale": scale, "norm": norm}))["a_scale.weight"] == "affine"
@@ -154,7 +140,6 @@ def test_a_weight_tied_to_gamma_is_affine():
 
 
 def test_shapes_and_dtypes_are_those_of_the_module():
-    """Every value is there with its own shape and dtype; a buffer that is not persistent is not."""
     schema = schema_of(OddNorm(3))
     assert schema.spec("weight") == TensorSpec("weight", (3,), "float32", "affine")
     assert schema.spec("num_batches_tracked") == TensorSpec("num_batches_tracked", (), "int64", "stats")
@@ -163,7 +148,6 @@ def test_shapes_and_dtypes_are_those_of_the_module():
 
 
 def test_what_cannot_travel_is_a_usage_error():
-    """A dtype, a name or a kind of state that fedpatch cannot carry is named together with the mend."""
     with pytest.raises(UsageError, match=r"weight: dtype 'bfloat16' cannot travel; use one of float16"):
         schema_of(nn.Linear(2, 2, dtype=torch.bfloat16))
     with pytest.raises(UsageError, match=r"a:b.*':' must separate"):
@@ -190,7 +174,6 @@ def test_extra_state_is_a_usage_error():
 
 
 def test_values_fit_the_schema_and_come_back():
-    """What is taken from one module and loaded into another makes them equal."""
     one, other = fill(Squeezer()), Squeezer()
     tensors = to_tensors(one)
     schema_of(one).check(tensors)
@@ -209,7 +192,6 @@ def test_taken_values_are_copies():
 
 
 def test_values_of_any_memory_format_are_taken_in_c_order():
-    """A convolution in channels-last format gives the same array as in the usual one."""
     module = nn.Conv2d(3, 4, 3)
     usual = to_tensors(module)["weight"]
     module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
@@ -219,7 +201,6 @@ def test_values_of_any_memory_format_are_taken_in_c_order():
 
 
 def test_read_only_and_strided_arrays_can_be_loaded():
-    """Arrays as they come from a message or a slice are loaded without a warning."""
     module = nn.Linear(2, 2, bias=False)
     weight = np.arange(8, dtype=np.float32).reshape(2, 4)[:, ::-2]
     weight.flags.writeable = False
@@ -236,7 +217,6 @@ def test_read_only_and_strided_arrays_can_be_loaded():
     ],
 )
 def test_what_does_not_fit_changes_nothing(change):
-    """Other shapes, dtypes or names raise, and the module stays as it was."""
     module = nn.Linear(2, 2)
     before = to_tensors(module)
     with pytest.raises(SchemaMismatch):
@@ -265,13 +245,11 @@ TASK = Task("odd", "an odd model", Squeezer, _no_data, nn.functional.mse_loss, l
 
 
 def test_the_initial_model_follows_from_the_seed():
-    """The same seed gives the same model, another seed another."""
     first, again, other = (bits(initial_tensors(TASK, seed)) for seed in (7, 7, 8))
     assert first == again != other
 
 
 def test_making_the_initial_model_leaves_the_random_state_alone():
-    """What the caller draws next does not depend on a model having been made."""
     before = torch.random.get_rng_state()
     initial_tensors(TASK, 7)
     assert torch.equal(torch.random.get_rng_state(), before)

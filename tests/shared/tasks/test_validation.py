@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.task import DeviceData
 from fedpatch.shared.tasks.validation_split import (
     MIN_VALIDATION_EXAMPLES,
     split_for,
@@ -95,7 +95,6 @@ def _all_would_be_held_out(some: np.ndarray, of: np.ndarray, share: float) -> bo
 
 
 def test_few_examples_that_are_held_out_are_neither_trained_on_nor_chosen_by():
-    """Four of forty: the next ones make them a validation part."""
     for ordered in (False, True):
         data = _data(40)
         mask = validation_mask(data.train_x, 0.1, ordered=ordered)
@@ -106,7 +105,6 @@ def test_few_examples_that_are_held_out_are_neither_trained_on_nor_chosen_by():
 
 @given(COUNTS, SHARES)
 def test_an_ordered_split_holds_out_the_last_examples(count, share):
-    """So many as the share says, rounded down."""
     mask = validation_mask(_inputs(count), share, ordered=True)
     expected = int(count * share)
     assert mask.sum() == expected
@@ -114,7 +112,6 @@ def test_an_ordered_split_holds_out_the_last_examples(count, share):
 
 
 def test_the_held_out_share_is_about_what_was_asked():
-    """Of ten thousand examples, by their hashes."""
     assert validation_mask(_inputs(10_000), 0.1).mean() == pytest.approx(0.1, abs=0.01)
     assert validation_mask(_inputs(10_000), 0.5).mean() == pytest.approx(0.5, abs=0.02)
 
@@ -124,22 +121,17 @@ def test_the_split_is_the_same_in_every_version():
     assert np.flatnonzero(validation_mask(np.arange(60.0).reshape(-1, 1), 0.1)).tolist() == [1, 6, 15, 19, 38]
 
 
-@pytest.mark.parametrize(("count", "trained"), [(1, 1), (9, 9), (10, 9), (49, 45)])
-def test_of_tiny_data_the_last_tenth_is_left_for_later(count, trained):
+@pytest.mark.parametrize(
+    ("count", "trained", "validated"), [(1, 1, 0), (9, 9, 0), (10, 9, 0), (49, 45, 0), (50, 45, 5)]
+)
+def test_of_tiny_data_the_last_tenth_is_left_for_later(count, trained, validated):
     """A tenth of fewer than fifty is less than five examples: too few to choose a model by."""
     split, val_x, _ = _split(_data(count), 0.1, ordered=True)
-    assert (len(split.train_x), val_x.shape) == (trained, (0, 3))
-
-
-def test_fifty_examples_are_split():
-    """By time, into 45 and 5."""
-    split, val_x, _ = _split(_data(50), 0.1, ordered=True)
-    assert (len(split.train_x), len(val_x)) == (45, 5)
+    assert (len(split.train_x), val_x.shape) == (trained, (validated, 3))
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_data_of_one_class_are_split_like_others(ordered):
-    """Both parts have examples, all of that class."""
     split, _, val_y = _split(_data(200, classes=1), 0.1, ordered=ordered)
     assert 10 <= len(val_y) <= 30
     assert set(split.train_y.tolist()) == set(val_y.tolist()) == {0}
@@ -154,13 +146,11 @@ def test_equal_inputs_share_a_side():
 
 @pytest.mark.parametrize("value", [5.0, 6.0])
 def test_inputs_that_are_all_equal_leave_something_to_train_on(value):
-    """Whichever side their hash is on."""
     split = with_validation(replace(_data(100), train_x=np.full((100, 3), value)), 0.5)
     assert len(split.train_x) == 100
 
 
 def test_lists_are_split_like_arrays():
-    """A task may give anything that NumPy takes."""
     data = _data(100)
     lists = replace(data, train_x=data.train_x.tolist(), train_y=data.train_y.tolist())
     for ordered in (False, True):
@@ -177,7 +167,6 @@ def test_the_tasks_own_validation_part_is_left_alone():
 
 
 def test_share_and_order_are_the_tasks():
-    """A tenth, at random, unless it says otherwise."""
     data = _data(100)
     assert np.array_equal(
         split_for(replace(TOY, validation_share=0.1), data).train_x, with_validation(data, 0.1).train_x
@@ -189,7 +178,6 @@ def test_share_and_order_are_the_tasks():
 
 @pytest.mark.parametrize("share", [-0.1, 0.6, float("nan")])
 def test_a_share_that_cannot_be_is_refused(share):
-    """With the limits."""
     with pytest.raises(UsageError, match=r"'toy': validation_share is .*; it must be from 0 to 0\.5"):
         replace(TOY, validation_share=share)
 
@@ -203,12 +191,5 @@ def test_a_share_that_cannot_be_is_refused(share):
     ],
 )
 def test_a_validation_part_without_its_targets_is_refused(val_x, val_y, words):
-    """As for the other parts."""
     with pytest.raises(DataError, match=words):
         replace(_data(10), val_x=val_x, val_y=val_y)
-
-
-def test_a_task_is_unordered_unless_it_says_so():
-    """The defaults that docs/how-to/bring-your-task.md names."""
-    known = {name: Task.__dataclass_fields__[name].default for name in ("validation_share", "ordered")}
-    assert known == {"validation_share": 0.1, "ordered": False}

@@ -88,7 +88,6 @@ def bound(value, base, spec, rule):
 
 @given(st.data(), st.sampled_from(DELTAS), st.sampled_from(LAYOUTS))
 def test_memory_layout_changes_no_encoded_byte(data, encoding, layout):
-    """Big-endian, strided, read-only and Fortran arrays, as tensors and as base, give the same bytes and bits."""
     schema = data.draw(schemas())
     tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
     odd, odd_base = ({name: awkward(array, layout) for name, array in part.items()} for part in (tensors, base))
@@ -99,7 +98,6 @@ def test_memory_layout_changes_no_encoded_byte(data, encoding, layout):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_pack_with_equal_arguments_gives_equal_bytes(encoding):
-    """The same seed gives the same blob; another one rounds in another way."""
     packed = pack(trained(), MODEL, {}, encoding, base=BASE, seed=1)
     assert pack(trained(), MODEL, {}, encoding, base=BASE, seed=1) == packed
     assert (pack(trained(), MODEL, {}, encoding, base=BASE, seed=2) == packed) == (encoding == "delta-bf16")
@@ -107,7 +105,6 @@ def test_pack_with_equal_arguments_gives_equal_bytes(encoding):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_delta_of_equal_tensors_takes_few_bytes(encoding):
-    """Where nothing was trained, what is a difference is all zeros, and comes back to the last bit."""
     packed = pack(BASE, MODEL, {}, encoding, base=BASE)
     found = reopened(packed, MODEL, BASE)
     assert same({name: found[name] for name in found if ":" not in name}, {n: BASE[n] for n in BASE if ":" not in n})
@@ -116,7 +113,6 @@ def test_delta_of_equal_tensors_takes_few_bytes(encoding):
 
 @pytest.mark.parametrize(("encoding", "ratio"), [("delta-bf16", 1.9), ("delta-int8", 3.9), ("delta-int4", 7.5)])
 def test_a_blob_is_smaller_before_it_is_compressed(encoding, ratio):
-    """A step takes so many times fewer bytes than the model, whatever zstd makes of it."""
     plain = MODEL.subset(["fc.weight"])
     packed = pack({"fc.weight": trained()["fc.weight"]}, plain, {}, encoding, base=BASE)
     assert packed.raw_bytes < plain.nbytes / ratio + 100
@@ -132,7 +128,6 @@ def test_a_blob_is_smaller_before_it_is_compressed(encoding, ratio):
     ],
 )
 def test_rule_writes_these_bytes(name, rule, values):
-    """Version 1 of each rule, byte by byte."""
     schema = Schema((*WEIGHT.specs, TensorSpec("v", (2,), "float32", "stats"))).with_moments(("exp_avg", "exp_avg_sq"))
     base = {spec.name: np.zeros(spec.shape, np.float32) for spec in schema.specs}
     after = {
@@ -149,7 +144,6 @@ def test_rule_writes_these_bytes(name, rule, values):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_a_variance_never_comes_back_negative(encoding):
-    """A running variance and a second moment near zero stay at zero or above, though their difference is rounded."""
     before = {**BASE, "bn.running_var": np.array([1.0, 1e-3, 1e-30], np.float32)}
     after = {**BASE, "bn.running_var": np.array([1e-9, 0.0, 0.0], np.float32)}
     found = reopened(pack(after, MODEL, {}, encoding, base=before), MODEL, before)
@@ -168,7 +162,6 @@ def test_negative_variance_arrives_unchanged(encoding, name):
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
 def test_values_that_a_rule_cannot_write_arrive_unchanged(encoding, spoilt):
-    """NaN, infinities and values at the end of the range arrive to the bit; other tensors are not touched by that."""
     values = trained()
     values["fc.weight"][3, 3] = spoilt
     found = reopened(pack(values, MODEL, {}, encoding, base=BASE), MODEL, BASE)
@@ -202,7 +195,6 @@ def test_delta_without_its_base_is_refused(encoding, base):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_a_tensor_of_another_length_is_refused(encoding):
-    """A byte too few or too many, and it is not guessed what was meant."""
     [spec] = WEIGHT.specs
     rule, base = rule_of(encoding, spec), np.zeros(4, np.float32)
     assert rule is not None
@@ -253,7 +245,6 @@ def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
 
 @pytest.mark.parametrize("encoding", FEEDBACK)
 def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding):
-    """The sum of many steps with feedback is the sum that was intended, within one step's rounding and not all of them."""
     rng = np.random.default_rng(3)
     base, wanted = {"w": np.zeros(4, np.float32)}, np.zeros(4)
     residual: dict[str, np.ndarray] = {}
@@ -268,7 +259,6 @@ def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding):
 
 @pytest.mark.parametrize("encoding", [one for one in ENCODINGS if one not in FEEDBACK])
 def test_fine_encoding_returns_no_residual(encoding):
-    """They are packed as ever, and a residual from before is dropped."""
     given_ = {"w:residual": np.ones(4, np.float32)}
     tensors, base = {"w": np.full(4, 2, np.float32)}, {"w": np.ones(4, np.float32)}
     packed, after = pack_with_feedback(tensors, WEIGHT, {}, encoding, base=base, seed=1, residual=given_)
@@ -277,7 +267,6 @@ def test_fine_encoding_returns_no_residual(encoding):
 
 
 def test_residuals_of_other_tensors_are_left_out():
-    """A residual of nothing in the schema has no effect and is not kept; one of another shape is a SchemaMismatch."""
     tensors, base = {"w": np.full(4, 2, np.float32)}, {"w": np.ones(4, np.float32)}
     plain = packed_with(tensors, WEIGHT, "delta-int4", base, {})
     other = packed_with(tensors, WEIGHT, "delta-int4", base, {"v:residual": np.ones(4, np.float32)})
@@ -287,7 +276,6 @@ def test_residuals_of_other_tensors_are_left_out():
 
 
 def test_residual_of_values_that_are_not_finite_is_zero():
-    """Where training diverged nothing of it is carried into the next round."""
     values = np.array([1, np.nan, np.inf, 0], np.float32)
     _, after = packed_with({"w": values}, WEIGHT, "delta-int4", {"w": np.zeros(4, np.float32)}, {})
     assert not after["w:residual"].any()

@@ -16,16 +16,12 @@ from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
 from fedpatch.shared.tensors.packing import MAX_META_BYTES, pack, unpack
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
+from tests.shared.arbitrary_tensors import nested
 
 HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
 MODEL = Schema((*HALF.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("mask", (3,), "bool", "buffer")))
 VALUES = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
 BASE = {spec.name: np.full(spec.shape, 0.75).astype(spec.dtype) for spec in MODEL.specs}
-
-
-def nested(depth: int) -> list:
-    """Nest empty lists."""
-    return [nested(depth - 1)] if depth else []
 
 
 def read_raw(container, schema: Schema, encoding: str = "fp32"):
@@ -73,7 +69,6 @@ def entry(name="w", dtype="float32", shape=(4,), values=bytes(16)):
     ],
 )
 def test_tensors_outside_the_schema_are_refused(entries, error, complaint):
-    """Names, shapes and dtypes that differ are a SchemaMismatch, what is no tensor at all a WireError."""
     with pytest.raises(error, match=complaint):
         read_raw(container_of(*entries), HALF)
 
@@ -86,7 +81,6 @@ def test_unexpected_tensors_error_has_the_names():
 
 
 def test_half_precision_is_for_weights_only():
-    """An fp16 blob whose statistics are halved does not fit."""
     schema = Schema((TensorSpec("v", (4,), "float32", "stats"),))
     with pytest.raises(SchemaMismatch, match="v: dtype 'float16'"):
         read_raw(container_of(entry("v", "float16", values=bytes(8))), schema, "fp16")
@@ -117,7 +111,6 @@ def test_half_precision_is_for_weights_only():
 )
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 def test_malformed_container_raises_wire_error(container, encoding):
-    """Anything but a map of plain meta and tensors, with nothing after it, is refused."""
     with pytest.raises(WireError):
         read_raw(container, Schema(()), encoding)
 
@@ -127,7 +120,6 @@ def test_malformed_container_raises_wire_error(container, encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_truncated_blob_raises_wire_error(encoding):
-    """No prefix of a blob is a blob, whether the true size was announced or that of the prefix."""
     packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for end in range(len(packed.blob)):
         for raw_bytes in (packed.raw_bytes, end):
@@ -137,7 +129,6 @@ def test_truncated_blob_raises_wire_error(encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_bytes_after_the_blob_raise_wire_error(encoding):
-    """A blob is whole and nothing but itself."""
     packed = pack(VALUES, MODEL, {"n": 1}, encoding, base=BASE)
     for extra in (b"\x00", packed.blob):
         with pytest.raises(WireError):
@@ -152,7 +143,6 @@ def test_an_unknown_encoding_is_a_wire_error():
 
 @given(st.data(), st.sampled_from(ENCODINGS))
 def test_a_flipped_byte_gives_a_result_or_a_refusal(data, encoding):
-    """Damage that is not noticed changes values; it never raises anything but WireError or SchemaMismatch."""
     packed = pack(VALUES, MODEL, {"n": [1, {"a": None}]}, encoding, base=BASE)
     damaged = bytearray(packed.blob)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -189,7 +179,6 @@ NEARLY = st.fixed_dictionaries(
 @example(b"\xdc\xff\xff" * 200, "fp32")
 @example(b"\x91" * 5000, "fp32")
 def test_unpack_of_any_bytes_raises_documented_errors_alone(raw, encoding):
-    """Whatever arrives is read, or raises WireError or SchemaMismatch."""
     with suppress(WireError, SchemaMismatch):
         _, found = read_raw(raw, MODEL, encoding)
         MODEL.check(found)
@@ -197,7 +186,6 @@ def test_unpack_of_any_bytes_raises_documented_errors_alone(raw, encoding):
 
 @given(st.binary(max_size=200), st.integers(-1, 300))
 def test_decompression_of_any_bytes_raises_documented_errors_alone(blob, raw_bytes):
-    """Bytes that are no zstd frame, or begin like one, raise WireError or SchemaMismatch only."""
     for candidate in (blob, b"\x28\xb5\x2f\xfd" + blob):
         with suppress(WireError, SchemaMismatch):
             unpack(candidate, encoding="fp32+zstd", raw_bytes=raw_bytes, schema=HALF)
@@ -227,6 +215,7 @@ def peak_of_refusal(blob: bytes, encoding: str, raw_bytes: int, schema: Schema =
 
 
 BOMB = zstandard.compress(bytes(256 * 2**20))
+STREAM = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(256 * 2**20))
 
 
 def hidden(blob: bytes, stated: int) -> bytes:
@@ -235,26 +224,14 @@ def hidden(blob: bytes, stated: int) -> bytes:
     return blob[:6] + stated.to_bytes(4, "little") + blob[10:]
 
 
-def test_a_frame_that_states_more_than_announced_is_refused():
-    """256 MB in a frame of some kB, announced as 100 bytes, cost nothing."""
-    assert len(BOMB) < 32_000
-    assert peak_of_refusal(BOMB, "fp32+zstd", 100) < SMALL
-
-
-def test_frame_with_a_false_size_is_refused():
-    """A frame that states 100 bytes and expands to 256 MB is stopped at 100 bytes."""
-    assert peak_of_refusal(hidden(BOMB, 100), "fp32+zstd", 100) < SMALL
-
-
-def test_a_frame_that_states_no_size_is_refused():
-    """A streamed frame could grow without end."""
-    stream = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(256 * 2**20))
-    assert peak_of_refusal(stream, "fp32+zstd", 100) < SMALL
-
-
-def test_an_announcement_beyond_the_schema_is_refused():
-    """What is announced is measured by what was agreed: four floats do not take 256 MB."""
-    assert peak_of_refusal(BOMB, "fp32+zstd", 256 * 2**20) < SMALL
+@pytest.mark.parametrize(
+    ("blob", "announced"),
+    [(BOMB, 100), (hidden(BOMB, 100), 100), (STREAM, 100), (BOMB, 256 * 2**20)],
+    ids=["states more than announced", "states a false size", "states no size", "announces more than the schema"],
+)
+def test_frame_of_256_mb_is_refused_in_little_memory(blob, announced):
+    assert len(blob) < 32_000
+    assert peak_of_refusal(blob, "fp32+zstd", announced) < SMALL
 
 
 LISTS = b"\xdc\xf0\x00" * 500 + b"\xc0" * 62_000
@@ -293,6 +270,5 @@ def test_too_many_tensors_are_refused():
 
 
 def test_many_small_values_take_bounded_memory():
-    """As many empty lists as fit into the announcement are skipped, not built."""
     raw = b"\x82\xa4meta\xdd" + (4 * 2**20).to_bytes(4, "big") + b"\x90" * (4 * 2**20)
     assert peak_of_refusal(raw, "fp32", len(raw), LARGE) < 2 * len(raw) + SMALL

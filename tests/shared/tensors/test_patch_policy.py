@@ -40,13 +40,11 @@ STATS = {f"bn{i}.{name}" for i in (1, 10) for name in ("running_mean", "running_
 
 @pytest.mark.parametrize("text", ["none", "stats", "affine", "all", "names:bn1.*", "names:bn1.*,fc?.weight"])
 def test_a_policy_comes_back_from_its_text(text):
-    """A policy in its normal form is printed as it was read."""
     assert str(parse_policy(text)) == text
 
 
 @pytest.mark.parametrize("text", ["names:b,a", " names: a , b,a ", "names:a,b"])
 def test_policies_that_mean_the_same_are_the_same(text):
-    """Spaces, order and repetition of globs do not matter; both sides arrive at one text."""
     assert parse_policy(text) == PatchPolicy("names", ("a", "b"))
     assert str(parse_policy(text)) == "names:a,b"
 
@@ -74,7 +72,6 @@ def test_every_policy_by_name_can_be_printed_and_read(globs):
     ],
 )
 def test_malformed_policy_raises_usage_error(text, complaint):
-    """The error says what to write instead."""
     with pytest.raises(UsageError, match=complaint):
         parse_policy(text)
 
@@ -105,7 +102,6 @@ def test_private_names_are_those_of_the_policy(text, private):
 
 @pytest.mark.parametrize("text", ["affine", "names:bn1.weight,fc1.bias"])
 def test_moments_go_with_their_parameters(text):
-    """The moments of a private value are private, those of a public one are public."""
     policy, extended = parse_policy(text), MODEL.with_moments(MOMENTS)
     private = policy.private_names(MODEL)
     expected = private | {f"{name}:{moment}" for name in private for moment in MOMENTS}
@@ -113,7 +109,6 @@ def test_moments_go_with_their_parameters(text):
 
 
 def test_statistics_have_no_moments():
-    """A policy about statistics keeps no moment private."""
     assert parse_policy("stats").private_names(MODEL.with_moments(MOMENTS)) == STATS
 
 
@@ -137,7 +132,6 @@ def test_policy_without_effect_raises_usage_error(text, complaint):
 
 
 def test_all_is_satisfied_by_one_kind_of_value():
-    """A batch norm without gamma and beta, or without statistics, still has a patch."""
     for role in ("stats", "affine"):
         some = Schema((*WEIGHTS, *(spec for spec in norm("bn1") if spec.role == role)))
         assert parse_policy("all").private_names(some)
@@ -169,7 +163,6 @@ def test_merge_undoes_split(data):
 
 @given(st.data())
 def test_the_parts_fit_the_parts_of_the_schema(data):
-    """Public tensors fit the public schema, the patch fits the rest, and no parameter is torn from its moments."""
     schema = data.draw(schemas(min_size=2))
     policy = data.draw(policies_for(schema))
     extended = schema.with_moments(MOMENTS)
@@ -188,13 +181,11 @@ def test_a_model_schema_is_enough_to_split_moments():
 
 
 def test_tensor_outside_the_schema_is_never_public():
-    """A name that the schema does not have raises instead of leaving the device."""
     with pytest.raises(UnexpectedTensors, match=r"'bn2\.weight' is not in the model's schema"):
         split({"bn2.weight": np.zeros(3, np.float32)}, PatchPolicy("affine"), MODEL)
 
 
 def test_a_tensor_cannot_be_public_and_private():
-    """A patch of another policy does not overwrite public values."""
     tensor = {"fc1.bias": np.zeros(3, np.float32)}
     with pytest.raises(SchemaMismatch, match=r"'fc1\.bias' is public and private at once"):
         merge(tensor, tensor)

@@ -62,7 +62,6 @@ def mean_of(decoded, count: int = 256):
 
 @given(ANY)
 def test_bf16_is_the_nearest(values):
-    """A value comes back within 9 bits, and what has no more bits than bf16 exactly."""
     found = from_bf16(memoryview(to_bf16(values)))
     assert np.all(np.abs(found.astype(np.float64) - values) <= np.maximum(np.abs(values) * 2.0**-8, 2.0**-134))
     assert from_bf16(memoryview(to_bf16(found))).tobytes() == found.tobytes()
@@ -79,7 +78,6 @@ def test_bf16_rounds_to_even_in_planes():
 
 @given(ANY, st.sampled_from([INT8_TOP, INT4_TOP]), BLOCKS, st.integers(0, 2**64 - 1))
 def test_a_code_is_less_than_a_step_off(values, top, block, seed):
-    """Every value comes back less than the scale of its block away, and codes keep to their range."""
     scales, codes = to_codes(values, top, block, np.random.default_rng(seed))
     found = from_codes(scales, codes, block, np.dtype(np.float32)).astype(np.float64)
     per_value = np.repeat(scales, block or max(1, values.size))[: values.size].astype(np.float64)
@@ -103,7 +101,6 @@ def test_rounding_at_random_is_unbiased(values, top, block, coarse):
 
 @given(ANY, BLOCKS)
 def test_zero_stays_zero(values, block):
-    """Zero stays zero whatever is drawn, and nothing changes its sign."""
     scales, codes = to_codes(values, INT8_TOP, block, drawn(0.999))
     found = from_codes(scales, codes, block, np.dtype(np.float32))
     assert np.all(found[values == 0] == 0)
@@ -119,7 +116,6 @@ def test_a_coarse_scale_is_a_share_of_the_root_mean_square():
 
 
 def test_a_block_has_a_scale_of_its_own():
-    """An outlier takes the precision of its own block only."""
     values = np.ones(48, np.float32)
     values[0] = 1e6
     scales, codes = to_codes(values, INT8_TOP, 16, np.random.default_rng(0))
@@ -130,7 +126,6 @@ def test_a_block_has_a_scale_of_its_own():
 
 @given(hnp.arrays(np.int8, st.integers(0, 30), elements=st.integers(-8, 7)))
 def test_nibbles_come_back(codes):
-    """Two codes a byte, an odd one alone."""
     data = to_nibbles(codes)
     assert len(data) == math.ceil(codes.size / 2)
     assert from_nibbles(memoryview(data), codes.size).tobytes() == codes.tobytes()
@@ -174,7 +169,6 @@ def test_a_level_is_less_than_a_step_off(values, data, seed):
 
 @given(POSITIVE)
 def test_levels_are_unbiased(values):
-    """Over all draws, the mean of what comes back is the value, within one of 256 parts of a step."""
     values = values[values > values.max(initial=0) * 2.0**-31]
     values = values[values > 1e-37]  # below, neighbouring levels are the same float32
     base = np.zeros_like(values)
@@ -184,7 +178,6 @@ def test_levels_are_unbiased(values):
 
 @given(POSITIVE, st.integers(0, 99))
 def test_a_value_on_the_grid_stays_there(values, seed):
-    """What was decoded once is encoded to itself, so a second moment that rests costs nothing."""
     zeros = np.zeros_like(values)
     once = from_levels(*to_levels(values, zeros, np.random.default_rng(seed)), zeros, np.dtype(np.float32))
     once = np.where(once < 1e-37, 0, once)
@@ -195,7 +188,6 @@ def test_a_value_on_the_grid_stays_there(values, seed):
 
 @pytest.mark.parametrize("top", [-32768, 32767])
 def test_from_levels_accepts_any_top(top):
-    """A top from anybody gives zeros or infinities, which others refuse, and no error."""
     found = from_levels(top, np.arange(256, dtype=np.uint8), np.zeros(256, np.float32), np.dtype(np.float32))
     assert found[0] == 0
     assert not np.isnan(found).any()

@@ -45,7 +45,6 @@ def _is_unlike(more: Any, less: Any, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(EARLIER))
 def test_message_of_the_previous_version_is_decoded(name):
-    """Every value that it sent is there after decoding; what it did not know of has a default."""
     told = msgpack.unpackb(EARLIER[name])
     again = msgpack.unpackb(encode(decode(EARLIER[name])))
     assert _lacks(again, told) == []

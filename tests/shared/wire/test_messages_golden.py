@@ -164,22 +164,18 @@ def golden(name: str) -> bytes:
 
 @pytest.mark.parametrize("name", sorted(BODIES))
 def test_messages_are_encoded_to_these_bytes(name):
-    """What we send is what the golden file holds."""
     assert encode(envelope(name)).hex() == golden(name).hex()
 
 
 @pytest.mark.parametrize("name", sorted(BODIES))
 def test_golden_bytes_are_decoded_to_messages(name):
-    """What the golden file holds is understood as the message it was."""
     assert decode(golden(name)) == envelope(name)
 
 
 def test_chunk_is_encoded_to_these_bytes():
-    """The binary layout of a chunk, both ways."""
     assert encode_chunk(CHUNK).hex() == golden("chunk").hex()
     assert decode_chunk(golden("chunk")) == CHUNK
 
 
 def test_every_message_type_has_golden_bytes():
-    """No message type is without a golden file, and no file without its type."""
     assert {path.stem for path in GOLDEN.glob("*.hex")} == {*BODY_TYPES, "chunk"}

@@ -31,7 +31,6 @@ def filled(directory, *indices: int) -> PartialBlob:
 
 @given(st.permutations(range(MANIFEST.chunk_count)), st.integers(0, MANIFEST.chunk_count))
 def test_a_restart_loses_nothing(tmp_path_factory, order, before):
-    """Chunks written before a restart are there after it, in whatever order they came."""
     directory = tmp_path_factory.mktemp("downloads")
     first = filled(directory, *order[:before])
     first.close()
@@ -46,7 +45,6 @@ def test_a_restart_loses_nothing(tmp_path_factory, order, before):
 
 
 def test_a_chunk_that_is_missing_shows(tmp_path):
-    """Before everything is there, the whole does not have its digest."""
     blob = filled(tmp_path, *range(20))
     assert not blob.verified()
     blob.write(cut(BLOB, MANIFEST, 20))
@@ -92,7 +90,6 @@ def test_indices_that_cannot_be_are_passed_over(tmp_path):
 
 
 def test_a_directory_that_refuses_is_named(tmp_path):
-    """The error says where there is no room and what to do."""
     place = tmp_path / "downloads"
     place.write_text("a file where a directory should be")
     with pytest.raises(StateError, match=r"downloads.*state directory"):
@@ -100,7 +97,6 @@ def test_a_directory_that_refuses_is_named(tmp_path):
 
 
 def test_a_write_that_fails_is_a_state_error(tmp_path):
-    """What the disk refuses ends the job, not the program."""
     blob = filled(tmp_path)
     blob.close()
     with pytest.raises(StateError, match="free some space"):
@@ -131,7 +127,6 @@ def test_half_a_chunk_is_no_chunk(tmp_path):
 
 
 def test_a_download_that_cannot_begin_leaves_no_file_open(tmp_path):
-    """An agent that tries again each round must not run out of descriptors."""
     for _ in range(3):
         with files_end_at(1000), pytest.raises(StateError):
             PartialBlob(tmp_path, MANIFEST)
@@ -140,7 +135,6 @@ def test_a_download_that_cannot_begin_leaves_no_file_open(tmp_path):
 
 @pytest.mark.parametrize("use", [PartialBlob.verified, PartialBlob.discard])
 def test_a_file_that_is_no_file_any_more_is_a_state_error(tmp_path, use):
-    """Whatever became of it, the agent hears of it as of any other trouble with the disk."""
     blob = filled(tmp_path, 0)
     blob.path.unlink()
     blob.path.mkdir()
@@ -150,7 +144,6 @@ def test_a_file_that_is_no_file_any_more_is_a_state_error(tmp_path, use):
 
 
 def test_chunks_are_cut_from_a_file_as_from_memory(tmp_path):
-    """Reading only the part gives the same chunk."""
     path = tmp_path / "update.bin"
     path.write_bytes(BLOB)
     for index in range(MANIFEST.chunk_count):
@@ -159,6 +152,5 @@ def test_chunks_are_cut_from_a_file_as_from_memory(tmp_path):
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):
-    """Cutting from nothing is a StateError with the path."""
     with pytest.raises(StateError, match=r"update\.bin"):
         cut_from_file(tmp_path / "update.bin", MANIFEST, 0)

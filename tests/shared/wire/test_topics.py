@@ -19,7 +19,6 @@ DIGEST = "0123456789abcdef" * 4
 
 @given(fleet=NAMES, device=NAMES, digest=DIGESTS, index=INDEXES)
 def test_parse_of_any_built_topic_returns_its_parts(fleet, device, digest, index):
-    """Parsing undoes building, whatever the names."""
     built = {
         topics.coordinator_state(fleet): ParsedTopic("coordinator_state"),
         topics.run_status(fleet): ParsedTopic("run_status"),
@@ -35,14 +34,12 @@ def test_parse_of_any_built_topic_returns_its_parts(fleet, device, digest, index
 
 @given(NAMES, NAMES)
 def test_topic_of_another_fleet_parses_to_none(fleet, other):
-    """A topic is only understood by its own fleet."""
     parsed = parse_topic(fleet, topics.up(other, "pi-1"))
     assert (parsed is not None) == (fleet == other)
 
 
 @given(st.text())
 def test_parse_topic_never_raises(text):
-    """Anything at all may arrive as a topic."""
     assert parse_topic("home", text) is None
 
 
@@ -63,13 +60,11 @@ def test_parse_topic_never_raises(text):
     ],
 )
 def test_malformed_topic_parses_to_none(topic):
-    """Other versions, wrong names, wrong digests and indexes beyond the limit are not understood."""
     assert parse_topic("home", topic) is None
 
 
 @pytest.mark.parametrize("name", ["", "Pi", "-pi", "a" * 33, "a/b", "a+b", "#", "pi\n", "ä"])
 def test_impossible_name_raises_usage_error_with_the_rule(name):
-    """The error says which characters a name may have."""
     with pytest.raises(UsageError, match=r"device name .* use 1 to 32 of a-z"):
         topics.up("home", name)
     with pytest.raises(UsageError, match=r"fleet name .* use 1 to 32 of a-z"):
@@ -89,7 +84,6 @@ def test_topics_have_at_most_the_levels_that_every_broker_allows():
 
 
 def test_filters_are_those_that_the_table_lets_a_party_read():
-    """The coordinator reads all that devices write; a device its own messages and state, and models when it asks."""
     assert topics.coordinator_filters("home") == (
         "fedpatch/1/home/coord",
         "fedpatch/1/home/dev/+/state",
@@ -106,7 +100,6 @@ def test_filters_are_those_that_the_table_lets_a_party_read():
 
 
 def test_acl_with_devices_has_rules_for_these_users_alone():
-    """With a list of devices there is no pattern that would let any other user in."""
     text = topics.mosquitto_acl("home", devices=["pi-1", "pi-2"])
     assert text.splitlines()[1:10] == [
         "user coordinator",
@@ -124,7 +117,6 @@ def test_acl_with_devices_has_rules_for_these_users_alone():
 
 
 def test_acl_of_a_watcher_reads_the_status_and_writes_no_topic():
-    """Devices cannot even read it."""
     text = topics.mosquitto_acl("home", devices=["pi-1"], watchers=["ann", "bob"])
     assert text.partition("\nuser ann\n")[2].splitlines() == [
         "topic read fedpatch/1/home/coord",
@@ -139,13 +131,11 @@ def test_acl_of_a_watcher_reads_the_status_and_writes_no_topic():
 
 @pytest.mark.parametrize("watcher", ["a b", "#", "coordinator", "pi-1"])
 def test_acl_watcher_with_another_part_raises_usage_error(watcher):
-    """It could write what it is only to read; nor can a name be a wildcard."""
     with pytest.raises(UsageError, match="watch"):
         topics.mosquitto_acl("home", devices=["pi-1"], watchers=[watcher])
 
 
 def test_acl_without_devices_has_patterns_over_the_user_name():
-    """Where devices are not known beforehand, each user has the device of its own name."""
     text = topics.mosquitto_acl("home", devices=None)
     assert "pattern read fedpatch/1/home/dev/%u/dn\n" in text
     assert "pattern write fedpatch/1/home/dev/%u/up\n" in text
@@ -153,14 +143,12 @@ def test_acl_without_devices_has_patterns_over_the_user_name():
 
 @pytest.mark.parametrize(("user", "devices"), [("co/ord", None), ("#", None), ("a b", None), ("pi-1", ["pi-1"])])
 def test_acl_coordinator_user_that_is_a_device_or_malformed_raises_usage_error(user, devices):
-    """Wildcards in a user name, or the coordinator's name given to a device, would open the fleet."""
     with pytest.raises(UsageError):
         topics.mosquitto_acl("home", user, devices)
 
 
 @given(fleet=NAMES, digest=DIGESTS, indices=st.lists(INDEXES, max_size=5))
 def test_model_chunks_equals_model_chunk_of_each_index(fleet, digest, indices):
-    """In the order of the indices."""
     expected = [topics.model_chunk(fleet, digest, index) for index in indices]
     assert topics.model_chunks(fleet, digest, indices) == expected
 

@@ -10,15 +10,20 @@ from fedpatch.shared.wire.messages import ENCODINGS, TrainPlan, is_delta
 @pytest.mark.parametrize(
     ("num_examples", "epochs", "steps", "expected"),
     [
-        pytest.param(100, 1, 0, 5, id="one-epoch"),
-        pytest.param(100, 3, 0, 15, id="three-epochs"),
-        pytest.param(109, 1, 0, 5, id="rounded-down"),
-        pytest.param(111, 1, 0, 6, id="rounded-up"),
-        pytest.param(1, 2, 0, 2, id="less-than-a-batch"),
-        pytest.param(100, 3, 7, 7, id="steps-given"),
+        (300, 1, 0, 15),
+        (150, 1, 0, 8),
+        (125, 1, 0, 6),
+        (300, 3, 0, 45),
+        (300, 3, 10, 10),
+        (109, 1, 0, 5),
+        (111, 1, 0, 6),
+        (3, 1, 0, 1),
+        (3, 2, 0, 2),
+        (300, 0, 0, 0),
     ],
 )
 def test_steps_for_examples_of_a_device(num_examples, epochs, steps, expected):
+    """The paper's K = round(n / B) * E (MNIST, W=200 and 400: 15 and 8; CIFAR10, W=400: 6), unless steps are given."""
     plan = TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=epochs, steps=steps)
     assert plan.steps_for(num_examples) == expected
 

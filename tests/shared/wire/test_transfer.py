@@ -38,7 +38,6 @@ def announced(blob: bytes = BLOB, chunk_bytes: int = 100) -> Manifest:
 
 @st.composite
 def chunks(draw) -> Chunk:
-    """Any chunk."""
     count = draw(st.integers(1, MAX_CHUNKS))
     return Chunk(draw(DIGESTS), draw(st.integers(0, count - 1)), count, draw(st.binary(max_size=200)))
 
@@ -46,14 +45,12 @@ def chunks(draw) -> Chunk:
 class TestChunks:
     @given(chunks())
     def test_come_back_as_they_were(self, chunk):
-        """Decoding undoes encoding, and the header is as long as it says."""
         payload = encode_chunk(chunk)
         assert decode_chunk(payload) == chunk
         assert len(payload) == CHUNK_OVERHEAD_BYTES + len(chunk.data)
 
     @given(st.binary(max_size=120) | st.binary(max_size=120).map(lambda tail: b"fp\x01\x00" + tail))
     def test_any_other_bytes_are_a_wire_error(self, payload):
-        """Foreign bytes raise WireError, never anything else."""
         with pytest.raises(WireError):
             decode_chunk(payload)
 
@@ -63,7 +60,6 @@ class TestChunks:
 
     @given(chunks(), st.data())
     def test_damage_shows(self, chunk, data):
-        """A chunk that was cut, lengthened, or changed in its data or its CRC is refused."""
         payload = bytearray(encode_chunk(chunk))
         place = data.draw(st.integers(44, len(payload) - 1))
         damage = data.draw(st.sampled_from(("cut", "flip", "append")))
@@ -78,7 +74,6 @@ class TestChunks:
 
     @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (7, 3), (0, MAX_CHUNKS + 1)])
     def test_impossible_places_are_refused(self, index, count):
-        """An index beyond the count, or more chunks than may be, is a WireError."""
         head = struct.pack(">2sBB32sIIII", b"fp", 1, 0, bytes(32), index, count, 1, zlib.crc32(b"x"))
         with pytest.raises(WireError, match="is impossible"):
             decode_chunk(head + b"x")
@@ -89,7 +84,6 @@ class TestChunks:
 
     @pytest.mark.parametrize("place", [0, 1, 2, 3])
     def test_other_versions_are_refused(self, place):
-        """Another magic, version or flag is not guessed at."""
         payload = bytearray(encode_chunk(Chunk("00" * 32, 0, 1, b"x")))
         payload[place] ^= 0x40
         with pytest.raises(WireError, match="version"):
@@ -97,7 +91,6 @@ class TestChunks:
 
     @given(st.binary(min_size=1, max_size=300), st.integers(1, 120))
     def test_of_a_blob_put_it_together_again(self, blob, chunk_bytes):
-        """Cutting loses nothing: every chunk fits its place, and their sum is the blob."""
         manifest = announced(blob, chunk_bytes)
         check_manifest(manifest, len(blob))
         parts = [cut(blob, manifest, index) for index in range(manifest.chunk_count)]
@@ -106,7 +99,6 @@ class TestChunks:
         assert hashlib.sha256(blob).hexdigest() == manifest.digest
 
     def test_that_do_not_belong_do_not_fit(self):
-        """Another blob's chunk, another count, or a wrong length for its place is turned away."""
         manifest = announced()
         assert fits(Chunk(manifest.digest, 2, 3, bytes(50)), manifest)
         for wrong in (
@@ -151,7 +143,6 @@ class TestSizes:
 
     @pytest.mark.parametrize(("size", "raw"), [(251, 1), (1, 251)])
     def test_beyond_the_ceiling_are_refused(self, size, raw):
-        """Neither the blob nor what comes out of it may pass the limit."""
         manifest = Manifest("00" * 32, size, 1000, 1, "fp32", raw, SCHEMA)
         check_manifest(manifest, 251)
         with pytest.raises(WireError, match="limit is 250"):
@@ -162,7 +153,6 @@ class TestBitmap:
     @given(st.integers(1, 200), st.sets(st.integers(0, 250)))
     @example(3, {2, 3})
     def test_comes_back_as_it_was(self, count, indices):
-        """The wire form holds exactly the indices below the count."""
         bitmap = Bitmap(count, indices)
         data = bitmap.to_bytes()
         assert len(data) == (count + 7) // 8
@@ -170,7 +160,6 @@ class TestBitmap:
 
     @given(st.integers(1, 200), st.binary(max_size=30))
     def test_any_other_bytes_are_a_wire_error(self, count, data):
-        """Bytes are a bitmap of so many chunks, or a WireError."""
         try:
             bitmap = Bitmap.from_bytes(count, data)
         except WireError:
@@ -179,13 +168,11 @@ class TestBitmap:
 
     @pytest.mark.parametrize("data", [b"", b"\x01\x00", b"\x08"])
     def test_must_have_the_length_of_the_blob(self, data):
-        """Too short, too long, or a bit behind the end: refused."""
         with pytest.raises(WireError, match="3 chunks"):
             Bitmap.from_bytes(3, data)
 
     @given(st.sets(st.integers(0, 49)), st.integers(0, 60))
     def test_knows_what_is_missing(self, indices, limit):
-        """`missing` and the set are complements, in order, up to the limit."""
         bitmap = Bitmap(50, indices)
         assert bitmap.missing(limit) == [i for i in range(50) if i not in indices][:limit]
         assert bitmap.full == (not bitmap.missing(50))
@@ -196,6 +183,5 @@ class TestBitmap:
         assert Bitmap(10, (0, 9)).to_bytes() == b"\x01\x02"
 
     def test_takes_an_index_once(self):
-        """`add` says whether the index is new."""
         bitmap = Bitmap(3)
         assert (bitmap.add(1), bitmap.add(1), len(bitmap)) == (True, False, 1)

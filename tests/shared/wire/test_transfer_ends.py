@@ -42,7 +42,6 @@ class TestDownload:
         assert pauses == [2.0, 4.0, 8.0, 16.0, MAX_QUIET_S, MAX_QUIET_S, MAX_QUIET_S]
 
     def test_a_new_chunk_starts_the_pause_over(self):
-        """What flows is not asked for; a duplicate or a stranger is no flow."""
         download = Download([MANIFEST], 0.0)
         assert download.take(cut(BLOB, MANIFEST, 2), 0.1)
         assert download.tick(1.1)
@@ -117,7 +116,6 @@ class TestDownload:
         assert download.next_deadline() == 41.0
 
     def test_is_silent_when_whole(self):
-        """With every chunk here there is nothing to ask and nothing to wait for."""
         download = Download([MANIFEST], 0.0, have={MANIFEST.digest: range(3)})
         assert download.complete
         assert download.next_deadline() is None
@@ -134,11 +132,9 @@ class TestUpload:
         return upload
 
     def ack(self, *indices: int) -> Ack:
-        """An acknowledgement of these chunks."""
         return Ack(LONG.digest, Bitmap(10, indices).to_bytes())
 
     def test_offers_in_ever_longer_pauses_until_it_is_heard(self):
-        """An offer without an answer is repeated, in pauses that double up to a limit."""
         upload, at = Upload(LONG, 5.0), []
         for _ in range(7):
             at.append(upload.next_deadline())
@@ -147,7 +143,6 @@ class TestUpload:
         assert at == [5.0, 8.0, 14.0, 26.0, 50.0, 80.0, 110.0]
 
     def test_acknowledgements_move_the_window(self):
-        """For each chunk that arrived another one leaves."""
         upload = self.granted()
         assert upload.on_ack(self.ack(0, 2), 1.0) == [SendChunk(4), SendChunk(5)]
         assert upload.on_ack(self.ack(0, 2), 1.0) == []
@@ -157,7 +152,6 @@ class TestUpload:
         assert Upload(LONG, 0.0).on_ack(self.ack(0), 1.0) == []
 
     def test_a_window_wider_than_the_rest_sends_the_rest(self):
-        """Near the end fewer chunks than the window are left."""
         upload = self.granted()
         assert upload.on_grant(Grant(LONG.digest, 64, bytes(2)), 0.5) == [SendChunk(i) for i in range(4, 10)]
 
@@ -184,7 +178,6 @@ class TestUpload:
         assert again == [SendChunk(i) for i in range(4)]
 
     def test_waits_when_told_to(self):
-        """With all slots taken it offers again after the delay, never at once."""
         upload = self.granted()
         upload.on_retry_after(7.0, 1.0)
         assert upload.next_deadline() == 8.0
@@ -207,7 +200,6 @@ class TestUpload:
         return upload.next_deadline() - at
 
     def test_offers_at_once_when_the_link_is_back(self):
-        """A reconnect is no time to wait out a pause."""
         upload = self.granted()
         for _ in range(4):
             upload.tick(upload.next_deadline())
@@ -216,7 +208,6 @@ class TestUpload:
         assert upload.next_deadline() == 103.0
 
     def test_a_bitmap_that_does_not_fit_is_a_wire_error(self):
-        """And the window stays as it was."""
         upload = self.granted()
         for bad in (b"", b"\x00\xff"):
             with pytest.raises(WireError):

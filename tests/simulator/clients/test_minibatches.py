@@ -63,7 +63,6 @@ class CountedSizes:
 
 
 def test_no_more_is_held_than_a_few_kilobytes(monkeypatch):
-    """Of long rounds fewer are drawn ahead; what was taken is no longer held, and drawn again if it is asked for again."""
     monkeypatch.setattr(minibatches, "DRAWN_AHEAD", 2 * STEPS[0] * BATCH)
     sizes = CountedSizes([])
     ours = MinibatchStream(PLAN, sizes, 1)  # type: ignore[arg-type]

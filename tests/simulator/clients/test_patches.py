@@ -20,7 +20,6 @@ def patches_under(private: str, moments: tuple[str, ...] = ()) -> Patches:
 
 @pytest.mark.parametrize("private", POLICIES)
 def test_who_never_trained_has_the_initial_values(private):
-    """And moments of zero, in the dtypes and shapes of the schema."""
     patches, initial = patches_under(private, ("exp_avg", "step")), initial_tensors(UNEVEN, 3)
     for client in range(CLIENTS):
         for name, array in patches.of(client).items():
@@ -31,7 +30,6 @@ def test_who_never_trained_has_the_initial_values(private):
 
 
 def test_a_kept_patch_is_that_clients_alone():
-    """Whoever keeps something changes no other client's patch, and what was taken out before stays as it was."""
     patches = patches_under("all")
     before = [patches.of(client) for client in range(CLIENTS)]
     new = {name: np.asarray(array + 1, array.dtype) for name, array in before[2].items()}
@@ -42,7 +40,6 @@ def test_a_kept_patch_is_that_clients_alone():
 
 
 def test_a_patch_costs_what_it_holds():
-    """No client costs more than the bytes of its own values."""
     patches = patches_under("all")
     assert patches.nbytes_per_client == sum(array.nbytes for array in patches.of(0).values())
     assert patches_under("none").nbytes_per_client == 0

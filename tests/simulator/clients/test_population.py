@@ -47,8 +47,6 @@ def _fill_the_inputs_of_client_1(population: Population) -> None:
 
 
 def test_load_population_with_an_absent_file_names_the_folder(tmp_path):
-    """And with what names another folder; an error of another kind in a user's code is a sentence too."""
-
     def missing(index: int) -> DeviceData:
         return np.load(tmp_path / f"machine-{index}.npy")  # type: ignore[no-any-return]
 
@@ -67,7 +65,6 @@ def test_load_population_with_an_absent_file_names_the_folder(tmp_path):
 
 @pytest.mark.parametrize("options", ["", ",noisy-fraction=0.3"])
 def test_each_client_has_what_its_device_would_load(options):
-    """Client i of a simulation has, bit for bit, the data of the device with that spec."""
     population = load_population(digits.TASK, digits.TASK.simulation_data + options, 10, 3, NOWHERE)
     assert population.clients == 10
     for index in range(10):
@@ -82,7 +79,6 @@ def test_each_client_has_what_its_device_would_load(options):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_validation_part_is_split_off_as_on_a_device(together):
-    """The validation part is split off as on a device, whichever way the data are loaded."""
     task = replace(_task(lambda index: _data(100 + index, 5)), ordered=True, validation_share=0.2)
     if together:
         task = replace(task, load_many=lambda specs, root: [task.load_data(spec, root) for spec in specs])
@@ -94,7 +90,6 @@ def test_validation_part_is_split_off_as_on_a_device(together):
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=6))
 def test_clients_lie_one_after_another_and_lose_nothing(sizes):
-    """With whatever numbers of examples: the clients' parts, joined, are the blocks, and each has its own examples."""
     population = _own(sizes)
     assert population.num_examples == [train for train, _ in sizes]
     clients = [population.of(index) for index in range(population.clients)]
@@ -106,7 +101,6 @@ def test_clients_lie_one_after_another_and_lose_nothing(sizes):
 
 
 def test_client_is_a_view_of_blocks_in_shared_memory():
-    """Asking for a client copies nothing, so that every process may ask in every round."""
     population = _own([(4, 2), (3, 1)])
     for part in PARTS:
         block, view = getattr(population, part), getattr(population.of(1), part)
@@ -115,7 +109,6 @@ def test_client_is_a_view_of_blocks_in_shared_memory():
 
 
 def test_other_process_gets_the_same_memory():
-    """A population that is handed to a spawned process is not copied: what is written there is seen here."""
     population = _own([(4, 2), (3, 1), (2, 2)])
     others = [population.of(index).train_x.clone() for index in (0, 2)]
     process = mp.get_context("spawn").Process(target=_fill_the_inputs_of_client_1, args=(population,))
@@ -127,7 +120,6 @@ def test_other_process_gets_the_same_memory():
 
 
 def test_arrays_of_any_layout_are_accepted():
-    """Read-only, reversed or strided arrays are a task's own business."""
     values = np.arange(24, dtype=np.float32).reshape(6, 4)
     values.flags.writeable = False
     population = load_population(
@@ -142,33 +134,27 @@ def test_arrays_of_any_layout_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("template", "problem"),
+    ("template", "clients", "problem"),
     [
-        ("shard:0/10", r"'shard:0/10' lacks \{index\}, so that every client would have the same data"),
-        ("shard:{{index}}/{count}", r"lacks \{index\}"),
-        ("shard:{index}/{cuont}", r"there is no field \{cuont\} \(known: \{index\}, \{count\}, \{seed\}\)"),
-        ("shard:{}/{count}", r"there is no field \{\}"),
-        ("shard:{index.real}/{count}", r"there is no field \{index\.real\}"),
-        ("shard:{index}/{count", r"cannot be filled in \(expected '\}' before end of string\)"),
-        ("shard:{index}/count}", "cannot be filled in .*a brace of its own is doubled"),
-        ("shard:{index:q}/{count}", "cannot be filled in"),
-        ("shard:{index:{width}}/{count}", "cannot be filled in"),
-        ("shrad:{index}/{count}", "data spec 'shrad:0/10': kind 'shrad' is unknown"),
+        (digits.TASK.simulation_data, 0, "a population of 0 clients is none; take at least 1"),
+        ("shard:0/10", 10, r"'shard:0/10' lacks \{index\}, so that every client would have the same data"),
+        ("shard:{{index}}/{count}", 10, r"lacks \{index\}"),
+        ("shard:{index}/{cuont}", 10, r"there is no field \{cuont\} \(known: \{index\}, \{count\}, \{seed\}\)"),
+        ("shard:{}/{count}", 10, r"there is no field \{\}"),
+        ("shard:{index.real}/{count}", 10, r"there is no field \{index\.real\}"),
+        ("shard:{index}/{count", 10, r"cannot be filled in \(expected '\}' before end of string\)"),
+        ("shard:{index}/count}", 10, "cannot be filled in .*a brace of its own is doubled"),
+        ("shard:{index:q}/{count}", 10, "cannot be filled in"),
+        ("shard:{index:{width}}/{count}", 10, "cannot be filled in"),
+        ("shrad:{index}/{count}", 10, "data spec 'shrad:0/10': kind 'shrad' is unknown"),
     ],
 )
-def test_template_that_names_no_data_is_refused(template, problem):
-    """Each way to mistype a template has its sentence; a spec that the task cannot read, the task's own."""
+def test_template_or_count_that_names_no_data_is_refused(template, clients, problem):
     with pytest.raises(UsageError, match=problem):
-        load_population(digits.TASK, template, 10, 0, NOWHERE)
-
-
-def test_population_of_no_clients_is_refused():
-    with pytest.raises(UsageError, match="a population of 0 clients is none; take at least 1"):
-        load_population(digits.TASK, digits.TASK.simulation_data, 0, 0, NOWHERE)
+        load_population(digits.TASK, template, clients, 0, NOWHERE)
 
 
 def test_template_fields_take_formats_and_doubled_braces():
-    """Templates are Python's format strings: a number may have leading zeros, a spec braces."""
     seen: list[str] = []
 
     def load_many(specs: Sequence[str], root: Path) -> list[DeviceData]:
@@ -190,23 +176,22 @@ def test_template_fields_take_formats_and_doubled_braces():
         (_data(2, 1, dtype=np.int64), "client 2: its training inputs are int64 .* those of client 0 float32"),
         (replace(_data(2, 1), test_y=np.array([1])), "client 2: its test targets are int64"),
         (replace(_data(2, 1), test_x=np.zeros((1, 5), np.float32)), "test_x of client 2 has examples of shape"),
+        (
+            replace(_data(2, 1), train_x=np.array([[0, 1, 2], [np.nan, 3, 4]], np.float32)),
+            "train_x of client 2 holds NaN in row 1; remove or fill it",
+        ),
+        (
+            replace(_data(2, 1), train_y=np.array(["cat", "dog"])),
+            r"train_y of client 2 is of dtype <U3 \(row 0 holds 'cat'\), no numbers",
+        ),
     ],
 )
-def test_clients_of_different_shape_or_dtype_are_refused(other, problem):
-    """One shape and one dtype for all: the first client that differs is named, with both."""
+def test_data_of_a_client_that_fit_not_those_of_others_are_refused(other, problem):
     with pytest.raises(DataError, match=problem):
         load_population(_task(lambda index: other if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
 
 
-def test_data_that_no_tensor_can_hold_are_refused():
-    """Text as a target is found here, not in the middle of a simulation."""
-    named = DeviceData(_data(2, 1).train_x, np.array(["cat", "dog"]), _data(2, 1).test_x, np.array(["cat"]))
-    with pytest.raises(DataError, match=r"train_y of client 0 is of dtype <U3 \(row 0 holds 'cat'\), no numbers"):
-        load_population(_task(lambda _: named), "{index}", 2, 0, NOWHERE)
-
-
 def test_data_beyond_the_shared_memory_are_refused_with_the_remedy():
-    """In a container /dev/shm is small; the message says what was wanted and what to do."""
     vast = np.broadcast_to(np.int64(0), (2**48, 1))
     data = DeviceData(vast, vast, vast, vast, val_x=vast[:0], val_y=vast[:0])
     with pytest.raises(DataError, match=r"training inputs of all clients, \d+ GB, do not fit .*make /dev/shm larger"):
@@ -222,17 +207,8 @@ def test_load_many_with_a_wrong_count_is_refused():
 
 @pytest.mark.parametrize("clients", [10**5, 10**7, 99_999_999_999])
 def test_more_clients_than_the_data_allow_are_refused_at_once(clients, tmp_path):
-    """The task is asked for one client's data before a spec is written for each."""
     with pytest.raises((DataError, UsageError), match=r"at most 718 devices can share|is not KIND:I/N"):
         load_population(digits.TASK, "shard:{index}/{count},seed={seed}", clients, 0, tmp_path)
-
-
-def test_nan_in_a_clients_data_is_named():
-    """The client, the array and the row, before anything is trained."""
-    broken = _data(3, 2)
-    broken.train_x[1, 0] = np.nan
-    with pytest.raises(DataError, match="train_x of client 2 holds NaN in row 1; remove or fill it"):
-        load_population(_task(lambda index: broken if index == 2 else _data(3, 2)), "{index}", 4, 0, NOWHERE)
 
 
 def test_clients_have_prepared_inputs_in_the_models_dtype():

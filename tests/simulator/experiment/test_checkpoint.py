@@ -39,7 +39,6 @@ ROUNDS = 4
     ids=["fedavg", "fedadam", "fedavg-adam", "independent", "bounded", "delta-int8", "delta-bf16", "fp16"],
 )
 def test_study_interrupted_after_every_round_ends_as_one_left_alone(tmp_path, study):
-    """The curve, the model, the server's moments, patches and residuals are those of a simulation that was left alone."""
     for points in range(ROUNDS + 1):
         outcome = play_on(study, tmp_path / "stopped", points)
         assert (len(outcome.points), outcome.complete) == (points, False)
@@ -56,7 +55,6 @@ def test_study_interrupted_after_every_round_ends_as_one_left_alone(tmp_path, st
 
 
 def test_resumed_simulation_reports_all_points_from_the_first(tmp_path):
-    """Whoever watches hears the whole curve, from its first point."""
     study, told = study_of(rounds=ROUNDS), list[Point]()
     play_on(study, tmp_path, 3)
     outcome = simulate(study, saved=tmp_path, on_point=told.append)
@@ -64,7 +62,6 @@ def test_resumed_simulation_reports_all_points_from_the_first(tmp_path):
 
 
 def test_finished_simulation_returns_its_outcome_again(tmp_path):
-    """Until its folder is deleted, so that nothing is lost between the end and the writing of a result."""
     study = study_of(rounds=ROUNDS)
     first = simulate(study, saved=tmp_path)
     again = simulate(study, saved=tmp_path, stopped=lambda: True)
@@ -73,7 +70,6 @@ def test_finished_simulation_returns_its_outcome_again(tmp_path):
 
 @pytest.mark.slow
 def test_study_resumed_by_two_workers_ends_as_with_one(tmp_path):
-    """Interrupted and taken up again by two workers, then by one: the outcome of one process alone."""
     study = study_of("fedavg-adam", "affine", rounds=ROUNDS, clients=21)
     play_on(study, tmp_path, 2, workers=2)
     play_on(study, tmp_path, 4, workers=2)
@@ -93,7 +89,6 @@ fedpatch.simulator.experiment.simulation.simulate(study_of("fedavg-adam", "affin
 @pytest.mark.slow
 @pytest.mark.parametrize("moment_s", [0.0, *(pytest.param(s, marks=pytest.mark.faults) for s in (0.137, 0.511))])
 def test_killed_simulation_resumes_from_its_last_state(tmp_path, moment_s):
-    """Killed while it computes or saves, it goes on from the last state and leaves no unfinished file behind."""
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT)
     try:
         give_up_at = time.monotonic() + 200
@@ -117,7 +112,6 @@ def test_killed_simulation_resumes_from_its_last_state(tmp_path, moment_s):
 
 
 def test_folder_of_another_study_is_refused(tmp_path):
-    """The error says in which term the two differ, and the state stays what it is."""
     play_on(study_of(rounds=ROUNDS), tmp_path, 2)
     before = (tmp_path / states.STATE_FILE).read_bytes()
     with pytest.raises(UsageError, match=r"seed 3, not 4.*another folder"):
@@ -143,7 +137,6 @@ def written(tmp_path_factory):
 
 @given(data=st.data())
 def test_damaged_state_is_refused_or_read_as_written(written, data):
-    """Whatever byte is wrong or wherever it ends: it is read as it was written, or refused by its name with the mend."""
     study, path, whole = written
     damaged = bytearray(whole)
     if data.draw(st.booleans(), "cut off"):
@@ -176,7 +169,6 @@ def test_file_that_is_no_state_is_refused(tmp_path, content):
 
 
 def test_state_of_another_version_is_refused(tmp_path, monkeypatch):
-    """A term that this version does not know is told with the file that has it."""
     study = study_of(rounds=ROUNDS)
     to_dict = Study.to_dict
     monkeypatch.setattr(Study, "to_dict", lambda self: to_dict(self) | {"colour": "red"})
@@ -187,7 +179,6 @@ def test_state_of_another_version_is_refused(tmp_path, monkeypatch):
 
 
 def test_state_of_another_model_is_refused(tmp_path):
-    """A task whose model has changed since cannot go on with the values of the old one."""
     study = study_of("fedadam", "affine", rounds=ROUNDS)
     simulation = simulation_of(study)
     simulation.step(), simulation.step()
@@ -200,7 +191,6 @@ def test_state_of_another_model_is_refused(tmp_path):
 
 
 def test_folder_that_is_a_file_is_refused(tmp_path):
-    """A file in the folder's place is told as such, not as a traceback."""
     place = tmp_path / "occupied"
     place.write_text("a file")
     with pytest.raises(StateError, match="occupied"):

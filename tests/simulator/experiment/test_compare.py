@@ -26,7 +26,6 @@ def test_rows_compare_client_by_client():
 
 
 def test_a_policy_that_is_best_beyond_the_noise_is_recommended():
-    """A policy that is best beyond the noise is recommended."""
     arms = [arm("affine", 0.5, 0.51, 0.52), arm("all", 0.9, 0.92, 0.91), arm(ALONE, 0.7, 0.71, 0.72)]
     choice, sentence = recommend(arms, MetricTerms())
     assert choice == "all"
@@ -54,7 +53,6 @@ def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one
 
 
 def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no_policy_is_better():
-    """The sentence says nothing of learning alone that its figure, here a lower one, would belie."""
     choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
     assert choice == ALONE
     assert sentence.startswith("no policy is better than learning alone beyond the noise")
@@ -62,7 +60,6 @@ def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no
 
 
 def test_of_policies_that_are_equal_the_most_private_is_recommended():
-    """Of policies that are equal the most private is recommended."""
     arms = [arm("none", 0.9, 0.8), arm("all", 0.8, 0.9), arm(ALONE, 0.1, 0.2)]
     assert recommend(arms, MetricTerms())[0] == "all"
 
@@ -94,7 +91,6 @@ NO_MODEL = replace(DIGITS, build_model=_no_model)
 
 
 def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
-    """In one sentence with the task's name, as what fails later in a simulation is."""
     task = "tests.simulator.experiment.test_compare:NO_MODEL"
     done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
     said = done.stderr + str(done.exception)
@@ -105,7 +101,6 @@ NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)
 
 
 def test_compare_of_a_model_without_batch_norm_leaves_policies_out():
-    """Stats, affine and all cannot be; none and learning alone are compared."""
     task = "tests.simulator.experiment.test_compare:NO_BATCH_NORM"
     terms = ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"]
     done = CliRunner().invoke(app, terms)

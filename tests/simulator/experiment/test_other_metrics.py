@@ -52,7 +52,6 @@ def test_it_ends_when_the_error_is_small_enough(outcome):
 
 
 def test_the_study_remembers_the_metric():
-    """In its JSON, where it is not accuracy; a study of an accuracy is written as it always was."""
     study = _study(target_ua=3.5)
     assert Study.from_dict(study.to_dict()) == study
     assert (study.to_dict()["metric"], study.to_dict()["metric_goal"]) == ("MAE", "min")
@@ -62,7 +61,6 @@ def test_the_study_remembers_the_metric():
 
 
 def test_a_target_is_a_value_of_the_metric():
-    """Any finite number of an error; of an accuracy only a fraction."""
     with pytest.raises(ConfigError, match=r"--target-ua: 3\.5 is not a fraction from 0 to 1"):
         make_study(task=find_task("digits"), task_ref="digits", clients=5, strategy="fedavg", target_ua=3.5)
     with pytest.raises(ConfigError, match="--target-ua: inf is not a finite number"):

@@ -30,7 +30,6 @@ def _labels(outcome: Outcome) -> list[str]:
 
 
 def test_the_mean_the_tenth_percentile_and_the_lowest_are_drawn_by_completed_rounds():
-    """From round 0 on."""
     axes = _axes(Outcome(STUDY, POINTS, True))
     mean, p10, lowest, target = axes.lines
     assert list(mean.get_xdata()) == [0, 1, 2, 3]
@@ -54,7 +53,6 @@ def test_a_study_stopped_before_its_first_point_has_a_picture_too(tmp_path):
 
 
 def test_the_same_outcome_gives_the_same_picture(tmp_path):
-    """To the last byte: neither a date nor random ids change it."""
     first, second = (save(plots.draw_outcome(Outcome(STUDY, POINTS, True)), tmp_path / name) for name in "ab")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 

@@ -41,12 +41,10 @@ def test_outside_a_terminal_a_line_comes_every_ten_seconds_at_most():
 
 
 def test_slow_rounds_have_a_line_each():
-    """None is left out, and none said twice."""
     assert len(_lines(STUDY, 60.0, 3)) == 3
 
 
 def test_a_line_tells_accuracy_target_pace_and_what_is_left():
-    """The target may end it earlier, so what is left is a bound."""
     said = _lines(STUDY, 60.0, 3)
     assert said[0] == "round 0/100: UA 0.900 (target 0.970)"
     assert said[2] == "round 2/100: UA 0.900 (target 0.970), 500 ms a round, at most 49 s left"
@@ -69,7 +67,6 @@ def test_the_pace_is_that_of_the_last_rounds():
 
 
 def test_in_a_terminal_a_bar_is_drawn(monkeypatch):
-    """With the last state on it, and what is said above it."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     stderr = Terminal()

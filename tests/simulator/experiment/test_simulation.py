@@ -68,7 +68,6 @@ def test_target_met_at_once_or_never_gives_no_round_or_all(target, needed, point
 
 
 def test_noisy_clients_train_but_do_not_count_in_accuracy():
-    """The model is the same as if they counted; user accuracy is that of the others."""
     study = study_of(participation=1.0)
     everybody, without_one = simulation_of(study), simulation_of(replace(study, data="{seed}/{index};noisy-2"))
     for _ in range(3):
@@ -92,7 +91,6 @@ def test_cohort_of_noisy_clients_is_measured_on_those_who_count():
 
 
 def test_independent_clients_train_alone():
-    """Each client's model is what its own device would train with nobody else there; no client moves another's."""
     study = study_of("independent", participation=1.0)
     simulation = simulation_of(study)
     for _ in range(3):
@@ -115,7 +113,6 @@ def test_independent_clients_train_alone():
 
 
 def test_points_are_reported_one_by_one():
-    """One after the other, and what is told is what the outcome holds."""
     told: list[Point] = []
     asked: list[int] = []
 
@@ -129,7 +126,6 @@ def test_points_are_reported_one_by_one():
 
 
 def test_same_study_gives_same_outcome_whatever_the_random_state():
-    """Nothing but the terms decides, not even the random state around it, which stays as it was."""
     torch.manual_seed(1)
     one = simulate(study_of("fedavg-adam", "all"))
     drawn = torch.rand(3)
@@ -140,7 +136,6 @@ def test_same_study_gives_same_outcome_whatever_the_random_state():
 
 
 def test_divergence_names_the_client_and_the_remedy():
-    """A learning rate beyond reason is refused, not reported as a curve."""
     with pytest.raises(UpdateRefused, match=r"client \d.*smaller learning rate") as refused:
         simulate(study_of(learning_rate=1e300))
     assert refused.value.reason == "not_finite"
@@ -173,7 +168,6 @@ def test_data_error_of_the_task_is_raised_unchanged():
     ],
 )
 def test_impossible_terms_are_refused_with_torch_threads_unchanged(changes, problem):
-    """With the sentence of whoever knows best, and torch's threads as they were."""
     options = {name: changes[name] for name in changes.keys() & {"device"}}
     study = study_of(**{name: value for name, value in changes.items() if name not in options})
     before = torch.get_num_threads()
@@ -198,7 +192,6 @@ STEEP = replace(NO_BATCH_NORM, loss=lambda outputs, targets: outputs.mean() * 1e
 
 
 def test_labels_beyond_the_models_classes_are_refused_before_the_first_round(monkeypatch):
-    """In place of torch's "Target 5 is out of bounds" in the middle of a round."""
     plain = prepared_task.PLAIN
     wrong = replace(plain, class_names=(), load_data=lambda spec, root: plain.load_data("labels", root))
     monkeypatch.setattr(prepared_task, "TASK", wrong)

@@ -32,7 +32,6 @@ def test_a_study_prints_its_rounds():
 
 
 def test_a_study_is_json_for_programs():
-    """One document with the terms, the rounds and their totals."""
     report = json.loads(fleet_command("--json"))
     assert (report["terms"]["devices"], len(report["rounds"]), report["totals"]["rounds"]) == (12, 2, 2)
     assert report["stopped_because"] == "max_rounds"
@@ -45,7 +44,6 @@ def test_a_comparison_prints_a_row_for_each_policy():
 
 
 def test_a_comparison_is_json_for_programs():
-    """One document with the terms that all have, and the policies."""
     found = json.loads(fleet_command("--json", "--compare", "deadline_s=30,60"))
     assert [one["changes"] for one in found["policies"]] == [{"deadline_s": 30.0}, {"deadline_s": 60.0}]
     assert found["terms"]["quorum"] == 0.8

@@ -21,7 +21,6 @@ def test_the_defaults_can_be_played():
 
 
 def test_a_policy_has_the_limits_of_a_run():
-    """What `fedpatch run` refuses, a study does too."""
     ours = {one.name: one.metadata["rules"] for one in fields(FleetTerms)}
     theirs = {one.name: one.metadata["rules"] for one in fields(RoundSettings)}
     shared = ours.keys() & theirs.keys()
@@ -44,7 +43,6 @@ def test_terms_that_contradict_each_other_are_refused(changes, blamed):
 
 
 def test_other_probabilities_leave_the_other_draws_alone():
-    """So that two policies, or two kinds of accident, are compared on the same devices."""
     calm, wild = FleetTerms(), FleetTerms(dropout_training=1.0, unwilling=1.0, outdated=1.0)
     for device in range(1, 20):
         traits = draw_traits(calm, device)
@@ -56,7 +54,6 @@ def test_other_probabilities_leave_the_other_draws_alone():
 
 
 def test_without_spread_all_are_alike():
-    """A spread of 1 is none."""
     like = FleetTerms(train_spread=1.0, link_spread=1.0, slow_share=0.0)
     traits = draw_traits(like, 1)
     assert (traits.train_s, traits.down_bits_s, traits.up_bits_s) == (20.0, 20e6, 5e6)
@@ -64,7 +61,6 @@ def test_without_spread_all_are_alike():
 
 
 def test_an_axis_is_a_term_and_its_values():
-    """Written as on the command line, or with the option's own dashes; a value counts once."""
     assert parse_axis("over_select=1.0,1.3,1") == SweepAxis("over_select", (1.0, 1.3))
     assert parse_axis("upload-slots = 4, 8") == SweepAxis("upload_slots", (4, 8))
 
@@ -91,7 +87,6 @@ def test_every_combination_is_checked_before_any_is_played():
 
 
 def test_a_comparison_has_a_row_for_each_combination():
-    """The last axis changes fastest, and every row says what is different in it."""
     told: list[SweepRow] = []
     rows = compare_policies(
         SMALL, [SweepAxis("over_select", (1.0, 1.5)), SweepAxis("deadline_s", (15.0, 60.0))], told.append

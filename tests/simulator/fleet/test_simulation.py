@@ -38,7 +38,6 @@ def terms(**changes: Any) -> FleetTerms:
 
 
 def played(**changes: Any) -> FleetReport:
-    """What such a fleet comes to."""
     return simulate_fleet(terms(**changes))
 
 
@@ -75,7 +74,6 @@ fleets = st.builds(
 @settings(max_examples=60)
 @given(fleets)
 def test_every_round_is_over_in_time_and_adds_up(given_terms):
-    """However slow, unwilling or unreliable: a round ends by its deadline and grace, and counts each device once."""
     report = simulate_fleet(given_terms)
     for number, one in enumerate(report.rounds, 1):
         assert one.round == number
@@ -89,12 +87,10 @@ def test_every_round_is_over_in_time_and_adds_up(given_terms):
 
 @pytest.mark.parametrize("changes", [{}, BUSY], ids=["perfect", "busy"])
 def test_the_same_terms_give_the_same_report(changes):
-    """Byte for byte, but for the time that it took."""
     assert as_json(played(**changes)) == as_json(played(**changes))
 
 
 def test_the_report_does_not_depend_on_the_process():
-    """Names are hashed differently in each process; nothing follows their order."""
     program = (
         "import json; from fedpatch.simulator.fleet.simulation import simulate_fleet\n"
         "from fedpatch.simulator.fleet.settings import FleetTerms\n"
@@ -115,13 +111,11 @@ def test_another_seed_is_another_fleet():
 
 
 def test_messages_pass_the_codec():
-    """What devices and coordinator say to each other is what they say on a real link."""
     busy = terms(**BUSY, dropout_training=0.2, dropout_upload=0.2)
     assert as_json(simulate_fleet(busy, wire=True)) == as_json(simulate_fleet(busy))
 
 
 def test_with_nothing_wrong_everybody_reports():
-    """And the bytes are those of the models and the updates, each once."""
     report = played(model_bytes=300_000, update_bytes=200_001, quorum=1.0)
     assert [(one.invited, one.accepted, one.reported) for one in report.rounds] == [(20, 20, 20)] * 2
     assert [(one.bytes_down, one.bytes_up) for one in report.rounds] == [(20 * 300_000, 20 * 200_001)] * 2
@@ -129,7 +123,6 @@ def test_with_nothing_wrong_everybody_reports():
 
 
 def test_a_round_takes_as_long_as_its_parts():
-    """Download, training and upload of like devices, one after the other."""
     like = {"train_spread": 1.0, "round_spread": 1.0, "link_spread": 1.0, "latency_s": 0.0}
     [one] = played(devices=1, rounds=1, train_s=50.0, up_mbit_s=0.8, down_mbit_s=8.0, chunk_kib=8, **like).rounds
     assert one.phase_seconds.download == pytest.approx(0.8, rel=0.1)
@@ -138,7 +131,6 @@ def test_a_round_takes_as_long_as_its_parts():
 
 
 def test_a_missed_quorum_fails_the_round():
-    """As soon as too few can still report: no update gets into a model, and the study goes on."""
     report = played(dropout_training=1.0, away_s=300.0)
     first, second = report.rounds
     assert (first.outcome, first.failure, first.lost) == ("failed", "quorum_missed", 5)
@@ -147,7 +139,6 @@ def test_a_missed_quorum_fails_the_round():
 
 
 def test_over_selection_saves_rounds_from_drop_outs():
-    """Of the same fleet with the same accidents, a larger cohort makes the quorum more often."""
     some = {"devices": 100, "rounds": 12, "participation": 0.2, "quorum": 0.9, "dropout_training": 0.15}
     alone, more = played(**some), played(**some, over_select=1.5)
     assert more.failed < alone.failed
@@ -155,7 +146,6 @@ def test_over_selection_saves_rounds_from_drop_outs():
 
 
 def test_slow_devices_are_late():
-    """The round closes after the grace time without them, and says how many they are."""
     report = played(devices=60, rounds=3, slow_share=0.1, slow_factor=20.0, train_spread=1.01, train_s=10.0)
     late = {one.late for one in report.rounds}
     assert len(late) == 1
@@ -164,7 +154,6 @@ def test_slow_devices_are_late():
 
 
 def test_declines_are_counted_by_reason():
-    """Who is unwilling is asked again in the next round, who has another version of the task is not."""
     first, second = played(devices=200, unwilling=0.2, outdated=0.2, quorum=0.5, upload_slots=50).rounds
     assert 20 < first.declined["unwilling"] < 60
     assert 20 < first.declined["schema_mismatch"] < 60
@@ -173,13 +162,11 @@ def test_declines_are_counted_by_reason():
 
 
 def test_an_update_survives_that_its_device_goes_off():
-    """It waits on the device's card, and is uploaded when that is back in time."""
     report = played(devices=5, dropout_upload=1.0, away_s=2.0, away_spread=1.0, rejoin_s=60.0)
     assert [(one.reported, one.trainings) for one in report.rounds] == [(5, 5)] * 2
 
 
 def test_a_training_does_not_survive_it():
-    """A device that is back in time is asked again, and trains anew."""
     report = played(devices=5, dropout_training=1.0, away_s=2.0, away_spread=1.0, rejoin_s=60.0)
     assert [(one.reported, one.trainings) for one in report.rounds] == [(5, 10)] * 2
     assert report.wasted_share == 0.5
@@ -192,7 +179,6 @@ def test_lost_messages_cost_time_and_no_device():
 
 
 def test_few_upload_slots_make_a_queue():
-    """What limits a large fleet is seen: the same round is quicker where more devices may upload at once."""
     waiting, quick = played(devices=100, upload_slots=1), played(devices=100, upload_slots=50)
     assert waiting.rounds[0].phase_seconds.upload > 3 * quick.rounds[0].phase_seconds.upload
 

@@ -12,7 +12,6 @@ from fedpatch.simulator.fleet.virtual_clock import Timer, VirtualClock
 
 @given(st.lists(st.sampled_from((0.0, 1.0, 2.5))))
 def test_things_are_done_in_the_order_of_their_time(delays):
-    """What is due at the same moment keeps its order, and the clock never goes back."""
     agenda = VirtualClock(10.0)
     done: list[tuple[float, int]] = []
     for number, delay_s in enumerate(delays):
@@ -26,7 +25,6 @@ def test_things_are_done_in_the_order_of_their_time(delays):
 
 @given(st.lists(st.one_of(st.none(), st.floats(0.0, 9.0)), min_size=1))
 def test_an_alarm_rings_by_the_earliest_deadline_it_was_set_for(deadlines):
-    """Setting it for a later time changes nothing, for an earlier one it rings earlier, and once."""
     agenda, rung = VirtualClock(0.0), []
     alarm = Timer(agenda, lambda: rung.append(agenda.now))
     for deadline in deadlines:
@@ -37,7 +35,6 @@ def test_an_alarm_rings_by_the_earliest_deadline_it_was_set_for(deadlines):
 
 
 def test_an_alarm_can_be_set_again_when_it_rings():
-    """So a state machine is woken at each of its deadlines."""
     agenda, rung = VirtualClock(0.0), []
 
     def wake() -> None:

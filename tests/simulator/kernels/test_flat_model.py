@@ -33,7 +33,6 @@ def random_state(model):
 @pytest.mark.parametrize("private", COMMON_POLICIES)
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_unflatten_undoes_flatten(build, private):
-    """Every public tensor comes back whole, in its own shape; no private one is in the vector."""
     layout, model = layout_of(build, private)
     state = random_state(model)
     back = layout.unflatten(layout.flatten(state))
@@ -61,7 +60,6 @@ def test_moments_lie_where_their_values_lie(private):
 @pytest.mark.parametrize("private", COMMON_POLICIES)
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_trained_values_lie_in_one_piece_after_the_statistics(build, private):
-    """An optimizer steps a slice of the vector, and that slice holds all that is trained and nothing else."""
     layout, _ = layout_of(build, private)
     for places, trained_from in ((layout.public, layout.trained_from), (layout.private, layout.private_trained_from)):
         starts = [place.start for place in places.values()]
@@ -70,7 +68,6 @@ def test_trained_values_lie_in_one_piece_after_the_statistics(build, private):
 
 
 def test_what_comes_out_of_a_vector_is_a_copy():
-    """Writing to the vector later changes no tensor that was taken out of it."""
     layout, model = layout_of(build_model, "none")
     flat = layout.flatten(random_state(model))
     taken = layout.unflatten(flat)
@@ -111,7 +108,6 @@ def test_a_model_with_fewer_features_is_the_whole_one_on_such_inputs(used, priva
 @pytest.mark.parametrize("kept", [1, 256])
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_passes_that_are_kept_are_those_of_a_new_model(monkeypatch, build, kept):
-    """Batches of all sizes and learning rates in any order, in the model's own room or not, give what each gives alone."""
     monkeypatch.setattr("fedpatch.simulator.kernels.flat_model.KEPT_PASSES", kept)
     model = build()
     start = torch.cat([value.reshape(-1) for value in random_state(model).values()]).abs()
@@ -132,7 +128,6 @@ def test_passes_that_are_kept_are_those_of_a_new_model(monkeypatch, build, kept)
 
 @pytest.mark.parametrize("grads", [False, True])
 def test_rows_begin_a_cache_line(grads):
-    """Wherever the layout has them begin, processors read the rows of the first layer, and their gradients, in whole lines."""
     layout, model = layout_of(build_model, "none")
     layers = layers_of(model)
     assert layers is not None
@@ -144,7 +139,6 @@ def test_rows_begin_a_cache_line(grads):
 
 
 def test_clients_with_unlike_features_take_turns_on_one_model():
-    """The passes of a client are its own: they read its rows of the first layer, however many another one had in between."""
     model = build_model()
     turns, start = _working(model), torch.randn(_working(model).layout.public_size).double().abs()
     for count in (5, 12, 5, 7, 12):

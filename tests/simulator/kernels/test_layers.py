@@ -122,7 +122,6 @@ def assert_trains_as_devices_do(model: nn.Module, shape: tuple[int, ...]) -> Non
 @given(sequences())
 @settings(max_examples=60)
 def test_any_sequence_of_known_layers_trains_as_on_a_device(drawn):
-    """Whatever the shapes, options and nesting, the fast way is taken and gives what autograd gives."""
     model, shape = drawn
     assert layers_of(model) is not None
     assert_trains_as_devices_do(model, shape)
@@ -131,7 +130,6 @@ def test_any_sequence_of_known_layers_trains_as_on_a_device(drawn):
 @given(st.data(), SHAPES, st.integers(2, 5))
 @settings(max_examples=100)
 def test_each_layer_is_its_torch_module(data, shape, examples):
-    """Outputs in both modes, running statistics, and the gradients by the input and by every weight are autograd's."""
     module = data.draw(layers_for(shape, None)).double()
     model = nn.Sequential(module)
     layers = layers_of(model)
@@ -169,7 +167,6 @@ def _by_autograd(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, dict[str
 @given(sequences())
 @settings(max_examples=30)
 def test_a_step_in_place_is_the_gradient_times_the_learning_rate(drawn):
-    """Plain SGD made within the backward pass moves every weight as the stored gradient would."""
     model, shape = drawn
     stored, in_place = (
         WorkingModel(deepcopy(model), layers, frozenset(), grads=grads)
@@ -214,7 +211,6 @@ def shared_activation() -> nn.Module:
     ],
 )
 def test_models_that_are_easily_mistaken_train_as_on_a_device(model, shape):
-    """Where the layers claim such a model, they compute it as torch does."""
     assert_trains_as_devices_do(model, shape)
 
 

@@ -23,7 +23,6 @@ def squares(outputs, targets):
 @pytest.mark.parametrize("function", [cross_entropy, squares])
 @given(STEPS, STEPS)
 def test_losses_are_summed_and_gradients_are_those_of_autograd(function, first, second):
-    """Batches of any sizes, of which only some count, as many as one likes; and then again from zero."""
     loss = loss_of(function)
     for steps in (first, second):
         expected = 0.0
@@ -42,7 +41,6 @@ def test_losses_are_summed_and_gradients_are_those_of_autograd(function, first, 
 
 
 def test_outputs_far_apart_have_a_finite_loss():
-    """A class that is as good as impossible costs its distance, not infinity."""
     loss, into = loss_of(cross_entropy), torch.empty(1, 2)
     loss.gradient(torch.tensor([[0.0, 1000.0]]), torch.tensor([0]), into)
     assert loss.total() == pytest.approx(1000.0)
@@ -50,7 +48,6 @@ def test_outputs_far_apart_have_a_finite_loss():
 
 
 def test_the_loss_follows_the_precision_of_the_outputs():
-    """Single after double precision, for the same number of examples, is computed as such."""
     loss = loss_of(cross_entropy)
     for dtype in (torch.float64, torch.float32, torch.float64):
         into = torch.empty(2, CLASSES, dtype=dtype)

@@ -44,7 +44,6 @@ def sharing(share: float) -> Task:
 
 
 def test_used_features_hold_all_inputs_that_are_not_zero():
-    """Put back where they belong, a client's inputs are the ones it has; every other is zero in all its examples."""
     population = population_of(study_of(), UNEVEN)
     features = UsedFeatures(population)
     for client in range(population.clients):
@@ -58,7 +57,6 @@ def test_used_features_hold_all_inputs_that_are_not_zero():
 
 
 def test_feature_that_only_test_examples_use_is_kept():
-    """What never appears in training may still count in measuring."""
     data = UNEVEN.load_data("0/0", Path())
     data.train_x[:, :] = 0
     data.test_x[:, :] = 0
@@ -70,7 +68,6 @@ def test_feature_that_only_test_examples_use_is_kept():
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
 def test_training_on_used_features_equals_training_on_all(share):
-    """However few a client uses, the model, also its unused rows, is the deployed system's."""
     task = sharing(share)
     assert used_features(population_of(study_of(), task)) is not None
     for strategy in ("fedavg", "fedavg-adam"):
@@ -78,7 +75,6 @@ def test_training_on_used_features_equals_training_on_all(share):
 
 
 def test_client_that_uses_no_feature_trains_its_biases():
-    """Of inputs that are all zero, biases can still be learned, as on a device."""
     task = sharing(0.5)
 
     def load_data(spec: str, root: Path) -> DeviceData:
@@ -179,7 +175,6 @@ def plain(clients: list[Client], count: int) -> Tensor:
 @pytest.mark.parametrize("count", [1, 3], ids=["values", "values and moments"])
 @given(clients=CLIENTS)
 def test_sparse_sum_is_that_of_the_whole_vectors(count, clients):
-    """Rows that a client left out count with what they are after its own number of steps."""
     sums = SparseSum(LAYOUT, count, lambda steps: idle(steps, count))
     torch.testing.assert_close(fold(sums, clients, count), plain(clients, count))
 
@@ -193,7 +188,6 @@ def test_sparse_sum_depends_on_the_order_by_rounding_alone(clients, random):
 
 @given(first=CLIENTS, second=CLIENTS)
 def test_sparse_sum_begins_anew_after_a_result(first, second):
-    """Nothing of the clients before is in the next result, and the result before stays what it was."""
     sums = SparseSum(LAYOUT, 1, lambda steps: idle(steps, 1))
     before = fold(sums, first, 1)
     kept = before.clone()
@@ -203,7 +197,6 @@ def test_sparse_sum_begins_anew_after_a_result(first, second):
 
 @given(clients=CLIENTS)
 def test_sparse_sum_of_clients_with_all_features_asks_for_no_idle_rows(clients):
-    """Where nobody leaves anything out, nobody is asked what would have become of it."""
     whole = [Client(one.weight, one.steps, None, one.seed) for one in clients]
     sums = SparseSum(LAYOUT, 1, lambda steps: pytest.fail("asked for idle rows"))
     torch.testing.assert_close(fold(sums, whole, 1), plain(whole, 1))

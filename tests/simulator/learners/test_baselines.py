@@ -60,7 +60,6 @@ def _simulation(
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 @pytest.mark.parametrize("strategy", BASELINES)
 def test_a_baseline_is_what_one_would_write_down_from_its_paper(strategy, participation, data):
-    """User accuracy, the global model and the clients' own models are those of plain autograd, round after round."""
     study = _study(strategy, participation, data)
     simulation, naive = _simulation(study), Naive(study, TASK)
     for completed in range(ROUNDS + 1):
@@ -105,7 +104,6 @@ def _state(simulation: Simulation) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("strategy", BASELINES)
 def test_an_interrupted_baseline_goes_on_as_if_it_had_not_been(strategy, tmp_path):
-    """What clients keep between rounds is kept on disk, too."""
     study = _study(strategy, 0.5)
     whole = simulate(study)
     asked = iter([False, False, True])
@@ -119,7 +117,6 @@ def test_an_interrupted_baseline_goes_on_as_if_it_had_not_been(strategy, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", BASELINES)
 def test_two_processes_give_the_same_bits_as_one(strategy):
-    """Models, what clients keep and user accuracy do not depend on who computed them."""
     study = _study(strategy, 0.5)
     alone = _simulation(study)
     together = _simulation(study, lambda _, ground: Workers(study.task, ground, 2))

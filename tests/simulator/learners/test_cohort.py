@@ -31,31 +31,27 @@ from tests.simulator.studies import (
 from tests.support import oracle
 
 
-@pytest.mark.parametrize("private", POLICIES)
+@pytest.mark.parametrize(
+    ("task", "private", "rounds"),
+    [
+        *((UNEVEN, private, 4) for private in POLICIES),
+        pytest.param(IMAGES, "affine", 3, id="convolutions"),
+        pytest.param(OWN_LOSS, "affine", 3, id="a loss that only autograd knows"),
+    ],
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_cohort_trains_as_its_devices_would(strategy, private):
-    """Model, moments, patches, accuracies and losses are the deployed system's, for uneven clients, half of them a round."""
-    simulation = assert_like_deployed(study_of(strategy, private), rounds=4)
-    assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("task", [IMAGES, OWN_LOSS], ids=["convolutions", "a loss that only autograd knows"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_cohort_of_other_layers_or_loss_trains_as_its_devices_would(strategy, task):
-    simulation = assert_like_deployed(study_of(strategy, "affine"), task)
+def test_cohort_trains_as_its_devices_would(strategy, task, private, rounds):
+    simulation = assert_like_deployed(study_of(strategy, private), task, rounds=rounds)
     assert isinstance(simulation._cohort.learner, FusedLearner)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("changes", [{"epochs": 3}, {"steps": 4}, {"batch_size": 100}, {"participation": 1.0}])
 def test_length_of_a_round_follows_the_plan(changes):
-    """Epochs, steps, batches larger than the data and full participation are as on devices."""
     assert_like_deployed(study_of("fedavg-adam", "stats", **changes), rounds=3)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_model_without_a_fast_way_is_trained_one_by_one(strategy):
-    """What has no fast way is trained by the device's own code, with its result."""
-
     class Model(torch.nn.Sequential):
         """Not a plain sequence."""
 
@@ -65,7 +61,6 @@ def test_model_without_a_fast_way_is_trained_one_by_one(strategy):
 
 
 def test_leaving_out_unused_features_changes_nothing():
-    """Training without the inputs that are always zero gives the same model to the last digits, with Adam too."""
     for strategy in STRATEGIES:
         study = study_of(strategy, "affine")
         with_all = simulation_of(study, learner=lambda task, ground: make_learner(task, replace(ground, features=None)))
@@ -84,7 +79,6 @@ def _with_features(task, ground):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rounds_are_those_of_algorithm_1(strategy):
-    """The curve, the model and the patches are those of the paper's algorithm, written down as it stands there."""
     study = study_of(strategy, "affine")
     deployed, simulation = Deployed(study), simulation_of(study)
     rounds = []
@@ -105,7 +99,6 @@ def test_rounds_are_those_of_algorithm_1(strategy):
 
 
 def test_chunks_of_a_cohort_hold_each_member_once_in_order():
-    """The chunks are a few, in order, of almost one length, and hold each member once."""
     for count in (1, 2, 15, 16, 17, 200, 333):
         members = [CohortMember(client, 0, 1 / count) for client in range(count)]
         chunks = chunks_of(members)
@@ -120,26 +113,23 @@ both_learners = pytest.mark.parametrize(
 
 
 @both_learners
-def test_client_that_diverges_is_named(task):
-    """A loss beyond all bounds ends the simulation with the number of the client and the mend."""
-    simulation = simulation_of(study_of(learning_rate=1e300, participation=1.0), task)
+@pytest.mark.parametrize(
+    ("terms", "refusal", "problem"),
+    [
+        ({"learning_rate": 1e300}, UpdateRefused, r"client \d.*smaller"),
+        ({"data": "{seed}/{index};lonely-2"}, DataError, r"batch of one example.*at least 2"),
+    ],
+    ids=["diverges", "one example and batch norm"],
+)
+def test_client_that_cannot_be_trained_ends_the_round(task, terms, refusal, problem):
+    simulation = simulation_of(study_of(participation=1.0, **terms), task)
     simulation.step()
-    with pytest.raises(UpdateRefused, match=r"client \d.*smaller"):
-        simulation.step()
-
-
-@both_learners
-def test_client_with_one_example_and_batch_norm_is_refused(task):
-    """Batch norm cannot learn from one example, here as on a device."""
-    simulation = simulation_of(study_of(data="{seed}/{index};lonely-2", participation=1.0), task)
-    simulation.step()
-    with pytest.raises(DataError, match=r"batch of one example.*at least 2"):
+    with pytest.raises(refusal, match=problem):
         simulation.step()
 
 
 @both_learners
 def test_metric_that_is_no_fraction_is_refused(task):
-    """User accuracy beyond 1 would make nonsense of the curve; it is a DataError, here as on a device."""
     simulation = simulation_of(study_of(), replace(task, metric=lambda outputs, targets: 97.0))
     with pytest.raises(DataError, match="fraction from 0 to 1"):
         simulation.step()

@@ -90,7 +90,6 @@ class ByHand:
 @pytest.mark.parametrize("encoding", CODED)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedavg-adam"])
 def test_a_client_sends_what_a_device_would(strategy, encoding):
-    """Model, moments and server's residuals are those of devices that pack, and of a coordinator that unpacks, by hand."""
     study = study_of(strategy, rounds=ROUNDS, encoding=encoding)
     simulation = simulation_of(study, learner=lambda task, ground: encoded(OneByOneLearner(task, ground), ground))
     by_hand = ByHand(study)
@@ -105,7 +104,6 @@ def test_a_client_sends_what_a_device_would(strategy, encoding):
 
 
 def test_exact_is_the_default_and_costs_nothing():
-    """fp32 gives the bits that the study gave before there were encodings, and knows the bytes all the same."""
     exact, packed = (
         study_of("fedavg-adam", "affine", rounds=ROUNDS),
         study_of("fedavg-adam", "affine", rounds=ROUNDS, encoding="fp32+zstd"),
@@ -121,7 +119,6 @@ def test_exact_is_the_default_and_costs_nothing():
 
 
 def test_residuals_of_another_model_are_refused(tmp_path):
-    """What was saved does not fit: the error says to delete it."""
     study = study_of("fedavg", rounds=2, encoding="delta-int4")
     simulate(study, saved=tmp_path)
     before = states.load(tmp_path, study)
@@ -134,7 +131,6 @@ def test_residuals_of_another_model_are_refused(tmp_path):
 
 
 def test_who_was_away_takes_the_steps_it_missed_or_the_whole_model():
-    """Whichever is shorter; who holds the version takes nothing, and a step too long ago leads nowhere."""
     simulation = simulation_of(study_of(encoding="delta-int8"))
     schema = simulation.strategy.travelling(simulation.public)
     state, down = simulation.server, Downlink("delta-int8", schema, 3, 0)
@@ -166,7 +162,6 @@ def test_a_resumed_simulation_counts_as_many_bytes_of_a_whole_model_as_before():
 
 
 def test_bytes_to_the_target_are_all_of_the_way():
-    """Every update and every download of all clients up to the target; none where it was not reached."""
     study = study_of("fedavg-adam", "affine", participation=1.0, rounds=30, target_ua=0.6, encoding="delta-int8")
     outcome = simulate(study)
     assert outcome.rounds_to_target is not None
@@ -196,6 +191,5 @@ def test_a_misspelt_encoding_is_a_usage_error():
 
 
 def test_a_gpu_exact_only():
-    """Stacked clients are added up before anybody could encode them."""
     with pytest.raises(UsageError, match="--encoding delta-int8 is computed on the CPU only"):
         simulate(study_of(encoding="delta-int8"), device="cuda")

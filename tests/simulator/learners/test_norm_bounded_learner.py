@@ -44,7 +44,6 @@ def test_simulation_with_changed_updates_folds_what_was_made_of_them(bound, expe
 
 
 def test_simulation_whose_updates_are_changed_to_themselves_is_the_same_to_the_last_digits():
-    """To keep updates apart changes nothing but the order of sums."""
     study = study_of("fedavg", "affine", participation=1.0)
     plain = simulation_of(study)
     apart = Simulation(study, UNEVEN, population_of(study, UNEVEN), one_process, lambda client, update, base: update)
@@ -58,7 +57,6 @@ def test_simulation_whose_updates_are_changed_to_themselves_is_the_same_to_the_l
 @pytest.mark.parametrize("encoding", ["fp32", "fp16"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_bounded_rounds_equal_those_of_the_coordinator(strategy, encoding):
-    """The same updates are pulled back to the same bounds, of which the rounds before are a part."""
     study = study_of(strategy, "affine", participation=0.3, norm_bound=TIGHT, max_num_examples="auto:1.2")
     simulation, deployed = simulation_of(replace(study, encoding=encoding)), Deployed(study)
     simulation.step()

@@ -151,7 +151,6 @@ def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
 @pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:3.*,0.bias"])
 def test_plain_sequence_is_trained_as_one_client_at_a_time(strategy, private):
-    """Models, patches, moments, losses and accuracies are those of the fused layers, for clients of uneven data."""
     same_as_one_at_a_time(_study(strategy, private), _task(_sequential))
 
 
@@ -172,7 +171,6 @@ def test_rounds_of_given_steps_or_epochs_are_trained_the_same(terms):
 @pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:out.*,running"])
 def test_any_model_is_trained_as_on_a_device(strategy, private):
-    """The device's own code gives the same for residual connections, tied layers and buffers that are assigned anew."""
     study, task = _study(strategy, private), _task(Residual)
     one_by_one = Played(study, task, lambda task, ground: InProcess(OneByOneLearner(task, ground)))
     Played(study, task, _stacked(4)).require_like(one_by_one)
@@ -180,13 +178,11 @@ def test_any_model_is_trained_as_on_a_device(strategy, private):
 
 @pytest.mark.parametrize("group", [None, 1, 2, len(EXAMPLES), 100])
 def test_size_of_groups_changes_nothing(group):
-    """One client at a time, all at once, or more than there are: the round is the same but for rounding."""
     study, task = _study("fedavg-adam", "all"), _task(_sequential)
     Played(study, task, _stacked(group)).require_like(Played(study, task, _stacked(3)))
 
 
 def test_the_same_groups_give_the_same_bits():
-    """A simulation that is repeated ends with the same values."""
     study, task = _study("fedavg-adam", "stats"), _task(_sequential)
     one, other = (Played(study, task, _stacked(3)) for _ in range(2))
     assert all(np.array_equal(value, other.server.tensors[name]) for name, value in one.server.tensors.items())
@@ -195,7 +191,6 @@ def test_the_same_groups_give_the_same_bits():
 
 @pytest.mark.parametrize(("free", "smallest", "largest"), [(1, 1, 1), (100_000, 2, 20), (10**9, 1000, 10**6)])
 def test_a_gpu_takes_as_many_at_once_as_fit(monkeypatch, free, smallest, largest):
-    """Little memory makes small groups, down to one, and leaves the examples where they are; the result stays the same."""
     monkeypatch.setattr("fedpatch.simulator.learners.stacked_learner._free_bytes", lambda device: free)
     made: list[StackedCohort] = []
 
@@ -209,7 +204,6 @@ def test_a_gpu_takes_as_many_at_once_as_fit(monkeypatch, free, smallest, largest
 
 
 def test_the_memory_of_a_client_covers_what_its_training_holds():
-    """Values, moments and gradients of each trained tensor at least, and more for Adam and for larger batches."""
     task, device = _task(_sequential), torch.device("cpu")
     values = sum(value.nbytes for value in _sequential().parameters())
 
@@ -223,24 +217,25 @@ def test_the_memory_of_a_client_covers_what_its_training_holds():
     assert nbytes("fedavg", 8) - nbytes("fedavg", 4) > 4 * 4 * (FEATURES + 2 * 8 + CLASSES)
 
 
-@pytest.mark.parametrize("strategy", ["per-fedavg", "pfedme"])
-def test_baseline_is_refused_on_a_gpu(strategy):
-    """The baselines have steps of their own, which are not made in stacks."""
-    with pytest.raises(UsageError, match=f"{strategy} .*--device cpu"):
-        Played(_study(strategy), _task(_sequential), _stacked(3))
+UNMAPPED = r"task 'toy': its model cannot be computed for many clients at once .*--device cpu"
 
 
-@pytest.mark.parametrize("build_model", [_unstackable, _noisy])
-def test_model_that_cannot_be_mapped_is_refused(build_model):
-    """Branches that depend on values, and random numbers, are for one client at a time."""
-    with pytest.raises(
-        UsageError, match=r"task 'toy': its model cannot be computed for many clients at once .*--device cpu"
-    ):
-        Played(_study("fedavg"), _task(build_model), _stacked(3))
+@pytest.mark.parametrize(
+    ("study", "build_model", "refusal", "problem"),
+    [
+        (_study("per-fedavg"), _sequential, UsageError, "per-fedavg .*--device cpu"),
+        (_study("pfedme"), _sequential, UsageError, "pfedme .*--device cpu"),
+        (_study("fedavg"), _unstackable, UsageError, UNMAPPED),
+        (_study("fedavg"), _noisy, UsageError, UNMAPPED),
+        (_study("fedavg", batch_size=1), _sequential, DataError, "batch norm cannot learn from a batch of one example"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused(study, build_model, refusal, problem):
+    with pytest.raises(refusal, match=problem):
+        Played(study, _task(build_model), _stacked(3))
 
 
 def test_unknown_device_is_refused():
-    """The name of the device is in the message, and what to take in its place."""
     with pytest.raises(UsageError, match=r"device 'toaster' cannot be used here .*--device cpu"):
         Played(_study("fedavg"), _task(_sequential), lambda task, ground: StackedCohort(task, ground, "toaster"))
 
@@ -251,9 +246,3 @@ def test_client_that_diverges_ends_the_round(steps):
     task = replace(_task(Residual), loss=lambda outputs, targets: 1e10 * cross_entropy(outputs, targets))
     with pytest.raises(UpdateRefused, match=r"training client \d diverged.*smaller learning rate"):
         Played(_study("fedavg", learning_rate=1e30, steps=steps), task, _stacked(3))
-
-
-def test_batch_norm_cannot_learn_from_one_example():
-    """The reason is the data's, not that of the stacks."""
-    with pytest.raises(DataError, match="batch norm cannot learn from a batch of one example"):
-        Played(_study("fedavg", batch_size=1), _task(_sequential), _stacked(3))

@@ -46,7 +46,6 @@ def computed(study: Study, folder: Path, workers: int) -> tuple[list[Point], sta
     ids=["many clients", "bounded", "encoded"],
 )
 def test_number_of_workers_changes_no_bit(tmp_path, study):
-    """Curve, global model, moments, patches and residuals of one and of three processes are the same to the last bit."""
     points, state = computed(study, tmp_path / "1", 1)
     found_points, found = computed(study, tmp_path / "3", 3)
     assert found_points == points
@@ -58,8 +57,6 @@ def test_number_of_workers_changes_no_bit(tmp_path, study):
 
 @slow
 def test_killed_worker_ends_the_simulation():
-    """With the exit code and what to do, without waiting for ever, and with no process left."""
-
     def kill_one(point: Point) -> None:
         if point.round == 1:
             multiprocessing.active_children()[0].kill()
@@ -71,7 +68,6 @@ def test_killed_worker_ends_the_simulation():
 
 @slow
 def test_error_in_a_worker_is_that_of_one_process():
-    """Type, reason and sentence are the same, and no process is left."""
     study = study_of(data="{seed}/{index};hollow-2", participation=1.0)
     with pytest.raises(FedpatchError) as alone:
         simulate(study)
@@ -86,14 +82,12 @@ def test_error_in_a_worker_is_that_of_one_process():
     "error", [DataError("absent"), UsageError("no such"), UpdateRefused("not_finite", "diverged")], ids=repr
 )
 def test_own_errors_come_whole_from_another_process(error):
-    """As plain words on the way, and as themselves at the end."""
     with pytest.raises(type(error)) as raised:
         _raise(*_error_fields(error))
     assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
 
 
 def test_foreign_error_in_a_worker_names_its_type():
-    """What a task's own code raises is told with its type, without which `'x'` would say nothing."""
     with pytest.raises(FedpatchError, match="a worker process failed: KeyError: 'no such column'"):
         _raise(*_error_fields(KeyError("no such column")))
 

@@ -42,7 +42,6 @@ def program(monkeypatch, capsys, player, tmp_path: Path) -> Callable[..., Ended]
 
 
 def test_cells_are_computed_and_compared(program, player):
-    """What is computed is told on stderr, a line for each result; the comparison is on stdout."""
     ended = program("paper", *TWO_CELLS, "--seeds", 2)
     assert (ended.code, len(player.studies)) == (0, 4)
     assert ended.out.splitlines() == [
@@ -61,7 +60,6 @@ def test_cells_are_computed_and_compared(program, player):
 
 
 def test_what_is_there_is_not_computed_again(program, player):
-    """The same command a second time only shows, and says how much was there."""
     first = program("paper", *TWO_CELLS)
     second = program("paper", *TWO_CELLS)
     assert (second.code, second.out, len(player.studies)) == (0, first.out, 2)
@@ -101,7 +99,6 @@ def test_aligned_cells_have_the_aligned_split(program, player):
 
 
 def test_a_summary_computes_nothing(program, player, tmp_path):
-    """It shows what is there, of every seed, and makes no folder."""
     ended = program("paper", "table2", "--summary", "--results", "none")
     assert (ended.code, ended.err, player.studies, (tmp_path / "none").exists()) == (0, "", [], False)
     assert "0 of 96 cells finished" in ended.out
@@ -134,8 +131,6 @@ def test_the_command_that_was_given_is_kept(program, tmp_path):
 
 
 def test_an_interrupted_command_goes_on_when_it_is_given_again(program, player, monkeypatch):
-    """Ctrl-C ends it after the round, with 130; no round is played twice."""
-
     def interrupting(study, *, on_point, **given):
         def interrupt(point):
             on_point(point)
@@ -157,8 +152,6 @@ def test_an_interrupted_command_goes_on_when_it_is_given_again(program, player, 
 
 
 def test_training_that_diverges_is_told(program, monkeypatch):
-    """The reason is told, the summary is shown all the same, and the exit code says that something failed."""
-
     def diverging(study, **given):
         raise UpdateRefused("not_finite", "fc1.weight is not finite")
 
@@ -170,7 +163,6 @@ def test_training_that_diverges_is_told(program, monkeypatch):
 
 
 def test_a_cell_that_another_process_has_is_told(program, tmp_path):
-    """It is not computed here, and not counted as computed."""
     (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
     with Results(tmp_path / "results").claimed(cell, 0):
         ended = program("paper", *TWO_CELLS)
@@ -178,7 +170,6 @@ def test_a_cell_that_another_process_has_is_told(program, tmp_path):
 
 
 def test_fig_5_is_drawn(program, tmp_path):
-    """Its curves are computed, told by their user accuracy, and drawn as PNG and SVG."""
     ended = program("paper", "fig5", "--cells", "mnist/*/W200/C1.0")
     assert ended.code == 0
     assert "fig5/mnist/pfedme/none/W200/C1.0, seed 0: user accuracy 0.970 after 200 rounds, 50 s" in ended.err
@@ -189,7 +180,6 @@ def test_fig_5_is_drawn(program, tmp_path):
 
 @pytest.mark.parametrize("way", [(), ("--summary",)])
 def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
-    """What the measurement gives is drawn, and so is what it has kept."""
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), CURVES), "steps_per_round": 2}
     asked = []
 
@@ -227,7 +217,6 @@ def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
     ],
 )
 def test_what_cannot_be_is_a_sentence_and_exit_code_2(program, player, given, words):
-    """Nothing is computed when something is wrong with what was asked."""
     ended = program("paper", *given)
     assert (ended.code, player.studies) == (2, [])
     assert words in ended.err

@@ -51,7 +51,6 @@ def test_there_is_one_cell_per_printed_number():
 
 
 def test_a_name_tells_the_whole_setting():
-    """The name is where the cell stands, the task, the strategy, what is private, W and C."""
     (cell,) = select_cells("table2", "table2/mnist/fedavg/affine/W200/C1.0")
     assert (cell.task, cell.strategy, cell.private, cell.clients, cell.participation, cell.paper) == (
         *("mnist", "fedavg", "affine"),
@@ -72,13 +71,11 @@ def test_a_name_tells_the_whole_setting():
     ],
 )
 def test_globs_select_cells(patterns, count):
-    """A glob stands for names or beginnings of them; what two globs find is found once."""
     assert len(select_cells("table2", patterns)) == count
 
 
 @given(st.sampled_from(ALL_CELLS))
 def test_every_cell_is_selected_by_its_name(cell: Cell):
-    """With or without the table before it, a name selects its cell and no other."""
     assert select_cells(cell.where, cell.name) == select_cells(cell.where, cell.short_name) == (cell,)
 
 
@@ -93,14 +90,12 @@ def test_every_cell_is_selected_by_its_name(cell: Cell):
     ],
 )
 def test_a_glob_that_finds_nothing_is_told_with_a_near_one(patterns, words):
-    """A mistyped cell is an error, also beside a glob that finds something."""
     with pytest.raises(UsageError, match=r"--cells") as raised:
         select_cells("table2", patterns)
     assert words in str(raised.value)
 
 
 def test_an_unknown_table_is_told():
-    """Only the tables and the figure with cells have any."""
     with pytest.raises(UsageError, match="did you mean 'table2'"):
         cells_of("tabel2")
 
@@ -123,7 +118,6 @@ def test_an_unknown_table_is_told():
     ],
 )
 def test_cells_are_computed_with_the_published_rates(name, rates):
-    """Learning rate, the server's, Per-FedAvg's alpha and pFedMe's lambda, as the paper's authors published them."""
     (cell,) = select_cells(name.partition("/")[0], name)
     study = study_of(cell, 0)
     assert (study.learning_rate, study.server_learning_rate, study.adaptation_rate, study.proximity) == rates
@@ -131,7 +125,6 @@ def test_cells_are_computed_with_the_published_rates(name, rates):
 
 @pytest.mark.parametrize(("which", "fraction"), [("table2", 0.0), ("table3", 0.2), ("fig5", 0.0)])
 def test_only_table_3_is_noisy(which, fraction):
-    """A fifth of Table 3's clients are noisy, with the task's usual noise, and the seed draws the split and who."""
     spec = parse_data_spec(study_of(cells_of(which)[0], 7).data.format(index=1, count=200, seed=7))
     assert (spec.noisy_fraction, spec.noise, spec.seed) == (fraction, None, 7)
 
@@ -146,7 +139,6 @@ def test_cells_end_as_the_paper_ends_them():
 
 
 def test_cheap_cells_come_first_and_every_cell_before_the_next_seed():
-    """What is soon there is computed first; no cell has a second seed before all have a first."""
     order = in_order(cells_of("table2"), range(2))
     first = [cell for cell, seed in order if seed == 0]
     assert [seed for _, seed in order] == [0] * 96 + [1] * 96

@@ -38,14 +38,12 @@ def picture_text(paths: list[Path]) -> str:
 
 @given(SERIES, st.integers(1, 80))
 def test_smoothing_stays_between_the_values_that_it_averages(values, width):
-    """As many values as before, none beyond the least and the greatest."""
     smoothed = smooth(values, width)
     assert len(smoothed) == len(values)
     assert min(values) - 1e-9 <= smoothed.min() <= smoothed.max() <= max(values) + 1e-9
 
 
 def test_smoothing_is_the_mean_over_a_window():
-    """In the middle over the whole window, at the ends over what there is of it; a window of one changes nothing."""
     assert smooth([0, 3, 6, 3, 0], 3).tolist() == [1.5, 3, 4, 3, 1.5]
     assert smooth([0, 3, 6], 1).tolist() == [0, 3, 6]
     assert smooth([0, 3, 6], 99).tolist() == [1.5, 3, 4.5]
@@ -63,7 +61,6 @@ def test_confidence_is_students(values):
 
 
 def test_one_curve_has_no_confidence():
-    """From a single seed nothing can be said of the spread."""
     mean, half = mean_and_confidence([[0.25, 0.5]])
     assert (mean.tolist(), half) == ([0.25, 0.5], None)
 
@@ -74,7 +71,6 @@ def test_aggregation_takes_no_step():
 
 
 def test_fig_5_is_drawn_from_what_there_is(tmp_path: Path):
-    """A picture has the algorithms that are finished in it, and says of a panel without any that it is to come."""
     comparisons = [Comparison(cell) for cell in cells_of("fig5")]
     for place in (0, 1):
         cell = comparisons[place].cell
@@ -87,14 +83,12 @@ def test_fig_5_is_drawn_from_what_there_is(tmp_path: Path):
 
 
 def test_the_same_results_give_the_same_file(tmp_path: Path):
-    """A picture that is drawn again differs in no byte, so that it can be kept under version control."""
     cells = [Comparison(cell, (result(cell, 0, None),)) for cell in cells_of("fig5")[:4]]
     first, second = (draw_fig5(cells, tmp_path / name)[1].read_bytes() for name in ("a", "b"))
     assert first == second
 
 
 def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
-    """One panel per kind of patch, training and test, and the inset."""
     curves = {"train": rising(12), "test": rising(12)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
     text = picture_text(draw_fig4(measured, tmp_path / "fig4"))
@@ -104,14 +98,12 @@ def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
 
 
 def test_fig_4_is_drawn_of_few_rounds_too(tmp_path: Path):
-    """A measurement that was cut to a single round gives a picture, if not a telling one."""
     curves = {"train": rising(1), "test": rising(1)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
     picture_text(draw_fig4(measured, tmp_path / "fig4"))
 
 
 def test_fig_3_has_two_panels(tmp_path: Path):
-    """User accuracy step by step, and both sides of Eq. (10), layer by layer, whatever the order of the rounds."""
     names = [f"{what}_shift_{side}" for what in ("mean", "var") for side in ("private", "federated")]
     shares = ("share_holding_mean", "share_holding_var")
     layers = [

@@ -50,7 +50,6 @@ def watched(study: Study, seen: Seen | None = None, sample: int = 50) -> tuple[S
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavg-adam", "independent"])
 def test_watching_changes_nothing(strategy):
-    """Model and patches are the same to the last bit as those of a simulation that nobody looks at."""
     private = "none" if strategy == "independent" else "all"
     study = study_of(strategy, private)
     (looked_at, _), alone = watched(study, {}), simulation_of(study)
@@ -76,7 +75,6 @@ def test_every_step_is_seen_from_aggregation_to_the_last():
 
 
 def test_training_accuracy_is_that_of_a_sample():
-    """With a sample as large as the data it is the accuracy on all training examples, here of the initial model."""
     study, seen = study_of(participation=1.0), Seen()
     simulation, _ = watched(study, seen)
     simulation.step(), simulation.step()
@@ -91,7 +89,6 @@ def test_training_accuracy_is_that_of_a_sample():
 
 
 def test_outputs_of_batch_norm_are_those_of_the_clients_own_model():
-    """Mean and variance per channel, over the client's test examples, in evaluation mode."""
     study = study_of("fedavg", "all", clients=1, participation=1.0)
     simulation, learner = watched(study)
     simulation.step(), simulation.step()
@@ -107,7 +104,6 @@ def test_outputs_of_batch_norm_are_those_of_the_clients_own_model():
 
 
 def test_the_average_takes_the_place_of_a_patch_only_to_be_looked_at():
-    """The patch itself stays, and its own outputs are as before."""
     simulation, learner = watched(study_of("fedavg", "all", participation=1.0))
     simulation.step(), simulation.step()
     before, patch = learner.after_aggregation(0), patch_of(simulation, 0)
@@ -146,7 +142,6 @@ def said(monkeypatch):
 
 
 def test_figure_4_has_two_curves_for_each_kind_of_patch(said, tmp_path):
-    """One value per round and step, 0 to 10, of training and of test accuracy; what is written is what is returned."""
     measured = inspection.run_fig4(tmp_path, 3, rounds=2, on_progress=said.append)
     assert list(measured["policies"]) == ["none", "stats", "affine", "all"]
     for curves in measured["policies"].values():
@@ -166,7 +161,6 @@ def test_private_statistics_do_not_change_what_happens_in_training(said, tmp_pat
 
 
 def test_what_is_measured_already_is_not_measured_again(said, tmp_path, monkeypatch):
-    """An interrupted figure goes on with the next policy; on other terms all is measured anew."""
     path = tmp_path / "fig4" / "seed3.json"
     first = inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=said.append)
     del first["policies"]["all"]
@@ -193,7 +187,6 @@ def test_a_damaged_measurement_is_measured_anew(said, tmp_path):
 
 
 def test_figure_3_has_three_curves_and_both_sides_of_equation_10(said, tmp_path):
-    """Independent, federated and MTFL; and for each batch norm and round how far its outputs moved."""
     measured = inspection.run_fig3(tmp_path, 3, rounds=2, on_progress=said.append)
     assert [len(measured[key]) for key in ("ind", "fl", "mtfl")] == [2 * 16] * 3
     entries = measured["layers"]

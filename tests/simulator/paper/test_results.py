@@ -28,7 +28,6 @@ def results(tmp_path: Path) -> Results:
 
 
 def test_what_was_written_is_read_again(results):
-    """A result comes back as it was, from the file that its cell's name tells."""
     written = result(CELL, OTHER_SEED, 21)
     results.write(CELL, OTHER_SEED, written)
     path = results.folder / "table2/mnist/fedavg/affine/W200/C1.0-seed7.json"
@@ -48,7 +47,6 @@ def test_a_result_of_an_earlier_version_has_no_commit_and_no_processor(results):
 
 
 def test_without_a_file_there_is_no_result(results):
-    """Where nothing was written, nothing is read, and nothing is made."""
     assert (results.read(CELL, 0), results.seeds(CELL), results.rounds_done(CELL, 0)) == (None, [], 0)
     assert not results.folder.exists()
 
@@ -74,7 +72,6 @@ def test_a_result_names_its_origin(results):
 
 
 def test_the_longest_result_is_small(results):
-    """500 rounds of numbers with as many digits as they can have take less than 15 kB."""
     points = [
         replace(one, user_accuracy=0.9 + math.pi / 1e5 * one.round % 0.01, p10=math.pi / 4, train_loss=math.pi)
         for one in points_of(study_of(CELL, 0), None)
@@ -123,7 +120,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_result_is_refused_with_the_mend(results, damage):
-    """It is never counted: the error names the file, and that to delete it is to compute it again."""
     results.write(CELL, 0, result(CELL, 0, 3))
     path = results.path(CELL, 0)
     damaged = damage(path.read_text())
@@ -136,7 +132,6 @@ def test_a_damaged_result_is_refused_with_the_mend(results, damage):
 
 
 def test_a_result_on_other_terms_is_refused(results):
-    """What was computed with another learning rate is not an answer to what is asked now."""
     other = result(CELL, 0, 3)
     results.write(CELL, 0, replace(other, study=replace(other.study, learning_rate=0.1)))
     with pytest.raises(UsageError, match=r"was computed with learning_rate 0\.1, which now is 0\.3; delete it"):
@@ -144,14 +139,12 @@ def test_a_result_on_other_terms_is_refused(results):
 
 
 def test_a_result_in_another_cells_place_is_refused(results):
-    """A file that was copied to a wrong place is not taken for that place's result."""
     results.write(CELL, 0, result(cells_of("table2")[0], 0, 3))
     with pytest.raises(UsageError, match=r"is the result of table2/mnist/fedavg/none"):
         results.read(CELL, 0)
 
 
 def test_a_finished_result_takes_the_place_of_what_was_saved(results):
-    """State and progress of the simulation are forgotten once its result is on disk."""
     results.note_progress(CELL, 0, 5)
     results.saved(CELL, 0).mkdir(parents=True)
     assert (results.rounds_done(CELL, 0), results.unfinished_seeds(CELL), results.seeds(CELL)) == (5, [0], [])
@@ -161,7 +154,6 @@ def test_a_finished_result_takes_the_place_of_what_was_saved(results):
 
 
 def test_only_one_at_a_time_has_a_cell(results):
-    """While one process has a cell, nobody else gets it; another seed of it is free."""
     with results.claimed(CELL, 0) as first, results.claimed(CELL, 0) as second, results.claimed(CELL, 1) as other:
         assert (first, second, other) == (True, False, True)
     with results.claimed(CELL, 0) as again:
@@ -169,7 +161,6 @@ def test_only_one_at_a_time_has_a_cell(results):
 
 
 def test_a_cell_that_was_finished_meanwhile_is_not_computed_again(results):
-    """Who gets the lock right after a result was written finds nothing to do, and the lock is gone."""
     with results.claimed(CELL, 0) as ours:
         assert ours
         results.write(CELL, 0, result(CELL, 0, 3))
@@ -183,7 +174,6 @@ def test_a_cell_that_was_finished_meanwhile_is_not_computed_again(results):
     [((), "CIFAR-10"), ((JPEG75,), "CIFAR-10 (JPEG q75)"), ((JPEG75, ARCHIVE), "CIFAR-10"), ((ARCHIVE,), "CIFAR-10")],
 )
 def test_results_on_a_copy_of_the_data_are_called_so(tmp_path, files, name):
-    """Only where the re-encoded copy is what is used do results bear its name."""
     for file in files:
         file.path(tmp_path).parent.mkdir(exist_ok=True)
         file.path(tmp_path).touch()

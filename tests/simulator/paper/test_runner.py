@@ -49,7 +49,6 @@ class Stop:
 
 
 def test_every_missing_cell_is_computed_and_kept(results):
-    """After a run, every cell has a result for every seed; the cheap ones were computed first."""
     player = Player()
     done = run_paper(CELLS, range(2), results, Attempt(), simulate=player)
     assert done == Sum(present=0, computed=12)
@@ -67,7 +66,6 @@ def test_nothing_is_computed_twice(results):
 
 
 def test_it_tells_what_it_does(results):
-    """Beginning, rounds and result of every cell are told, in this order, with its place among all that were asked for."""
     run_paper(CELLS[:1], range(1), results, Attempt(), simulate=Player())
     diary = Diary()
     run_paper(CELLS[:1], range(2), results, Attempt(), watcher=diary, simulate=Player(needed=2))
@@ -76,7 +74,6 @@ def test_it_tells_what_it_does(results):
 
 @pytest.mark.parametrize("asked", range(0, 26, 5))
 def test_an_interrupted_run_goes_on_where_it_was(results, asked):
-    """Whenever it is stopped, no round is played twice, and what comes out in the end is the same."""
     player = Player(needed=5)
     first = run_paper(CELLS, range(1), results, Attempt(), stopped=Stop(asked), simulate=player)
     assert (first.interrupted, first.computed + first.left) == (True, 6)
@@ -89,14 +86,11 @@ def test_an_interrupted_run_goes_on_where_it_was(results, asked):
 
 
 def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
-    """The rounds that are saved are noted, so that `>n` can be told."""
     run_paper(CELLS[:1], range(1), results, Attempt(), stopped=Stop(3), simulate=Player(needed=None))
     assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)
 
 
 def test_what_raises_loses_nothing(results):
-    """An error leaves the results before it on disk, and the lock free for the next attempt."""
-
     class Failing(Player):
         def __call__(self, study, **given):
             if len(self.studies) == 2:
@@ -109,8 +103,6 @@ def test_what_raises_loses_nothing(results):
 
 
 def test_training_that_diverges_does_not_keep_the_others_back(results):
-    """The cell has no result, is told, and is tried again the next time; all others are computed."""
-
     class Diverging(Player):
         def __call__(self, study, **given):
             if study.strategy == "fedadam":
@@ -137,14 +129,12 @@ def test_a_damaged_result_stops_the_run_before_it_computes(results):
 
 
 def test_what_another_process_computes_is_passed_over(results):
-    """A cell that is claimed is left to whoever has it; the others are computed."""
     with results.claimed(CELLS[0], 0):
         assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(0, 5, elsewhere=1)
     assert results.read(CELLS[0], 0) is None
 
 
 def test_two_runs_at_once_share_the_cells(results):
-    """Run by run, every cell is computed by one of them and by one only."""
     players, sums = [Player(needed=30), Player(needed=30)], []
     runs = [
         threading.Thread(

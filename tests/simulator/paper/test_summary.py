@@ -75,7 +75,6 @@ def test_agreement_has_a_width_on_both_sides(paper, ours):
 
 
 def test_cells_are_counted_by_what_became_of_them():
-    """Finished ones, and of those that are decided how many agree; what cannot be compared is not."""
     comparisons = [
         of(CELL, 21),
         of(CELL, 40),
@@ -89,7 +88,6 @@ def test_cells_are_counted_by_what_became_of_them():
 
 
 def test_what_is_on_disk_is_compared(tmp_path: Path):
-    """All seeds that are finished count; where none is, the furthest unfinished one is told."""
     results = Results(tmp_path)
     results.write(CELL, 0, result(CELL, 0, 20))
     results.write(CELL, 4, result(CELL, 4, 22))
@@ -99,7 +97,6 @@ def test_what_is_on_disk_is_compared(tmp_path: Path):
 
 
 def test_a_damaged_result_is_not_left_out(tmp_path: Path):
-    """A summary over results of which one cannot be read is no summary."""
     results = Results(tmp_path)
     results.write(CELL, 0, result(CELL, 0, 20))
     results.path(CELL, 0).write_text("")
@@ -108,7 +105,6 @@ def test_a_damaged_result_is_not_left_out(tmp_path: Path):
 
 
 def test_markdown_is_laid_out_like_the_papers_tables():
-    """A table per data set, a row per algorithm, a column per scenario, ours before the paper's."""
     comparisons = [
         Comparison(cell) for cell in select_cells("table2", "*/fedavg/affine/W200/*,mnist/fedavg/stats/W200/C1.0")
     ]
@@ -133,14 +129,12 @@ def test_markdown_is_laid_out_like_the_papers_tables():
 
 
 def test_a_table_bears_the_name_of_the_data_that_were_used():
-    """Results on a copy of the data are told as such; a mixture of both is told as both."""
     copied = replace(result(CELL, 0, 20), dataset="MNIST (copy)")
     assert tables([Comparison(CELL, (copied,))])[0].title == "MNIST (copy)"
     assert tables([Comparison(CELL, (copied, result(CELL, 1, 20)))])[0].title == "MNIST (copy) and MNIST"
 
 
 def test_a_figures_cells_are_told_by_their_user_accuracy():
-    """Fig. 5 has no numbers of the paper; ours are user accuracy at the end and at best."""
     (grid,) = tables([of(CURVE, None, None), Comparison(replace(CURVE, clients=400))])
     console = Console(width=200, no_color=True)
     with console.capture() as captured:
@@ -153,7 +147,6 @@ def test_a_figures_cells_are_told_by_their_user_accuracy():
 
 
 def test_a_terminal_shows_agreement_in_colour():
-    """Green agrees, red does not, and what is open has no colour."""
     scenarios = select_cells("table2", "mnist/fedavg/affine")
     (grid,) = tables([of(scenarios[0], 29), of(scenarios[1], 60), of(scenarios[2])])
     console = Console(width=200, force_terminal=True, color_system="standard")
@@ -167,7 +160,6 @@ def test_a_terminal_shows_agreement_in_colour():
 
 
 def test_json_holds_everything_and_is_json():
-    """One entry per cell with its numbers by seed, and the count over all."""
     values = to_json([of(CELL, 20, 23), of(CROSSED), *(Comparison(cell) for cell in cells_of("table3"))])
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert values["count"] == {"cells": 98, "finished": 1, "within": 1, "outside": 0}

@@ -26,7 +26,6 @@ def _study(task: Task = MNIST, **terms: Any) -> Study:
 
 
 def test_what_is_not_said_comes_from_the_task():
-    """Rate, batch size and the data spec of the simulation; the rest as in the paper's tables."""
     assert _study(private=" affine ") == Study(
         task="mnist",
         clients=200,
@@ -54,7 +53,6 @@ def test_a_task_named_by_module_keeps_that_name_in_the_study():
 
 @pytest.mark.parametrize("where", ["table2", "table3", "fig5"])
 def test_a_study_with_the_terms_of_a_cell_of_the_paper_is_that_cells_study(where):
-    """One's own study of a published setting steps by the published numbers."""
     for cell in cells_of(where):
         own = make_study(
             task=TASKS[cell.task],
@@ -76,7 +74,6 @@ def test_a_study_with_the_terms_of_a_cell_of_the_paper_is_that_cells_study(where
     [(200, 0.5, (0.1, 1.0)), (20, 0.4, (0.1, 1.0)), (250, 0.9, (0.03, 3.0)), (2000, 0.1, (0.03, 3.0))],
 )
 def test_beside_the_published_settings_the_nearest_one_counts(clients, participation, numbers):
-    """Nearest in the ratio of clients first, then in participation."""
     study = _study(strategy="pfedme", clients=clients, participation=participation)
     assert (study.learning_rate, study.proximity) == numbers
 
@@ -184,7 +181,6 @@ def test_noise_cannot_be_added_to_the_data_specs_of_another_kind():
     participation=st.floats(0.5, 1.0),
 )
 def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, private, clients, participation):
-    """Whatever the fleet; a patch only where the strategy has one."""
     private = "none" if strategy in BASELINES else private
     study = _study(strategy=strategy, private=private, clients=clients, participation=participation)
     assert study.learning_rate > 0
