@@ -39,6 +39,8 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.attacks.backdoor import clients_with_tests
+from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of
 from fedpatch.simulator.clients.patches import Patches, check_blocks
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.clients.transport import SimulatedTransport
@@ -47,7 +49,7 @@ from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, u
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
-from fedpatch.simulator.learners.norm_bounded_learner import ChangeUpdate, change_spooled, fold_spooled
+from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
@@ -56,6 +58,7 @@ from fedpatch.simulator.spec.study import (
     MEAN,
     STRATEGIES_OF_MTFL,
     UNBOUNDED,
+    AttackOutcome,
     Outcome,
     Point,
     Study,
@@ -90,8 +93,10 @@ def simulate(
     task = find_task(study.task)
     folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
     population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
+    bad = bad_clients_of(study, population)
+    population = population if bad is None else bad.population
     with one_thread():
-        simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
+        simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device), bad)
         try:
             before = states.load(saved, study) if saved else None
             if before is not None:
@@ -99,6 +104,8 @@ def simulate(
                 for point in simulation.points:
                     on_point(point)
             outcome = _play(simulation, on_point, stopped, saved)
+            if bad is not None and outcome.complete:
+                outcome = replace(outcome, attack=_attack_outcome(simulation, bad))
             if on_end is not None and outcome.complete:
                 on_end(simulation.user_accuracies())
             return outcome
@@ -122,10 +129,23 @@ def _play(
     return simulation.outcome(complete=simulation.over)
 
 
+def _attack_outcome(simulation: Simulation, bad: BadClients) -> AttackOutcome:
+    farthest = sorted(simulation.pulls, key=lambda client: (-simulation.pulls[client], client))[: len(bad.clients)]
+    pulled = any(simulation.pulls.values())
+    found = len(bad.clients & set(farthest)) / len(bad.clients) if pulled else None
+    if bad.backdoor is None:
+        return AttackOutcome(tuple(sorted(bad.clients)), found)
+    tests = bad.backdoor.triggered_tests(bad.population)
+    honest = [client for client, counts in enumerate(bad.population.counts_in_ua) if counts]
+    rates = simulation.measure_on(tests, clients_with_tests(tests, honest))
+    return AttackOutcome(tuple(sorted(bad.clients)), found, float(np.mean(rates)) if rates else None)
+
+
 class Simulation:
     """A simulation between two rounds: `step` measures, and trains the round before if there was one.
 
-    `change` is applied to each update before it counts, whether or not there are bounds; `clipped` counts those bounded.
+    `change` may replace the updates of a round before they are aggregated, whether or not there are bounds. `clipped` counts
+    the updates that were bounded; `pulls` has, by client, the share of its change that was taken away, summed over the rounds.
     """
 
     def __init__(
@@ -134,7 +154,7 @@ class Simulation:
         task: Task,
         population: Population,
         make_cohort: Callable[[Task, LearnerContext], Cohort],
-        change: ChangeUpdate | None = None,
+        change: ChangeRound | None = None,
     ) -> None:
         self.study, self.population = study, population
         self.metric = task.metric_terms
@@ -169,11 +189,13 @@ class Simulation:
         self._plan = plan
         self._limits = limits_of(study)
         self._change, self.clipped = change, 0
+        self.pulls = dict.fromkeys(range(study.clients), 0.0)
         plain = (study.norm_bound, study.aggregate, change) == (UNBOUNDED, MEAN, None)
         apart = not plain and len(travelling) > 0
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
         ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
+        self._task, self._context = task, ground
         self._cohort = make_cohort(task, ground)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
@@ -217,6 +239,18 @@ class Simulation:
         """Of every client that counts, with the present global model and its own patch."""
         clients = [client for client, counts in enumerate(self.population.counts_in_ua) if counts]
         return dict(zip(clients, map(float, self._cohort.measure(clients)), strict=True))
+
+    def measure_on(self, population: Population, clients: list[int]) -> list[float]:
+        """Return the metric of clients with the present global model and their own patches, on other test data.
+
+        Args:
+            population: The other data, of the same clients.
+            clients: The clients to measure, each with test examples.
+        """
+        context = replace(self._context, population=population, features=None, uplink=None, spool=None)
+        learner = make_learner(self._task, context)
+        learner.begin(_as_torch(self._wire.read(self.server)))
+        return [learner.measure(client) for client in clients]
 
     def state(self) -> states.Saved:
         """To go on from later."""
@@ -288,7 +322,8 @@ class Simulation:
             return None
         folder, base = Path(self._spool.name), self._wire.read(self.server)
         if self._change is not None:
-            change_spooled(folder, selected, self._change, base)
+            trained = [spec.name for spec in self.strategy.travelling(self.public).specs if spec.trainable]
+            self._change(SpooledRound(folder, selected, self.server.round + 1, base, trained))
         folded = fold_spooled(
             folder,
             selected,
@@ -300,6 +335,8 @@ class Simulation:
             plan=self._plan,
         )
         self.clipped += len(folded.clipped)
+        for device, pull in folded.pulls.items():
+            self.pulls[self._ids[device]] += pull
         return folded
 
     def _members(self, selected: list[int]) -> list[CohortMember]:
@@ -355,7 +392,7 @@ def versions() -> dict[str, str]:
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
         if ground.spool is not None:
-            raise UsageError("--norm-bound and --aggregate are computed on the CPU only; use --device cpu")
+            raise UsageError("--norm-bound, --aggregate and --attack are computed on the CPU only; use --device cpu")
         if ground.uplink is not None:
             raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)

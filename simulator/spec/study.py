@@ -32,7 +32,8 @@ class Study:
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
     `aggregate` are a run's settings of these names; the paper has no bounds, and aggregates by the mean.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
-    are the task's, in whose terms every user accuracy is.
+    are the task's, in whose terms every user accuracy is. `attack` is what the share `bad` of the clients does
+    (simulator.attacks), "" if none is bad.
     """
 
     task: str
@@ -57,6 +58,8 @@ class Study:
     norm_bound: str = UNBOUNDED
     max_num_examples: str = UNBOUNDED
     aggregate: str = MEAN
+    attack: str = ""
+    bad: float = 0.0
 
     @property
     def label(self) -> str:
@@ -86,7 +89,8 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
 
-        `encoding` only where it is not exact, bounds and the rule of aggregation only where they are not the paper's.
+        `encoding` only where it is not exact, bounds and the rule of aggregation only where they are not the paper's, `attack`
+        and `bad` only where there is an attack.
         """
         plain = asdict(self)
         for name in ("norm_bound", "max_num_examples"):
@@ -94,6 +98,8 @@ class Study:
                 del plain[name]
         if self.aggregate == MEAN:
             del plain["aggregate"]
+        if not self.attack:
+            del plain["attack"], plain["bad"]
         if self.encoding == EXACT:
             del plain["encoding"]
         if self.metric == ACCURACY:
@@ -136,16 +142,35 @@ class Point:
 
 
 @dataclass(frozen=True)
+class AttackOutcome:
+    """The result of an attack.
+
+    Attributes:
+        bad: Numbers of the bad clients.
+        found: Their share among as many clients whose updates the rule and the bounds reduced most, over all rounds since the
+            simulation was last taken up; None if no update was reduced.
+        backdoor_success: Of a backdoor: the share of the honest clients' test examples of other classes that get the target
+            when they have the trigger, as a mean over clients.
+    """
+
+    bad: tuple[int, ...]
+    found: float | None = None
+    backdoor_success: float | None = None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a simulation gave: `points[t]` belongs to t completed rounds.
 
-    `complete` is False where it was interrupted before the target or the last round.
+    `complete` is False where it was interrupted before the target or the last round. `attack` is there if the study has one
+    and is complete.
     """
 
     study: Study
     points: tuple[Point, ...]
     complete: bool
     versions: Mapping[str, str] = field(default_factory=dict)
+    attack: AttackOutcome | None = None
 
     @property
     def rounds_to_target(self) -> int | None:
@@ -199,6 +224,7 @@ class Outcome:
             "points": [asdict(one) for one in self.points],
             "seconds": self.seconds,
             "versions": dict(self.versions),
+            **({} if self.attack is None else {"attack": asdict(self.attack)}),
         }
 
     @classmethod
@@ -206,7 +232,9 @@ class Outcome:
         """Undo `to_dict`. Raises UsageError for anything else."""
         try:
             points = tuple(Point(**one) for one in values["points"])
-            return cls(Study.from_dict(values["study"]), points, bool(values["complete"]), dict(values["versions"]))
+            attack = AttackOutcome(**values["attack"]) if "attack" in values else None
+            study, versions = Study.from_dict(values["study"]), dict(values["versions"])
+            return cls(study, points, bool(values["complete"]), versions, attack)
         except (KeyError, TypeError) as error:
             raise UsageError(f"this is not the outcome of a simulation ({error!r})") from error
 
