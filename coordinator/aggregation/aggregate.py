@@ -5,6 +5,7 @@ Updates are read one at a time in the order of device names, so that memory is o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -51,6 +52,7 @@ class AggregateResult:
         capped: By device whose number of examples was capped: the examples that its update weighs.
         references: The references for the next round.
         pulls: By device whose update did not count whole: the share of its change that was taken away.
+        num_updates: Number of updates.
     """
 
     mean: dict[str, Array]
@@ -58,6 +60,7 @@ class AggregateResult:
     capped: Mapping[str, int] = field(default_factory=dict)
     references: References = field(default_factory=dict)
     pulls: Mapping[str, float] = field(default_factory=dict)
+    num_updates: int = 0
 
     def bounded(self) -> dict[str, int]:
         """Return the number of updates that met each bound."""
@@ -68,6 +71,19 @@ class AggregateResult:
         """Return the bounded parts by device: at most MAX_NAMED devices in the order of names, and MAX_PARTS parts of each."""
         named = sorted({*self.clipped, *self.capped})[:MAX_NAMED]
         return {device: _parts(self.clipped.get(device, {}), device in self.capped) for device in named}
+
+    def farthest_pulls(self) -> dict[str, float]:
+        """Return the share that was taken away by device: at most MAX_NAMED devices, the farthest first."""
+        ordered = sorted(self.pulls, key=lambda device: (-self.pulls[device], device))
+        return {device: self.pulls[device] for device in ordered[:MAX_NAMED]}
+
+    def pull_quantiles(self) -> dict[str, float]:
+        """Return `p50`, `p90` and `max` of the share that was taken away, over all updates; empty if all count whole."""
+        if not self.pulls:
+            return {}
+        shares = sorted([*self.pulls.values(), *[0.0] * (self.num_updates - len(self.pulls))])
+        last = len(shares) - 1
+        return {"p50": shares[last // 2], "p90": shares[math.ceil(0.9 * last)], "max": shares[last]}
 
 
 def _parts(times: Mapping[Part, float], capped: bool) -> list[str]:
@@ -150,6 +166,7 @@ def aggregate(
         capped,
         now,
         {device: pull for device, pull in pulls.items() if pull > 0},
+        len(ordered),
     )
 
 

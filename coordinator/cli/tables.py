@@ -22,12 +22,14 @@ from fedpatch.coordinator.rounds.run_records import (
     end_words,
     loss_warning,
     measure_words,
+    pulled_most,
     status_words,
     summary_of,
 )
 from fedpatch.shared.app.formatting import accuracy, age
 
 _UNBOUNDED_COLUMNS = 10_000
+_SHOWN_PULLED = 5
 
 
 def print_json(value: object) -> None:
@@ -35,10 +37,14 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, allow_nan=False))
 
 
+def _rounds_words(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
 def print_summary(summary: RunSummary) -> None:
     """Print how a run ended, in two lines."""
     count = len(summary.rounds)
-    rounds = "1 round" if count == 1 else f"{count} rounds"
+    rounds = _rounds_words(count)
     rounds += ", none of which succeeded" if count and summary.in_vain else ""
     typer.echo(
         f"run {summary.run}: {end_words(summary.stopped_because)} after {rounds}, "
@@ -58,11 +64,16 @@ def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
     typer.echo(f"task {info.task}, strategy {info.strategy}, private {info.private}, begun {_moment(info.created_at)}")
     if info.settings.get("norm_bound", "off") != "off":
         typer.echo(f"norm bound {info.settings['norm_bound']}")
+    if info.settings.get("aggregate", "mean") != "mean":
+        typer.echo(f"rule of aggregation {info.settings['aggregate']}")
     if rounds:
         print_table(table)
     for record in rounds:
         if words := troubles(record):
             typer.echo(f"round {record.round}: {'; '.join(words)}")
+    if farthest := pulled_most(rounds)[:_SHOWN_PULLED]:
+        words = [f"{device} ({pull:.0%} of its change, {_rounds_words(count)})" for device, pull, count in farthest]
+        typer.echo(f"updates that bounds and rule pulled most: {', '.join(words)}")
     print_summary(summary_of(info, rounds))
 
 

@@ -82,6 +82,11 @@ class RoundGauges:
             "Learning alone: mean user_accuracy, mean gain of the fleet over it, shares of gaining and losing devices",
             "stat",
         )
+        self.pulls = gauge(
+            "update_pull",
+            "Share of an update's change that bounds and rule took away in the last aggregated round: p50, p90, max",
+            "stat",
+        )
         self.outcomes = _counter(
             registry, "rounds", "Completed rounds: aggregated, too_few_accepted, quorum_missed", "outcome"
         )

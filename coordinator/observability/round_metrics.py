@@ -15,6 +15,7 @@ from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
+PULL_STATS = ("p50", "p90", "max")
 INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gaining", "losing"})
 
 
@@ -90,6 +91,8 @@ class RoundMetrics:
         metrics.failed_in_a_row.set(self._failed)
         for stat in INDEPENDENT_STATS & record.independent.keys():
             metrics.independent.labels(stat).set(record.independent[stat])
+        for stat in PULL_STATS:
+            metrics.pulls.labels(stat).set(record.pull_quantiles.get(stat, 0.0))
         if aggregated:
             metrics.aggregated_at.set_to_current_time()
             self._user_accuracy()

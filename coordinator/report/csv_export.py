@@ -11,7 +11,7 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 
 _PLAIN = ("round", "outcome", "failure", "cohort", "accepted", "declined", "reported", "late", "num_examples")
 _MEASURES = ("user_accuracy", "user_accuracy_p10", "user_accuracy_min", "user_accuracy_after")
-_MAPS = ("decline_reasons", "failures", "refused", "user_accuracies", "bounded")
+_MAPS = ("decline_reasons", "failures", "refused", "user_accuracies", "bounded", "pulls", "pull_quantiles")
 COLUMNS = (
     "run", *_PLAIN, "metric", *_MEASURES, "seconds", *(f"{phase}_s" for phase in PHASES), "bytes_down", "bytes_up",
     *_MAPS, "bounded_devices",

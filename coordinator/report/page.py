@@ -39,7 +39,7 @@ from fedpatch.coordinator.report.series import (
     unit_for,
     within,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import RoundRecord, pulled_most
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 FIRST_ROWS, LAST_ROWS = 100, 400
@@ -132,6 +132,7 @@ def _run_section(run: Run, key: str) -> dict[str, Any]:
         "bars": bar_charts(run, key),
         "reasons": _reasons_table(run),
         "bounded": _bounded_table(run),
+        "pulls": _pulls_table(run),
         "rounds": _rounds_table(run),
         "folded": len(run.records) > _OPEN_ROWS,
     }
@@ -174,6 +175,15 @@ def _bounded_table(run: Run) -> Table:
     ranked = sorted(rounds.items(), key=lambda item: (-item[1], item[0]))[:MAX_DEVICES]
     rows = [(device, counted(parts[device]), str(count)) for device, count in ranked]
     return Table("Devices whose updates were bounded", ("device", "what of them", "rounds"), rows, texts=2)
+
+
+def _pulls_table(run: Run) -> Table:
+    """The devices whose updates bounds and rule pulled most."""
+    rows = [
+        (device, f"{pull:.0%}".replace("%", " %"), str(count))
+        for device, pull, count in pulled_most(run.records)[:MAX_DEVICES]
+    ]
+    return Table("Devices whose updates were pulled farthest", ("device", "of its change", "rounds"), rows)
 
 
 def _devices_table(run: Run) -> Table:

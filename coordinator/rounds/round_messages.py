@@ -33,6 +33,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
 from fedpatch.coordinator.rounds.round_phases import NO_ANSWER, Participant, Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveJournal, SendMessage, StoreUpdate
+from fedpatch.coordinator.rounds.run_events import Aggregated
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
@@ -171,9 +172,8 @@ class ActiveRound:
         self.reports: dict[str, UpdateReport] = {}
         self.dismissed = False
         self.missed: list[str] = []
-        self.bounded: dict[str, int] = {}
+        self.aggregated = Aggregated()
         self.offenders: dict[str, str] = dict(ledger.offenders)
-        self.bounded_devices: dict[str, Sequence[str]] = {}
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -429,8 +429,10 @@ class ActiveRound:
         )
         return replace(
             record,
-            bounded=self.bounded,
-            bounded_devices=self.bounded_devices,
+            bounded=dict(self.aggregated.bounded),
+            bounded_devices=dict(self.aggregated.bounded_devices),
+            pulls=dict(self.aggregated.pulls),
+            pull_quantiles=dict(self.aggregated.pull_quantiles),
             offenders=dict(sorted(self.offenders.items())),
         )
 

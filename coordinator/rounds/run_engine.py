@@ -284,7 +284,7 @@ class Engine:
     def _on_aggregated(self, event: Aggregated, now: float) -> list[Effect]:
         # Algorithm 1, lines 19 to 22 are done: the round closes, and line 2 is next.
         current = self._current(event)
-        current.bounded, current.bounded_devices = dict(event.bounded), dict(event.bounded_devices)
+        current.aggregated = event
         current.round.finish(now)
         assert current.round.quorum_s is not None
         self._quorum_seconds.append(current.round.quorum_s)

@@ -115,10 +115,14 @@ class Aggregated:
     Attributes:
         bounded: Number of updates that met each bound.
         bounded_devices: The bounds that the update of a device met (coordinator.aggregation.aggregate).
+        pulls: Of the devices whose updates were pulled farthest: the share of its change that was taken away.
+        pull_quantiles: `p50`, `p90` and `max` of that share over all updates; empty without bounds and with a plain mean.
     """
 
     bounded: Mapping[str, int] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pulls: Mapping[str, float] = field(default_factory=dict)
+    pull_quantiles: Mapping[str, float] = field(default_factory=dict)
 
 
 Event = (

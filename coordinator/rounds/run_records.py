@@ -136,6 +136,8 @@ class RoundRecord:
         measured: Number of devices that reported a user accuracy.
         offenders: Devices that the run does not invite again, each with its offence.
         bounded_devices: The bounds that changed a device's update, of the first devices (coordinator.aggregation.aggregate).
+        pulls: The share of a device's change that bounds and rule took away, of the devices that were pulled farthest.
+        pull_quantiles: `p50`, `p90` and `max` of that share over all aggregated updates.
         independent: The comparison with learning alone (`figures`); empty if it was not measured.
     """
 
@@ -171,6 +173,8 @@ class RoundRecord:
     offenders: Mapping[str, str] = field(default_factory=dict)
     bounded_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     independent: Mapping[str, Measure] = field(default_factory=dict)
+    pulls: Mapping[str, Measure] = field(default_factory=dict)
+    pull_quantiles: Mapping[str, Measure] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""
@@ -213,6 +217,20 @@ def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:
     """Return the user accuracy of the last aggregated round that has one; a failed round measured a part of its devices."""
     measured = [record.user_accuracy for record in records if record.outcome == "aggregated"]
     return next((ua for ua in reversed(measured) if ua is not None), None)
+
+
+def pulled_most(records: Iterable[RoundRecord]) -> list[tuple[str, float, int]]:
+    """List the devices whose updates were pulled, those with the greatest sum over the rounds first.
+
+    Returns:
+        Device, mean share of its change that was taken away, and number of rounds whose records name it.
+    """
+    pulls: dict[str, list[float]] = {}
+    for record in records:
+        for device, pull in record.pulls.items():
+            pulls.setdefault(device, []).append(pull)
+    ordered = sorted(pulls, key=lambda device: (-math.fsum(pulls[device]), device))
+    return [(device, math.fsum(pulls[device]) / len(pulls[device]), len(pulls[device])) for device in ordered]
 
 
 def loss_warning(records: Sequence[RoundRecord]) -> str:

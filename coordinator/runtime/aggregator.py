@@ -99,7 +99,7 @@ class Aggregator:
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         aimed = replace(aimed, references=folded.references)
         self._next = self._deltas.apply(self.state, aimed, self.base)
-        return Aggregated(folded.bounded(), folded.bounded_devices())
+        return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
 
     def save(self, record: RoundRecord) -> None:
         """Save the aggregated model and the record of its round, both in one checkpoint."""

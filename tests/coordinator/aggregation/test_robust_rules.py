@@ -196,3 +196,11 @@ def test_parse_aggregate_rule_reads_the_number_after_the_name(text, rule):
 def test_parse_aggregate_rule_refuses_any_other_text(text):
     with pytest.raises(UsageError, match="is no rule"):
         parse_aggregate_rule(text)
+
+
+def test_result_names_at_most_sixteen_devices_and_has_quantiles_over_all_updates():
+    pulls = {f"device-{number:02}": number / 20 for number in range(1, 20)}
+    found = AggregateResult({}, pulls=pulls, num_updates=21)
+    assert list(found.farthest_pulls()) == [f"device-{number:02}" for number in range(19, 3, -1)]
+    assert found.pull_quantiles() == {"p50": 0.45, "p90": 0.85, "max": 0.95}
+    assert AggregateResult({}, num_updates=21).pull_quantiles() == {}

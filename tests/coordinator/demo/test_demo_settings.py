@@ -96,6 +96,8 @@ def test_unknown_names_are_reported_with_line_and_suggestion(tmp_path: Path):
         (RunSettings, {"ca_file": "/ca.pem", "broker": "mqtt://broker"}, ["--ca-file: "]),
         (RunSettings, {"key_file": "/key.pem", "broker": "mqtts://broker"}, ["--key-file: "]),
         (RunSettings, {"norm_bound": "clip", "max_num_examples": "many"}, ["--norm-bound: ", "--max-num-examples: "]),
+        (RunSettings, {"aggregate": "median"}, ["--aggregate: 'median' is no rule"]),
+        (RunSettings, {"aggregate": "trimmed:0.2", "strategy": "fedavg-adam"}, ["--aggregate: trimmed leaves out"]),
         (RunSettings, {"devices": 20, "max_devices": 10}, ["--max-devices: "]),
         (DemoSettings, {"devices": 3, "min_cohort": 4}, ["--min-cohort: 4 is more than devices = 3"]),
         (DemoSettings, {"broker": "http://broker"}, ["--broker: "]),

@@ -301,6 +301,16 @@ def test_evicted_device_has_no_series(tmp_path):
     assert set().union(*_series(drawn.metrics).values()) <= set("xyz") == drawn.engine.fleet.members.keys()
 
 
+def test_update_pull_is_that_of_the_last_round(tmp_path):
+    drawn = Metered(tmp_path, "a")
+    for number, quantiles in enumerate(({"p50": 0.1, "p90": 0.5, "max": 0.9}, {}), 1):
+        drawn.meter.performed(
+            SaveRecord(RoundRecord(number, "aggregated", 1, 1, 0, 1, pull_quantiles=quantiles)), 0.0, 0.0
+        )
+        assert drawn.value("update_pull", stat="max") == quantiles.get("max", 0.0)
+        assert drawn.value("update_pull", stat="p50") == quantiles.get("p50", 0.0)
+
+
 def test_bounded_updates_and_messages_from_quarantine_are_counted(tmp_path):
     drawn = Metered(tmp_path, "a")
     drawn.meter.performed(

@@ -142,6 +142,18 @@ def test_page_and_csv_name_devices_with_bounded_updates():
     assert (line["bounded"], line["bounded_devices"]) == ("norm=1", "<b>foe=weights,exp_avg_sq")
 
 
+def test_page_and_csv_name_the_devices_whose_updates_were_pulled_most():
+    records = (
+        record(1, pulls={"far": 0.9, "near": 0.2}, pull_quantiles={"p50": 0.1, "p90": 0.5, "max": 0.9}),
+        record(2, pulls={"far": 0.8}, pull_quantiles={"p50": 0.0, "p90": 0.4, "max": 0.8}),
+    )
+    text = _text(_page(Run(info("a"), records)))
+    assert "far|85 %|2" in text
+    assert text.index("far|85 %") < text.index("near|20 %|1")
+    [first, _] = csv.DictReader(io.StringIO(csv_text([Run(info("a"), records)]), newline=""))
+    assert (first["pulls"], first["pull_quantiles"]) == ("far=0.9 near=0.2", "max=0.9 p50=0.1 p90=0.5")
+
+
 def test_page_of_a_running_run_says_so():
     assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))
     assert "while a run was going on" not in _page(run(3))

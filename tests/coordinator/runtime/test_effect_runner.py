@@ -50,11 +50,23 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     assert record.bounded == {"norm": 1}
     assert list(record.bounded_devices) == ["b"]
     assert "weights" in record.bounded_devices["b"]
+    assert record.pulls == {"b": pytest.approx(1.0, abs=1e-4)}
+    assert record.pull_quantiles == {"p50": 0.0, "p90": record.pulls["b"], "max": record.pulls["b"]}
     assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
     assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
     [line] = [line for line in bench.said if "pulled back" in line]
     assert "b: " in line and "fedpatch devices quarantine" in line
     assert load_checkpoint(tmp_path)[0].references["weights"] == bench.aggregator.state.references["weights"]
+
+
+def test_trimmed_mean_takes_its_table_from_a_file_that_leaves_nothing_behind(tmp_path, prepared, registry):
+    bench = Bench(tmp_path, prepared, registry, aggregate="trimmed:0.4", norm_bound="off").begin()
+    bench.upload("a", 2.0)
+    bench.upload("b", 4.0)
+    [record] = registry.rounds.records(bench.engine.spec.run)
+    assert record.outcome == "aggregated"
+    assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {3.0}
+    assert not [path for path in tmp_path.rglob("tmp*")]
 
 
 def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_path, prepared, registry):

@@ -148,9 +148,10 @@ def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
 
 
-def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared):
+@pytest.mark.parametrize("aggregate", ["mean", "centred", "bucketed"])
+def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate):
     """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
-    kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4")
+    kill_at_every_write(tmp_path, prepared, 20, encoding="delta-int4", aggregate=aggregate)
     assert load_checkpoint(tmp_path / "whole")[0].server.keys() == {
         f"{spec.name}:residual" for spec in prepared.travelling.specs if spec.trainable
     }
