@@ -89,7 +89,7 @@ def plan_table(
 
     Args:
         defences: RULE or RULE/BOUND.
-        attacks: KIND or KIND:STRENGTH.
+        attacks: KIND or KIND:STRENGTH. NO_ATTACK is always in the table, and may stand here alone.
         shares: Shares of bad clients.
         seeds: Number of seeds, from 0 on.
 
@@ -97,7 +97,7 @@ def plan_table(
         UsageError: A text cannot be parsed, or a share is not above 0 and below 1.
     """
     rules = list(dict.fromkeys(str(parse_defence(text)) for text in defences))
-    kinds = list(dict.fromkeys(str(parse_attack(text)) for text in attacks))
+    kinds = list(dict.fromkeys(str(parse_attack(text)) for text in attacks if text != NO_ATTACK))
     for share in shares:
         if not 0 < share < 1:
             raise UsageError(f"--bad: {share} is not a share above 0 and below 1")

@@ -37,7 +37,7 @@ Rules = Annotated[
 ]
 Attacks = Annotated[
     str,
-    typer.Option(metavar="KIND[:X],...", help="Attacks: sign, labels, alie, ipm, noise, backdoor, copy."),
+    typer.Option(metavar="KIND[:X],...", help="Attacks: sign, labels, alie, ipm, noise, backdoor, copy; or none."),
 ]
 Shares = Annotated[str, typer.Option("--bad", metavar="SHARE,...", help="Shares of bad clients.")]
 Out = Annotated[

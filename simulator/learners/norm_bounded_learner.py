@@ -20,7 +20,6 @@ from fedpatch.simulator.learners.protocols import Learner
 from fedpatch.simulator.learners.single_updates import SingleUpdates
 from fedpatch.simulator.spec.study import client_id
 
-
 _HELD_BYTES = 512 * 2**20
 """The updates of a round are read only once if they fit into so much memory: small files take long to open."""
 

@@ -102,7 +102,8 @@ def step_of_bad_clients(attack: str) -> tuple[dict[int, np.ndarray], dict[int, n
     study = attacked(attack)
     bad = bad_clients_of(study, population_of(study, UNEVEN))
     assert bad is not None
-    trained, sent = {}, {}
+    trained: dict[int, np.ndarray] = {}
+    sent: dict[int, np.ndarray] = {}
 
     def change(updates):
         name = updates.trained[0]
@@ -138,6 +139,7 @@ def test_attacked_simulation_names_its_bad_clients_and_survives_its_json():
     outcome = simulate(attacked("backdoor", aggregate="centred"), root=None)
     assert outcome.attack is not None
     assert set(outcome.attack.bad) == draw_bad_clients(SHARE, 7, 3)
+    assert outcome.attack.backdoor_success is not None
     assert 0 <= outcome.attack.backdoor_success <= 1
     assert outcome.attack.found is not None
     assert Outcome.from_dict(outcome.to_dict()) == outcome
