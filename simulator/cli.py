@@ -19,6 +19,7 @@ from fedpatch.shared.app.command import AsJson, Group, command, say, with_debug
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
 from fedpatch.shared.errors import FedpatchError, UsageError
 from fedpatch.simulator.experiment.compare_command import compare
+from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.fleet.command import fleet
 from fedpatch.simulator.paper.command import paper
 from fedpatch.simulator.spec.compute import (
@@ -34,7 +35,7 @@ from fedpatch.simulator.spec.compute import (
     device_name,
     worker_count,
 )
-from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Outcome, Point, Study
+from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, AttackOutcome, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,6 +121,14 @@ Clip = Annotated[
     float | None,
     typer.Option(metavar="NORM", help="Longest step of a masked update (L2 norm); default: by earlier rounds."),
 ]
+AttackKind = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND[:X]",
+        help="Attack of the bad clients, with its strength: sign, labels, alie, ipm, noise, backdoor or copy.",
+    ),
+]
+Bad = Annotated[float, typer.Option(metavar="SHARE", help="Share of bad clients, which user accuracy leaves out.")]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
@@ -158,6 +167,8 @@ def simulate(
     group_size: GroupSize = 32,
     keep: Keep = 1,
     clip: Clip = None,
+    attack: AttackKind = "",
+    bad: Bad = 0.0,
     workers: Workers = None,
     device: Device = "cpu",
     out: Out = None,
@@ -189,6 +200,7 @@ def simulate(
 app.callback()(with_debug(simulate))
 command(app, "paper", example="fedpatch simulate paper table2 --cells 'mnist/*/affine/W200/*'")(paper)
 command(app, "compare", example="fedpatch simulate compare --task digits --clients 10 --rounds 30 --seeds 2")(compare)
+command(app, "robustness", example="fedpatch simulate robustness --task digits --seeds 5 --out digits.json")(robustness)
 command(app, "fleet", example="fedpatch simulate fleet --devices 1000 --compare over_select=1.0,1.3")(fleet)
 
 
@@ -303,6 +315,8 @@ def _table(outcome: Outcome) -> Table:
 
         epsilon = policy_of_study(study).epsilon(last.round)
         table.add_row("epsilon", f"{epsilon:.4g} at delta {study.delta:g}, of a client in all {last.round} rounds")
+    if outcome.attack is not None:
+        table.add_row("attack", _attack_words(outcome, outcome.attack))
     if outcome.bytes_up_per_update and outcome.bytes_down_per_download:
         up, down = size(outcome.bytes_up_per_update), size(outcome.bytes_down_per_download)
         table.add_row("bytes", f"{up} an update, {down} a download in {study.encoding}")
@@ -311,6 +325,15 @@ def _table(outcome: Outcome) -> Table:
     rounds_s = math.fsum(point.seconds for point in outcome.points if point.round)
     table.add_row("time", f"{duration(outcome.seconds)}, {rounds_s / max(1, last.round):.3g} s a round")
     return table
+
+
+def _attack_words(outcome: Outcome, attack: AttackOutcome) -> str:
+    words = f"{outcome.study.attack} by {len(attack.bad)} of {outcome.study.clients} clients"
+    if attack.backdoor_success is not None:
+        words += f", backdoor success {attack.backdoor_success:.0%}"
+    if attack.found is not None:
+        words += f", {attack.found:.0%} of them among those pulled most"
+    return words
 
 
 def _say_how_to_go_on(out: Path | None) -> None:

@@ -28,6 +28,7 @@ from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, one_thread
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
+from fedpatch.simulator.learners.norm_bounded_learner import SpooledRound
 from fedpatch.simulator.spec.study import UNBOUNDED, Study
 
 BENCHMARK = "norm_bounds"
@@ -113,13 +114,13 @@ def play(fleet: Fleet, bound: str, seed: int, attack: str = "") -> Document:
         counts = [client != FOE for client in range(study.clients)]
         population = replace(population, counts_in_ua=counts)
 
-    def sent(client: int, update: dict[str, Array], base: Tensors) -> dict[str, Array]:
-        if client != FOE or attack not in ATTACKS:
-            return update
-        return ATTACKS[attack](update, base, np.random.default_rng(simulation.server.round))
+    def attacked(updates: SpooledRound) -> None:
+        if FOE in updates.clients and attack in ATTACKS:
+            rng = np.random.default_rng(simulation.server.round)
+            updates.write(FOE, ATTACKS[attack](updates.read(FOE), updates.base, rng))
 
     with one_thread():
-        simulation = Simulation(study, task, population, lambda *terms: InProcess(make_learner(*terms)), sent)
+        simulation = Simulation(study, task, population, lambda *terms: InProcess(make_learner(*terms)), attacked)
         try:
             broken = ""
             try:

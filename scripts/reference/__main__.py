@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.reference import commands, configuration, exit_codes, files, metrics, results, topics
+from scripts.reference import commands, configuration, exit_codes, files, metrics, results, robustness, topics
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
     "explanation/results.md": results.page,
+    "explanation/when-devices-lie.md": robustness.page,
     "reference/cli.md": commands.page,
     "reference/configuration.md": configuration.page,
     "reference/exit-codes.md": exit_codes.page,

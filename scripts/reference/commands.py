@@ -37,6 +37,7 @@ GUIDES: Mapping[str, str] = {
     "fedpatch unit": "[fleet](../how-to/fleet.md)",
     "fedpatch simulate": "[simulate](../how-to/simulator.md)",
     "fedpatch simulate compare": "[which policy](../how-to/simulator.md#which-policy)",
+    "fedpatch simulate robustness": "[when devices lie](../explanation/when-devices-lie.md)",
     "fedpatch-agent run": "[preferences](preferences.md)",
     "fedpatch-agent conditions": "[conditions](conditions.md), [what stays private](preferences.md#what-stays-private)",
     "fedpatch-agent unit": "[service](../how-to/service.md)",

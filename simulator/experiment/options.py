@@ -13,11 +13,12 @@ from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
-from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
+from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
 from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, LEAST_GROUP, MEAN, STRATEGIES_OF_MTFL, UNBOUNDED, Study
 
@@ -76,6 +77,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     group_size: int = 32,
     keep: int = 1,
     clip: float | None = None,
+    attack: str = "",
+    bad: float = 0.0,
 ) -> Study:
     """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
 
@@ -101,6 +104,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
     study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
+    study = replace(study, attack=str(parse_attack(attack)) if attack else "", bad=bad)
     if problems := [
         *_problems(study, metric),
         *_mask_problems(study),
@@ -151,8 +155,20 @@ def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:
     for name, least_whole in (("rounds", 1), ("batch_size", 1), ("epochs", 1), ("steps", 0)):
         if (number := getattr(study, name)) < least_whole:
             yield f"{_option(name)}: {number} is too few; at least {least_whole}"
+    yield from _attack_problems(study, metric)
     if study.steps > 0 and study.epochs > 1:
         yield f"--steps: {study.steps} steps take the place of --epochs {study.epochs}; leave one of them out"
+
+
+def _attack_problems(study: Study, metric: MetricTerms) -> Iterator[str]:
+    if not 0 <= study.bad < 1:
+        yield f"--bad: {study.bad} is not a share from 0 to below 1"
+    elif bool(study.attack) != (study.bad > 0):
+        yield "--bad: the share of bad clients and --attack need each other; give both or none"
+    elif study.attack and study.strategy not in STRATEGIES_OF_MTFL:
+        yield f"--attack: no rule protects {study.strategy}; choose one of {', '.join(STRATEGIES_OF_MTFL)}"
+    elif study.attack.startswith("backdoor") and metric.name != ACCURACY:
+        yield f"--attack: the success of a backdoor is measured by accuracy, and this task's metric is {metric.name}"
 
 
 def _misplaced(study: Study, rates: Rates) -> Iterator[str]:

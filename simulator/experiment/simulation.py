@@ -41,6 +41,8 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.simulator.attacks.backdoor import clients_with_tests
+from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of
 from fedpatch.simulator.clients.masked_uplink import MaskedUplink
 from fedpatch.simulator.clients.patches import Patches, check_blocks
 from fedpatch.simulator.clients.population import Population, load_population
@@ -50,12 +52,7 @@ from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, u
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
-from fedpatch.simulator.learners.norm_bounded_learner import (
-    ChangeUpdate,
-    change_spooled,
-    fold_spooled,
-    read_spooled,
-)
+from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
@@ -65,6 +62,7 @@ from fedpatch.simulator.spec.study import (
     MEAN,
     STRATEGIES_OF_MTFL,
     UNBOUNDED,
+    AttackOutcome,
     Outcome,
     Point,
     Study,
@@ -99,8 +97,10 @@ def simulate(
     task = find_task(study.task)
     folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
     population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
+    bad = bad_clients_of(study, population)
+    population = population if bad is None else bad.population
     with one_thread():
-        simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device))
+        simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device), bad)
         try:
             before = states.load(saved, study) if saved else None
             if before is not None:
@@ -108,6 +108,8 @@ def simulate(
                 for point in simulation.points:
                     on_point(point)
             outcome = _play(simulation, on_point, stopped, saved)
+            if bad is not None and outcome.complete:
+                outcome = replace(outcome, attack=_attack_outcome(simulation, bad))
             if on_end is not None and outcome.complete:
                 on_end(simulation.user_accuracies())
             return outcome
@@ -131,10 +133,23 @@ def _play(
     return simulation.outcome(complete=simulation.over)
 
 
+def _attack_outcome(simulation: Simulation, bad: BadClients) -> AttackOutcome:
+    farthest = sorted(simulation.pulls, key=lambda client: (-simulation.pulls[client], client))[: len(bad.clients)]
+    pulled = any(simulation.pulls.values())
+    found = len(bad.clients & set(farthest)) / len(bad.clients) if pulled else None
+    if bad.backdoor is None:
+        return AttackOutcome(tuple(sorted(bad.clients)), found)
+    tests = bad.backdoor.triggered_tests(bad.population)
+    honest = [client for client, counts in enumerate(bad.population.counts_in_ua) if counts]
+    rates = simulation.measure_on(tests, clients_with_tests(tests, honest))
+    return AttackOutcome(tuple(sorted(bad.clients)), found, float(np.mean(rates)) if rates else None)
+
+
 class Simulation:
     """A simulation between two rounds: `step` measures, and trains the round before if there was one.
 
-    `change` is applied to each update before it counts, whether or not there are bounds; `clipped` counts those bounded.
+    `change` may replace the updates of a round before they are aggregated, whether or not there are bounds. `clipped` counts
+    the updates that were bounded; `pulls` has, by client, the share of its change that was taken away, summed over the rounds.
     """
 
     def __init__(
@@ -143,7 +158,7 @@ class Simulation:
         task: Task,
         population: Population,
         make_cohort: Callable[[Task, LearnerContext], Cohort],
-        change: ChangeUpdate | None = None,
+        change: ChangeRound | None = None,
     ) -> None:
         self.study, self.population = study, population
         self.metric = task.metric_terms
@@ -187,9 +202,11 @@ class Simulation:
             check_public(self.public)
         plain = (study.norm_bound, study.dp, study.aggregate) == (UNBOUNDED, UNBOUNDED, MEAN)
         apart = not (plain and not study.masked and change is None) and len(travelling) > 0
+        self.pulls = dict.fromkeys(range(study.clients), 0.0)
         self._spool = TemporaryDirectory(prefix="fedpatch-simulate-") if apart else None
         spool = None if self._spool is None else Path(self._spool.name)
         ground = LearnerContext(study, population, features, self.patches, plan, travelling, self._wire.uplink, spool)
+        self._task, self._context = task, ground
         self._cohort = make_cohort(task, ground)
         self._ids = {client_id(client): client for client in range(study.clients)}
 
@@ -233,6 +250,18 @@ class Simulation:
         """Of every client that counts, with the present global model and its own patch."""
         clients = [client for client, counts in enumerate(self.population.counts_in_ua) if counts]
         return dict(zip(clients, map(float, self._cohort.measure(clients)), strict=True))
+
+    def measure_on(self, population: Population, clients: list[int]) -> list[float]:
+        """Return the metric of clients with the present global model and their own patches, on other test data.
+
+        Args:
+            population: The other data, of the same clients.
+            clients: The clients to measure, each with test examples.
+        """
+        context = replace(self._context, population=population, features=None, uplink=None, spool=None)
+        learner = make_learner(self._task, context)
+        learner.begin(_as_torch(self._wire.read(self.server)))
+        return [learner.measure(client) for client in clients]
 
     def state(self) -> states.Saved:
         """To go on from later."""
@@ -308,8 +337,7 @@ class Simulation:
             return None
         folder, base, plan = Path(self._spool.name), self._wire.read(self.server), self._plan
         clients, counts = [one.client for one in members], self.population.num_examples
-        if self._change is not None:
-            change_spooled(folder, clients, self._change, base)
+        self._change_spool(folder, clients, base)
         return self._wire.masked.mean(
             self.server.round + 1,
             clients,
@@ -322,12 +350,17 @@ class Simulation:
             seeds={one.client: update_seed(plan.seed, client_id(one.client), one.first_batch) for one in members},
         )
 
+    def _change_spool(self, folder: Path, clients: list[int], base: Mapping[str, Array]) -> None:
+        """Let an attack, if there is one, change the updates of a round."""
+        if self._change is not None:
+            trained = [spec.name for spec in self.strategy.travelling(self.public).specs if spec.trainable]
+            self._change(SpooledRound(folder, clients, self.server.round + 1, base, trained))
+
     def _folded(self, selected: list[int]) -> AggregateResult | None:
         if self._spool is None:
             return None
         folder, base = Path(self._spool.name), self._wire.read(self.server)
-        if self._change is not None:
-            change_spooled(folder, selected, self._change, base)
+        self._change_spool(folder, selected, base)
         if self.study.dp != UNBOUNDED:
             number, schema = self.server.round + 1, self.strategy.travelling(self.public)
             private = fold_private(folder, selected, study=self.study, round_number=number, schema=schema, base=base)
@@ -343,6 +376,8 @@ class Simulation:
             plan=self._plan,
         )
         self.clipped += len(folded.clipped)
+        for device, pull in folded.pulls.items():
+            self.pulls[self._ids[device]] += pull
         return folded
 
     def _members(self, selected: list[int]) -> list[CohortMember]:
@@ -398,9 +433,8 @@ def versions() -> dict[str, str]:
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
         if ground.spool is not None:
-            raise UsageError("--norm-bound, --aggregate and --dp are computed on the CPU only; use --device cpu")
-            what = "--secure groups" if ground.study.masked else f"--norm-bound {ground.study.norm_bound}"
-            raise UsageError(f"{what} is computed on the CPU only; use --device cpu")
+            named = "--norm-bound, --aggregate, --attack, --dp and --secure"
+            raise UsageError(f"{named} are computed on the CPU only; use --device cpu")
         if ground.uplink is not None:
             raise UsageError(f"--encoding {ground.study.encoding} is computed on the CPU only; use --device cpu")
         return StackedCohort(task, ground, device)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,38 @@ from fedpatch.simulator.learners.protocols import Learner
 from fedpatch.simulator.learners.single_updates import SingleUpdates
 from fedpatch.simulator.spec.study import client_id
 
-ChangeUpdate = Callable[[int, dict[str, Array], Mapping[str, Array]], dict[str, Array]]
-"""Makes another update of a client's, given the global model that it began with."""
+_HELD_BYTES = 512 * 2**20
+"""The updates of a round are read only once if they fit into so much memory: small files take long to open."""
+
+
+@dataclass(frozen=True)
+class SpooledRound:
+    """The updates of a round on disk, which may be replaced before they are aggregated.
+
+    Attributes:
+        folder: The folder of the updates.
+        clients: The clients that sent one.
+        number: The round.
+        base: The global model as clients read it.
+        trained: Names of the trained tensors.
+    """
+
+    folder: Path
+    clients: Sequence[int]
+    number: int
+    base: Mapping[str, Array]
+    trained: Sequence[str]
+
+    def read(self, client: int) -> dict[str, Array]:
+        """Return the update of a client."""
+        return read_spooled(self.folder, client)
+
+    def write(self, client: int, arrays: Mapping[str, Array]) -> None:
+        """Replace the update of a client."""
+        write_spooled(self.folder, client, arrays)
+
+
+ChangeRound = Callable[[SpooledRound], None]
 
 
 class SpooledLearner(SingleUpdates):
@@ -64,16 +96,12 @@ def fold_spooled(
     def read(device: str) -> dict[str, Array]:
         return read_spooled(folder, numbers[device])
 
+    if sum(array.nbytes for array in base.values()) * len(clients) <= _HELD_BYTES:
+        read = cache(read)
     counted = {device: num_examples[client] for device, client in numbers.items()}
     folded = aggregate(counted, read, schema=schema, base=base, limits=limits, plan=plan, past=state.references)
     remove_spooled(folder, clients)
     return folded
-
-
-def change_spooled(folder: Path, clients: Sequence[int], change: ChangeUpdate, base: Mapping[str, Array]) -> None:
-    """Put what `change` makes of each of these clients' updates in its place; `base` as for `fold_spooled`."""
-    for client in clients:
-        write_spooled(folder, client, change(client, read_spooled(folder, client), base))
 
 
 def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> None:

@@ -24,6 +24,18 @@ EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)
 
+_OPTIONAL_TERMS = (
+    ("encoding",),
+    ("norm_bound",),
+    ("max_num_examples",),
+    ("aggregate",),
+    ("dp", "noise_multiplier", "dp_clip", "delta"),
+    ("secure", "group_size", "keep", "clip"),
+    ("attack", "bad"),
+    ("metric", "metric_goal"),
+)
+"""Terms that the files of a study have only where they are not the defaults, so that files of earlier versions stay equal."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -35,12 +47,11 @@ class Study:
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
     `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
     no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.
-    `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound` and `max_num_examples` bound
-    updates as a run's settings of these names do; the paper has neither.
     With `secure` "groups" updates are masked in groups of at most `group_size`, one of `keep` values travels in a round, and
     `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then of the way down alone.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
-    are the task's, in whose terms every user accuracy is.
+    are the task's, in whose terms every user accuracy is. `attack` is what the share `bad` of the clients does
+    (simulator.attacks), "" if none is bad.
     """
 
     task: str
@@ -79,6 +90,9 @@ class Study:
         """Whether updates are masked in groups."""
         return self.secure != UNBOUNDED
 
+    attack: str = ""
+    bad: float = 0.0
+
     @property
     def label(self) -> str:
         """What its user accuracies are called in a heading or a line."""
@@ -105,27 +119,12 @@ class Study:
         return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `metric` and `metric_goal` only where the task's metric is not accuracy.
-
-        `encoding` only where it is not exact; bounds, rule of aggregation, differential privacy and masked groups only where
-        they are not the paper's.
-        """
+        """Plain values, for JSON; a group of _OPTIONAL_TERMS only where its first term is not the default."""
         plain = asdict(self)
-        if not self.masked:
-            for name in ("secure", "group_size", "keep", "clip"):
-                del plain[name]
-        for name in ("norm_bound", "max_num_examples"):
-            if plain[name] == UNBOUNDED:
-                del plain[name]
-        if self.aggregate == MEAN:
-            del plain["aggregate"]
-        if self.dp == UNBOUNDED:
-            for name in ("dp", "noise_multiplier", "dp_clip", "delta"):
-                del plain[name]
-        if self.encoding == EXACT:
-            del plain["encoding"]
-        if self.metric == ACCURACY:
-            del plain["metric"], plain["metric_goal"]
+        for first, *others in _OPTIONAL_TERMS:
+            if plain[first] == getattr(Study, first):
+                for name in (first, *others):
+                    del plain[name]
         return plain
 
     @classmethod
@@ -164,16 +163,35 @@ class Point:
 
 
 @dataclass(frozen=True)
+class AttackOutcome:
+    """The result of an attack.
+
+    Attributes:
+        bad: Numbers of the bad clients.
+        found: Their share among as many clients whose updates the rule and the bounds reduced most, over all rounds since the
+            simulation was last taken up; None if no update was reduced.
+        backdoor_success: Of a backdoor: the share of the honest clients' test examples of other classes that get the target
+            when they have the trigger, as a mean over clients.
+    """
+
+    bad: tuple[int, ...]
+    found: float | None = None
+    backdoor_success: float | None = None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a simulation gave: `points[t]` belongs to t completed rounds.
 
-    `complete` is False where it was interrupted before the target or the last round.
+    `complete` is False where it was interrupted before the target or the last round. `attack` is there if the study has one
+    and is complete.
     """
 
     study: Study
     points: tuple[Point, ...]
     complete: bool
     versions: Mapping[str, str] = field(default_factory=dict)
+    attack: AttackOutcome | None = None
 
     @property
     def rounds_to_target(self) -> int | None:
@@ -227,6 +245,7 @@ class Outcome:
             "points": [asdict(one) for one in self.points],
             "seconds": self.seconds,
             "versions": dict(self.versions),
+            **({} if self.attack is None else {"attack": asdict(self.attack)}),
         }
 
     @classmethod
@@ -234,7 +253,9 @@ class Outcome:
         """Undo `to_dict`. Raises UsageError for anything else."""
         try:
             points = tuple(Point(**one) for one in values["points"])
-            return cls(Study.from_dict(values["study"]), points, bool(values["complete"]), dict(values["versions"]))
+            attack = AttackOutcome(**values["attack"]) if "attack" in values else None
+            study, versions = Study.from_dict(values["study"]), dict(values["versions"])
+            return cls(study, points, bool(values["complete"]), versions, attack)
         except (KeyError, TypeError) as error:
             raise UsageError(f"this is not the outcome of a simulation ({error!r})") from error
 

@@ -54,6 +54,7 @@ fedpatch() {
             rm -f "$(option --out "$@")"; ours fedpatch "$@" ;;
         "simulate fleet "*) ours fedpatch "$@" --devices 30 --rounds 2 ;;
         "simulate paper fig3"* | "simulate paper fig4"*) ours fedpatch "${@/--rounds/--seeds}" --seeds 1 --summary ;;
+        "simulate robustness "*) ours fedpatch "$@" --clients 4 --rounds 1 --seeds 1 --rules mean,centred --attacks sign --workers 1 ;;
         "simulate compare "*) ours fedpatch "$@" --clients 4 --rounds 2 --seeds 1 --task "$(small_task "$@")" --workers 1 ;;
         "simulate paper "*) ours fedpatch "$@" --seeds 1 ;;  # what is there is not computed again
         "simulate "*) ours fedpatch "$@" --clients 4 --rounds 2 --task "$(small_task "$@")" --target-ua 0.2 --workers 1 ;;

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.cli.tables import print_table
 from fedpatch.shared.errors import DataError, FedpatchError
+from fedpatch.simulator.cli import _table
 from fedpatch.simulator.experiment.progress import ProgressLines
-from fedpatch.simulator.spec.study import Outcome, Point, Study
+from fedpatch.simulator.spec.study import AttackOutcome, Outcome, Point, Study
 from tests.shared.prepared_task import rows
 from tests.support.programs import Ended
 
@@ -123,6 +125,14 @@ def test_without_json_a_short_table_is_printed(fedpatch, engine):
     assert re.search(r"^10th percentile +0\.750$", out, re.MULTILINE)
     assert re.search(r"^lowest +0\.650$", out, re.MULTILINE)
     assert re.search(r"^time +0\.8 s, 0\.25 s a round$", out, re.MULTILINE)
+
+
+def test_table_of_an_attacked_study_names_the_attack_and_its_success(capsys):
+    study = Study("digits", 10, "fedavg", "affine", "", 1.0, 1, None, 0, 0.1, 20, attack="backdoor", bad=0.2)
+    outcome = Outcome(study, (Point(0, 0.5, 0.4, 0.3, 8, None, 0.1),), True, {}, AttackOutcome((1, 2), 0.5, 0.25))
+    print_table(_table(outcome))
+    words = " ".join(capsys.readouterr().out.split())
+    assert "attack backdoor by 2 of 10 clients, backdoor success 25%, 50% of them among those pulled most" in words
 
 
 def test_target_not_reached_exits_with_0(fedpatch, engine):

@@ -31,9 +31,10 @@ def test_simulation_with_changed_updates_folds_what_was_made_of_them(bound, expe
     study, task = study_of("fedavg", "affine", participation=1.0, norm_bound=bound), UNEVEN
     seen: list[int] = []
 
-    def change(client, update, base):
-        seen.append(client)
-        return {name: base[name] + 1000 * (update[name] - base[name]) for name in update} if client == 1 else update
+    def change(updates):
+        seen.extend(updates.clients)
+        update, base = updates.read(1), updates.base
+        updates.write(1, {name: base[name] + 1000 * (update[name] - base[name]) for name in update})
 
     simulation = Simulation(study, task, population_of(study, task), one_process, change)
     for _ in range(4):
@@ -46,7 +47,7 @@ def test_simulation_with_changed_updates_folds_what_was_made_of_them(bound, expe
 def test_simulation_whose_updates_are_changed_to_themselves_is_the_same_to_the_last_digits():
     study = study_of("fedavg", "affine", participation=1.0)
     plain = simulation_of(study)
-    apart = Simulation(study, UNEVEN, population_of(study, UNEVEN), one_process, lambda client, update, base: update)
+    apart = Simulation(study, UNEVEN, population_of(study, UNEVEN), one_process, lambda updates: None)
     for _ in range(3):
         plain.step()
         apart.step()

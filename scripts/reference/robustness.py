@@ -1,0 +1,100 @@
+"""The page when-devices-lie.md: aggregation rules beside attacks, from the files below results/robustness."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedpatch.simulator.experiment.robustness import NO_ATTACK, RobustnessCell, RobustnessRow, summarise
+from scripts.reference.markdown import render, table
+
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"
+TASKS = {"digits": "rules-digits.json", "MNIST": "rules-mnist.json", "digits, C = 0.2": "rules-digits-some.json"}
+_MEAN = "mean"
+
+
+def page() -> str:
+    """Return the page."""
+    cells = {name: read_cells(FOLDER / file) for name, file in TASKS.items()}
+    return render(
+        "when-devices-lie.md",
+        cost=cost(cells),
+        digits=attacks(cells["digits"], 0.2),
+        digits_tenth=attacks(cells["digits"], 0.1),
+        mnist=attacks(cells["MNIST"], 0.2),
+        backdoor=backdoor(cells),
+        found=found(cells["digits"], 0.2),
+    )
+
+
+def read_cells(path: Path) -> list[RobustnessCell]:
+    """Return the cells of a table."""
+    return [RobustnessCell(**one) for one in json.loads(path.read_text("utf-8"))["cells"]]
+
+
+def cost(cells: dict[str, list[RobustnessCell]]) -> str:
+    """Format user accuracy without attack by rule, with the mean difference to the plain mean, seed by seed, in points."""
+    rules = list(dict.fromkeys(cell.defence for one in cells.values() for cell in one))
+    rows = [(f"`{rule}`", *(_cost(rule, one) for one in cells.values())) for rule in rules]
+    return table(("rule", *cells), rows)
+
+
+def _cost(rule: str, cells: Sequence[RobustnessCell]) -> str:
+    by_seed = {(cell.defence, cell.seed): cell.user_accuracy for cell in cells if cell.attack == NO_ATTACK}
+    seeds = [seed for defence, seed in by_seed if defence == rule and (_MEAN, seed) in by_seed]
+    if not seeds:
+        return "-"
+    accuracy = statistics.fmean(by_seed[rule, seed] for seed in seeds)
+    if rule == _MEAN:
+        return f"{accuracy:.3f} ({len(seeds)} seeds)"
+    points = 100 * statistics.fmean(by_seed[rule, seed] - by_seed[_MEAN, seed] for seed in seeds)
+    return f"{accuracy:.3f}, {points:+.2f} ({len(seeds)})"
+
+
+def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
+    """Format user accuracy of the honest devices by rule and attack, and the lowest of the row; "-" where no seed is there."""
+    rows = [row for row in summarise(cells) if row.bad == share]
+    if not rows:
+        return "No cell is computed yet.\n"
+    kinds = list(dict.fromkeys(row.attack for row in rows))
+    lines = []
+    for rule in dict.fromkeys(row.defence for row in rows):
+        own = {row.attack: row for row in rows if row.defence == rule}
+        worst = min(row.user_accuracy for row in own.values())
+        whole = len(own) == len(kinds)
+        lines.append((f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds), f"**{worst:.3f}**" if whole else "-"))
+    seeds = {row.seeds for row in rows}
+    counts = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    return f"Seeds: {counts}.\n\n" + table(("rule", *kinds, "worst"), lines)
+
+
+def _entry(row: RobustnessRow | None) -> str:
+    return "-" if row is None else f"{row.user_accuracy:.3f} ({row.p10:.2f})"
+
+
+def backdoor(cells: dict[str, list[RobustnessCell]]) -> str:
+    """Format the success of the backdoor by rule."""
+    rows = {
+        name: {(row.defence, row.bad): row for row in summarise(one) if row.backdoor_success is not None}
+        for name, one in cells.items()
+    }
+    rules = list(dict.fromkeys(rule for own in rows.values() for rule, _ in own))
+    columns = [(name, share) for name in cells for share in sorted({share for _, share in rows[name]})]
+    lines = []
+    for rule in rules:
+        chosen = [rows[name].get((rule, share)) for name, share in columns]
+        lines.append((f"`{rule}`", *("-" if row is None else f"{row.backdoor_success:.0%}" for row in chosen)))
+    return table(("rule", *(f"{name}, {share:.0%} bad" for name, share in columns)), lines)
+
+
+def found(cells: Sequence[RobustnessCell], share: float) -> str:
+    """Format the share of the bad devices among those pulled most, by rule and attack."""
+    rows = [row for row in summarise(cells) if row.bad == share and row.defence != _MEAN]
+    kinds = list(dict.fromkeys(row.attack for row in rows))
+    lines = []
+    for rule in dict.fromkeys(row.defence for row in rows):
+        own = {row.attack: row.found for row in rows if row.defence == rule}
+        lines.append((f"`{rule}`", *("-" if own.get(kind) is None else f"{own[kind]:.0%}" for kind in kinds)))
+    return table(("rule", *kinds), lines)
