@@ -95,7 +95,7 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
     if coarse:
         count = np.minimum(values.size - np.arange(len(blocks)) * blocks.shape[1], blocks.shape[1])
         square = np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)
-        highest = np.maximum(highest, top * coarse * np.sqrt(square / np.maximum(count, 1)))
+        highest = np.maximum(highest, top * coarse * np.sqrt(square / count))
     scales = (highest / top).astype(np.float32)
     # A scale that was rounded down would clip the greatest value.
     scales = np.where(scales * np.float64(top) < highest, np.nextafter(scales, np.float32(np.inf)), scales)
@@ -124,7 +124,7 @@ def from_codes(scales: Array, codes: Array, block: int, dtype: np.dtype[Any]) ->
     """
     blocks = _in_blocks(codes, block).astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks *= scales[:, None].astype(dtype)
+        blocks *= scales[:, None]
     return blocks.reshape(-1)[: codes.size]
 
 

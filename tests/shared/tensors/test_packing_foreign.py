@@ -122,6 +122,11 @@ def test_malformed_container_raises_wire_error(container, encoding):
         read_raw(container, Schema(()), encoding)
 
 
+def test_bytes_after_the_last_tensor_raise_wire_error():
+    with pytest.raises(WireError, match="2 bytes follow the last tensor"):
+        read_raw(msgpack.packb(container_of()) + b"\x00\x00", Schema(()))
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 

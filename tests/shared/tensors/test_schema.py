@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, WireError
 from fedpatch.shared.tensors.arrays import (
+    MAX_SCHEMA_BYTES,
     MAX_TENSORS,
     MOMENTS,
     TRAINABLE,
@@ -221,6 +222,7 @@ def test_a_schema_comes_back_from_lists(schema):
     [
         ({"a": 1}, "must be a list"),
         ([["a", [1], "float32", "weight"]] * (MAX_TENSORS + 1), "at most 65536"),
+        ([["a", [1], "float32", "weight"]] * MAX_TENSORS, "twice"),
         ([["a", [1], "float32"]], "must be"),
         ([["a", [True], "float32", "weight"]], "must be"),
         ([["a", [1.0], "float32", "weight"]], "must be"),
@@ -228,12 +230,17 @@ def test_a_schema_comes_back_from_lists(schema):
         ([["a", [1], "object", "weight"]], "dtype 'object'"),
         ([["a", [1], "float32", "weight"]] * 2, "twice"),
         ([["a", [2**31, 2**31], "float32", "weight"]], "more than the limit"),
+        ([["a", [2**31 + 1], "int8", "buffer"]], "more than the limit"),
     ],
 )
 def test_foreign_lists_are_a_wire_error(lists, complaint):
     """What another side sends as a schema is refused with a reason before any tensor is made."""
     with pytest.raises(WireError, match=complaint):
         Schema.from_lists(lists)
+
+
+def test_schema_of_the_most_bytes_is_accepted():
+    assert Schema.from_lists([["a", [2**31], "int8", "buffer"]]).nbytes == MAX_SCHEMA_BYTES
 
 
 PLAIN = st.recursive(
