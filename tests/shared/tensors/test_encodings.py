@@ -233,6 +233,13 @@ def test_values_that_a_rule_cannot_write_arrive_unchanged(encoding, spoilt):
     assert np.isfinite(found["bn.weight"]).all()
 
 
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_values_too_far_from_their_base_arrive_unchanged(encoding):
+    base = {"w": np.array([-3e38, np.inf, 1, 1], np.float32)}
+    values = {"w": np.array([3e38, np.inf, 1, 1], np.float32)}
+    assert same(reopened(pack(values, WEIGHT, {}, encoding, base=base), WEIGHT, base), values)
+
+
 def test_outlier_is_decoded_within_its_scale():
     """The greatest value that a rule takes comes back finite, and the rest of the tensor within its step."""
     values = np.array([np.finfo(np.float32).max / 4, 1, -1, 0], np.float32)
