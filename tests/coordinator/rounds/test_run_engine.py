@@ -51,6 +51,7 @@ from fedpatch.shared.wire.messages import (
     Offer,
     Progress,
     Refused,
+    RetryAfter,
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import (
@@ -230,6 +231,12 @@ class TestStaleMessages:
         changes = {"epoch": 2} | changes
         assert refusal(send(made, "a", Offer(update()), **changes)).reason is reason
         assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
+
+    def test_offer_for_the_open_round_of_a_resumable_run_is_put_off(self):
+        made = asking("a", resumable={"run-0": 7})
+        [(_, body)] = told(send(made, "a", Offer(update()), number=7, run="run-0"))
+        assert isinstance(body, RetryAfter)
+        assert refusal(send(made, "a", Offer(update()), number=8, run="run-0")).reason is RefuseReason.LATE
 
     def test_offer_of_a_device_that_was_not_invited_is_refused(self):
         made = asking("ab")
