@@ -54,7 +54,7 @@ def values_digest(tensors: Tensors, schema: Schema) -> str:
     schema.check(tensors)
     digest = hashlib.sha256()
     for spec in schema.specs:
-        header = json.dumps([spec.name, spec.dtype, list(spec.shape)], separators=(",", ":"), ensure_ascii=True)
+        header = json.dumps([spec.name, spec.dtype, list(spec.shape)], separators=(",", ":"))
         digest.update(f"{header}\n".encode())
         digest.update(little_endian(tensors[spec.name]))
     return digest.hexdigest()

@@ -128,7 +128,7 @@ def encode(values: Array, base: Array, spec: TensorSpec, rule: EncodingRule, rng
     flat = values.reshape(-1).astype(wide(spec.dtype))
     before = base.reshape(-1).astype(flat.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        change = flat - before if rule.delta and rule.kind != "levels" else flat
+        change = flat - before if rule.delta else flat
     limit = greatest(spec.dtype)
     # `not within`, rather than `beyond`: a comparison with NaN is always false.
     if not (_within(flat, limit) and _within(change, limit)):
@@ -168,7 +168,7 @@ def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) 
     dtype = wide(spec.dtype)
     flat = base.reshape(-1).astype(dtype) if rule.delta else None
     values = _decoded(data, flat, size, rule, dtype)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if flat is not None and rule.kind != "levels":
             flat += values
             values = flat
@@ -179,7 +179,7 @@ def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) 
 
 def _decoded(data: memoryview, base: Array | None, size: int, rule: EncodingRule, dtype: np.dtype[Any]) -> Array:
     if rule.kind == "bf16":
-        return from_bf16(data).astype(dtype)
+        return from_bf16(data)
     if rule.kind == "codes":
         rest = 4 * block_count(size, rule.block)
         scales, codes = np.frombuffer(data[:rest], "<f4"), data[rest:]

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpatch.shared.errors import SchemaMismatch
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, moment_name
-from fedpatch.shared.tensors.encodings import FEEDBACK, wide
+from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
 
 
@@ -113,7 +113,7 @@ def step_with_feedback(
     intended = {spec.name: _sum(tensors[spec.name], residual, spec) for spec in trained}
     packed = pack({**tensors, **intended}, schema, meta, encoding, base=base, seed=seed)
     _, decoded = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema, base=base)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(invalid="ignore"):
         errors = {residual_name(name): intended[name] - decoded[name] for name in intended}
     finite = {name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in errors.items()}
     return StepWithFeedback(packed, decoded, finite)
@@ -125,6 +125,5 @@ def _sum(values: Array, residual: Tensors, spec: TensorSpec) -> Array:
         return values
     if known.shape != spec.shape:
         raise SchemaMismatch(f"{residual_name(spec.name)}: shape {known.shape}, agreed {spec.shape}")
-    dtype = wide(spec.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(values.astype(dtype) + known.astype(dtype)).astype(spec.dtype)
+        return np.asarray(values + known).astype(spec.dtype)

@@ -100,7 +100,7 @@ def build(encoded: bytes | memoryview, limit: int) -> Any:
     """Decode one complete value. Because it is complete, no list in it can have more entries than it has bytes."""
     if len(encoded) > limit:
         raise WireError(f"a value has {len(encoded)} bytes where at most {limit} are allowed")
-    return msgpack.unpackb(encoded, strict_map_key=True, ext_hook=_no_extension)
+    return msgpack.unpackb(encoded, ext_hook=_no_extension)
 
 
 def _no_extension(code: int, data: bytes) -> None:

@@ -102,6 +102,6 @@ def parse_policy(text: str) -> PatchPolicy:
 
 def _require_match(glob: str, names: list[str]) -> None:
     if not any(fnmatchcase(name, glob) for name in names):
-        nearest = get_close_matches(glob, names, n=1)
+        nearest = get_close_matches(glob, names)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"the model has {listing(names)}"
         raise UsageError(f"patch policy: {glob!r} matches no tensor of the model; {hint}")

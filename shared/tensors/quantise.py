@@ -95,7 +95,7 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
     if coarse:
         count = np.minimum(values.size - np.arange(len(blocks)) * blocks.shape[1], blocks.shape[1])
         square = np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)
-        highest = np.maximum(highest, top * coarse * np.sqrt(square / np.maximum(count, 1)))
+        highest = np.maximum(highest, top * coarse * np.sqrt(square / count))
     scales = (highest / top).astype(np.float32)
     # A scale that was rounded down would clip the greatest value.
     scales = np.where(scales * np.float64(top) < highest, np.nextafter(scales, np.float32(np.inf)), scales)
@@ -106,7 +106,7 @@ def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float
     else:
         steps += rng.random(steps.shape, np.float32)
         np.floor(steps, out=steps)
-    codes = np.clip(steps, -top, top).astype(np.int8)
+    codes = np.minimum(steps, top).astype(np.int8)  # the sum of 127 and almost 1 is rounded to 128
     return scales, codes.reshape(-1)[: values.size]
 
 
@@ -124,7 +124,7 @@ def from_codes(scales: Array, codes: Array, block: int, dtype: np.dtype[Any]) ->
     """
     blocks = _in_blocks(codes, block).astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        blocks *= scales[:, None].astype(dtype)
+        blocks *= scales[:, None]
     return blocks.reshape(-1)[: codes.size]
 
 
@@ -134,7 +134,7 @@ def _in_blocks(values: Array, block: int) -> Array:
     if not block or not rows:
         return values.reshape(rows, -1) if rows else values.reshape(0, 1)
     missing = rows * block - values.size
-    return (np.append(values, np.zeros(missing, values.dtype)) if missing else values).reshape(rows, block)
+    return np.append(values, np.zeros(missing, values.dtype)).reshape(rows, block)
 
 
 def to_nibbles(codes: Array) -> bytes:
@@ -195,7 +195,7 @@ def from_levels(top: int, codes: Array, base: Array, dtype: np.dtype[Any]) -> Ar
     codes = codes + _base_codes(base, top)
     # A table of all 256 codes is cheaper than a computation for each value.
     levels = np.arange(256, dtype=np.int32) + np.int32(top - HIGHEST_CODE)
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore"):
         table = np.ldexp(_OCTAVE[levels % LEVELS_PER_OCTAVE], levels // LEVELS_PER_OCTAVE).astype(dtype)
     table[0] = 0
     return np.asarray(table[codes])

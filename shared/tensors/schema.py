@@ -166,7 +166,7 @@ class Schema:
     @cached_property
     def digest(self) -> str:
         """SHA-256 (hexadecimal); equal if and only if all names, shapes, dtypes and roles are equal."""
-        canonical = json.dumps(self.to_lists(), separators=(",", ":"), ensure_ascii=True)
+        canonical = json.dumps(self.to_lists(), separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def __contains__(self, name: object) -> bool:

@@ -146,6 +146,31 @@ class TestWhoIsMissing:
         text = known.missing_text(2, 5.0)
         assert "1 of those that are there cannot take part, as b: not mine. 1 declined with private_policy" in text
 
+    @pytest.mark.parametrize(
+        ("most", "words"),
+        [
+            (4, "b (starting), c (offline), d (not_charging), e (without the task)"),
+            (2, "b (starting), c (offline), 2 more"),
+        ],
+    )
+    def test_missing_words_name_the_first_devices_with_their_reasons(self, most, words):
+        known = fleet()
+        for device in "edcb":
+            known.update(device, there())
+        known.update("b", there("b2", tasks=()))
+        known.update("c", gone())
+        known.update("d", replace(there(), unwilling=Condition.NOT_CHARGING))
+        known.update("e", there(tasks=(OTHER,)))
+        assert known.missing() == list("bcde")
+        assert known.missing_words(most) == words
+
+
+def test_registered_examples_are_those_of_the_task():
+    known = fleet()
+    known.update("b", there(tasks=(OTHER, *TASKS)))
+    known.update("c", there(tasks=(OTHER,)))
+    assert [known.registered(device) for device in "abcd"] == [10, 10, None, None]
+
 
 PASSING = {DeclineReason.UNWILLING, DeclineReason.STORAGE}
 

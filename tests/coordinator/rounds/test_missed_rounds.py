@@ -56,6 +56,20 @@ class TestAbsences:
         assert [period_of(missed) for missed in (1, 2, 3, 4, 5, 6, 1000)] == [1, 2, 4, 8, 16, 16, 16]
         assert LONGEST_PERIOD == 16
 
+    def test_devices_that_missed_most_are_kept_then_the_first_by_name(self):
+        """Devices that are named last have missed two rounds, and all others one."""
+        names = [f"pi-{number:03}" for number in range(MAX_ABSENT + 50)]
+        absences = Absences()
+        absences.note(1, names[-10:], [])
+        kept = absences.note(2, names, [])
+        assert kept == dict.fromkeys(names[: MAX_ABSENT - 10], 1) | dict.fromkeys(names[-10:], 2)
+
+    def test_absent_devices_alone_are_invited_and_meet_no_target(self):
+        absences = Absences()
+        absences.note(1, ["d"], ["a", "b"])
+        draw = partial(_draw, number=2, participation=1.0)
+        assert absences.choose(["d"], draw, 2, all_count=False) == Selection(0, ("d",), frozenset("d"))
+
     def test_device_that_reports_counts_again(self):
         absences = Absences()
         for number in range(1, 5):
@@ -96,12 +110,6 @@ class TestAbsences:
         again = Absences([RoundRecord.from_dict(record.to_dict()) for record in records])
         for number in range(7, 40):
             assert drawn(again, "abcd", number) == drawn(absences, "abcd", number)
-
-    def test_record_keeps_the_devices_that_missed_most(self):
-        absences = Absences()
-        absences.note(1, [f"pi-{i:04}" for i in range(500)], [])
-        kept = absences.note(2, ["pi-0007"], [])
-        assert (len(kept), kept["pi-0007"]) == (MAX_ABSENT, 2)
 
     @given(st.lists(st.tuples(st.sets(st.sampled_from("abcdefg")), st.sets(st.sampled_from("abcdefg"))), max_size=30))
     def test_any_history_the_target_is_a_majority_and_is_invited(self, rounds):

@@ -49,3 +49,11 @@ def test_played_round_records_the_accuracy_of_its_devices():
 def test_user_accuracy_of_a_round_is_the_mean_and_not_the_median():
     """Every device counts alike (paper, section 4.2)."""
     assert _record({"a": 0.9, "b": 0.8, "c": 0.1}).user_accuracy == pytest.approx(0.6)
+
+
+def test_record_has_the_metric_and_the_traffic_of_the_round():
+    current, metric = Round(3, run_spec().policy, 0.0), metric_terms("MAE", "min", None)
+    record = build_record(current, "failed", {}, RoundTraffic(10, 20, 2), {"late": 1}, metric=metric)
+    assert (record.round, record.outcome, record.refused) == (3, "failed", {"late": 1})
+    assert (record.metric, record.metric_goal) == ("MAE", "min")
+    assert (record.bytes_down, record.bytes_up, record.downloads) == (10, 20, 2)

@@ -17,10 +17,14 @@ from fedpatch.coordinator.rounds.invitations import measures_independent
 from fedpatch.coordinator.rounds.run_records import (
     PhaseSeconds,
     RoundRecord,
+    RunInfo,
     RunSummary,
+    end_words,
     figures,
     fleet_loses,
+    last_user_accuracy,
     loss_warning,
+    status_words,
 )
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
@@ -164,6 +168,41 @@ def test_loss_warning_follows_the_last_measure_and_names_the_remedy():
     assert RunSummary("run", "max_rounds", 0.5, "", [loses]).to_dict()["warnings"] == [warning]
     assert "alone UA 0.8" in round_line(loses, 30)
     assert RoundRecord.from_dict(loses.to_dict()) == loses
+
+
+def test_record_without_some_of_the_figures_is_refused():
+    plain = RECORD.to_dict() | {"independent": {"measured": 1.0, "user_accuracy": 0.5, "losing": 0.0}}
+    with pytest.raises(ValueError, match=r"independent lacks gain, gaining$"):
+        RoundRecord.from_dict(plain)
+
+
+def test_record_keeps_lists():
+    record = replace(RECORD, bounded_devices={"pi-1": ["weights", "exp_avg"]})
+    assert record.to_dict()["bounded_devices"] == {"pi-1": ["weights", "exp_avg"]}
+
+
+def test_last_user_accuracy_is_that_of_an_aggregated_round_that_has_one():
+    accuracies = [("aggregated", 0.4), ("aggregated", 0.5), ("aggregated", None), ("failed", 0.9)]
+    rounds = [replace(RECORD, outcome=outcome, user_accuracy=accuracy) for outcome, accuracy in accuracies]
+    assert last_user_accuracy(rounds) == 0.5
+    assert last_user_accuracy(rounds[2:]) is None
+
+
+@pytest.mark.parametrize(
+    ("because", "words"),
+    [
+        ("target_ua", "target reached"),
+        ("max_rounds", "all rounds done"),
+        ("deadline", "time limit reached"),
+        ("interrupted", "interrupted"),
+    ],
+)
+def test_end_and_status_of_a_run_in_words(because, words):
+    info = RunInfo("r", 0.0, "digits", "fedavg", "affine", {}, "ab" * 32, 1, "finished", because, None, None)
+    assert end_words(because) == words
+    assert status_words(info) == f"finished ({words})"
+    assert status_words(replace(info, status=because)) == because
+    assert status_words(replace(info, status="running", stopped_because=None)) == "running"
 
 
 def test_measure_is_requested_every_n_rounds_but_not_in_the_first():

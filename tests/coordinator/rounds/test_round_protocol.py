@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender
-from fedpatch.coordinator.rounds.participant_transitions import Phase, State
+from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
+from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.run_effects import ResendChunks, StoreUpdate
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
@@ -21,6 +22,7 @@ from fedpatch.shared.wire.messages import (
     Failed,
     Grant,
     JobStatus,
+    ModelDelta,
     Need,
     Offer,
     Progress,
@@ -34,6 +36,7 @@ from tests.support.specs import (
     CHUNK_BYTES,
     RUN,
     SCHEMA,
+    TASK,
     counted,
     gone,
     model,
@@ -52,6 +55,22 @@ def asked(effects) -> list[str]:
 
 
 class TestInvitations:
+    def test_size_of_the_download_depends_on_the_version_held(self):
+        spec, fleet = run_spec(encoding="delta-int8"), Fleet(TASK, encoding="delta-int8")
+        for device in "abc":
+            fleet.update(device, there())
+        fleet.note_version("a", "77" * 32)
+        fleet.note_version("b", model().digest)
+        deltas = [ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))]
+        made = Invitations(spec, fleet, RoundJournal(1, 3, ("a", "b", "c"), base=""), model(), deltas)
+        assert [made.size_bytes(device) for device in "abc"] == [40, 0, 250]
+
+    def test_expelled_device_is_counted_as_failed_unless_it_has_reported(self):
+        bench = Bench("ab").accept_all()
+        bench.report("a")
+        assert bench.open.expel("a", 5.0, "revoked") == []
+        assert counted(bench.open.expel("b", 5.0, "revoked")) == [("b", "failed", "revoked")]
+
     def test_state_all_terms(self):
         bench = Bench("ab", deadline_s=300.0)
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]

@@ -55,6 +55,15 @@ def states(made: Engine) -> dict[str, State]:
     return {device: participant.state for device, participant in current(made).round.participants.items()}
 
 
+def test_time_spent_by_an_earlier_process_counts_once():
+    """Before the model is published, and after it."""
+    made = Engine(run_spec(epoch=EPOCH), unfinished=opening("ab", spent_s=7.0), jitter=random.Random(1))
+    made.handle(RunStarted(), 0.0)
+    assert current(made).spent_s(2.0) == 9.0
+    made.handle(ModelPublished(model()), 2.0)
+    assert current(made).spent_s(3.0) == 8.0
+
+
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
     """The ledger names it, whatever it had answered: the round needs an update less, and its record says why."""
     known = opening("abcd", accepted="abcd", reported="ab")

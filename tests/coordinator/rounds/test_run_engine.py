@@ -8,21 +8,26 @@ from typing import Any
 
 import pytest
 
-from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart
+from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
+    CountEvent,
     Effect,
     EndRun,
     PublishModel,
     RetractModel,
+    SaveJournal,
     SaveRecord,
+    SendMessage,
 )
-from fedpatch.coordinator.rounds.run_engine import RETRY_S, Engine
+from fedpatch.coordinator.rounds.run_engine import RETRY_S, Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
     DevicePresence,
+    Event,
+    HoldsChanged,
     Interrupted,
     LinkChanged,
     ModelPublished,
@@ -46,6 +51,7 @@ from fedpatch.shared.wire.messages import (
     Offer,
     Progress,
     Refused,
+    RetryAfter,
 )
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from tests.coordinator.engines import (
@@ -172,7 +178,9 @@ class TestRound:
         assert counted(report_of(made, "b")) == [("b", "reported", "")]
         assert report_of(made, "a", 6.0)[-1] == AggregateUpdates(1, ("a", "b"))
         assert made.handle(TimePassed(), 7.0) == []
+        assert made.eta_s(9.0) is None
         assert kinds(made.handle(Aggregated(), 9.0)) == [RetractModel, SaveRecord, PublishModel]
+        assert made.eta_s(10.0) == 5.0  # the last quorum came after 6 s
         [record] = made.records
         assert (record.outcome, record.reported, record.phase_seconds.aggregate) == ("aggregated", 2, 3.0)
 
@@ -190,6 +198,7 @@ class TestRound:
         send(made, "a", Accept(10))
         effects = made.handle(UpdateRejected(made.last_round, "a", DIGEST, RefuseReason.NOT_FINITE, "NaN"), 5.0)
         assert told(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
+        assert CountEvent("a", "refused", RefuseReason.NOT_FINITE, "NaN") in effects
         assert (made.records[0].refused, made.stopped) == ({"not_finite": 1}, Stopped.MAX_ROUNDS)
 
     def test_free_slot_is_granted_to_a_waiting_device(self):
@@ -223,11 +232,20 @@ class TestStaleMessages:
         assert refusal(send(made, "a", Offer(update()), **changes)).reason is reason
         assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
 
+    def test_offer_for_the_open_round_of_a_resumable_run_is_put_off(self):
+        made = asking("a", resumable={"run-0": 7})
+        [(_, body)] = told(send(made, "a", Offer(update()), number=7, run="run-0"))
+        assert isinstance(body, RetryAfter)
+        assert refusal(send(made, "a", Offer(update()), number=8, run="run-0")).reason is RefuseReason.LATE
+
     def test_offer_of_a_device_that_was_not_invited_is_refused(self):
         made = asking("ab")
         made.handle(DevicePresence("z", there()), 1.0)
         assert refusal(send(made, "z", Offer(update()))).reason is RefuseReason.NOT_INVITED
         assert made.handle(ChunkReceived("z", cut(BLOB, update(BLOB), 0)), 1.0) == []
+
+    def test_late_devices_are_cancelled_once(self):
+        assert told(aggregating().handle(Aggregated(), 6.0)) == []
 
     def test_messages_while_aggregating_are_late_unless_committed(self):
         made = aggregating()
@@ -283,6 +301,45 @@ def all_decline(made: Engine, now: float, reason: DeclineReason = DeclineReason.
         for device in sorted(made.fleet.members)
         for effect in send(made, device, Decline(reason, "not today"), now, number)
     ]
+
+
+class Handler:
+    """Runs effects; the model is published at once."""
+
+    def __init__(self) -> None:
+        self.ran: list[Effect] = []
+
+    def run_effect(self, effect: Effect) -> list[Event]:
+        """Run one effect (EffectHandler)."""
+        self.ran.append(effect)
+        return [ModelPublished(model())] if isinstance(effect, PublishModel) else []
+
+
+def test_run_effects_runs_the_effects_that_follow_from_a_completion():
+    made, handler = waiting_engine("a"), Handler()
+    run_effects(made, [PublishModel(1), RetractModel()], handler, lambda: 1.0)
+    assert kinds(handler.ran) == [PublishModel, RetractModel, SaveJournal, CountEvent, SendMessage]
+
+
+@pytest.mark.parametrize(("hold", "expelled"), [("drained", False), ("quarantined", True)])
+def test_quarantine_expels_a_device_and_drain_lets_it_finish(hold, expelled):
+    made = asking("ab", quorum=0.5)
+    made.handle(HoldsChanged({"a": hold}), 1.0)
+    assert (current(made).round.participants["a"].state is State.FAILED) == expelled
+
+
+def test_run_fails_after_max_failed_rounds_that_follow_a_successful_one():
+    made = waiting_engine("a", max_failed_rounds=2, rounds=9)
+    made.handle(ModelPublished(model()), 0.0)
+    report_of(made, "a")
+    made.handle(Aggregated(), 6.0)
+    now = 6.0
+    for _ in range(2):
+        assert made.stopped is None
+        all_decline(made, now)
+        now += 1_000.0
+        made.handle(TimePassed(), now)
+    assert made.stopped is Stopped.FAILED
 
 
 class TestUnwilling:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
-from fedpatch.shared.tensors.encodings import FEEDBACK, decode, encode, greatest, rule_of
+from fedpatch.shared.tensors.encodings import FEEDBACK, decode, encode, rule_of
 from fedpatch.shared.tensors.error_feedback import (
     is_residual,
     pack_with_feedback,
@@ -19,6 +19,7 @@ from fedpatch.shared.tensors.error_feedback import (
     step_with_feedback,
 )
 from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.quantise import to_bf16
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
 
@@ -144,11 +145,68 @@ def test_rule_writes_these_bytes(name, rule, values):
 
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_a_variance_never_comes_back_negative(encoding):
-    before = {**BASE, "bn.running_var": np.array([1.0, 1e-3, 1e-30], np.float32)}
-    after = {**BASE, "bn.running_var": np.array([1e-9, 0.0, 0.0], np.float32)}
+    """A running variance and a second moment near zero stay at zero or above, though their difference is rounded."""
+    # bf16 rounds 1.006 up.
+    before = {**BASE, "bn.running_var": np.array([1.006, 1e-3, 1e-30], np.float32)}
+    after = {**BASE, "bn.running_var": np.zeros(3, np.float32)}
     found = reopened(pack(after, MODEL, {}, encoding, base=before), MODEL, before)
     for spec in MODEL.specs:
         assert not spec.never_negative or (found[spec.name] >= 0).all()
+
+
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_second_moment_is_decoded_within_a_level(encoding):
+    """It is a number, not a difference to the base: base and value are both near 1 here."""
+    name = "fc.weight:exp_avg_sq"
+    found = reopened(pack(trained(), MODEL, {}, encoding, base=BASE), MODEL, BASE)
+    assert np.abs(found[name] / trained()[name] - 1).max() < 0.1
+
+
+@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4"])
+def test_first_moment_is_rounded_towards_zero(encoding):
+    name = "fc.weight:exp_avg"
+    found = reopened(pack(trained(), MODEL, {}, encoding, base=BASE), MODEL, BASE)
+    assert (found[name] <= trained()[name] * (1 + 2e-6)).all()
+    assert (found[name] >= 0).all()
+
+
+@pytest.mark.parametrize(("size", "scale"), [(1024, 3 / 127), (1025, 3.0)])
+def test_scale_of_a_large_tensor_is_coarse(size, scale):
+    """It is the root mean square then."""
+    spec = TensorSpec("w", (size,), "float32", "weight")
+    rule = rule_of("delta-int8", spec)
+    assert rule is not None
+    data = encode(np.full(size, 3, np.float32), np.zeros(size, np.float32), spec, rule, np.random.default_rng(0))
+    assert data is not None
+    assert np.frombuffer(data[:4], "<f4")[0] == pytest.approx(scale)
+
+
+def test_decode_in_half_precision_adds_in_float32():
+    """The sum 1 + 2^-11 + 2^-30 is 1 + 2^-11 in float32, and that is 1 in float16; from float64 it would be the next one."""
+    spec = TensorSpec("w", (1,), "float16", "weight")
+    rule = rule_of("delta-int8", spec)
+    assert rule is not None
+    data = np.array([2.0**-11 + 2.0**-30], "<f4").tobytes() + b"\x01"
+    assert decode(memoryview(data), np.ones(1, np.float16), spec, rule) == 1
+
+
+def test_decode_of_infinite_and_too_large_values_is_silent():
+    """Warnings of numpy are errors in the tests."""
+    spec = TensorSpec("w", (2,), "float16", "weight")
+    rule = rule_of("delta-bf16", spec)
+    assert rule is not None
+    found = decode(memoryview(to_bf16(np.array([-np.inf, 1e30]))), np.array([np.inf, 1], np.float16), spec, rule)
+    assert np.isnan(found[0])
+    assert found[1] == np.inf
+
+
+@pytest.mark.parametrize("encoding", FEEDBACK)
+def test_residual_that_makes_values_infinite_is_dropped(encoding):
+    tensors = {"w": np.array([3e38, np.inf, 1, 1], np.float32)}
+    residual = {"w:residual": np.array([3e38, -np.inf, 0, 0], np.float32)}
+    found, after = packed_with(tensors, WEIGHT, encoding, {"w": np.zeros(4, np.float32)}, residual)
+    np.testing.assert_array_equal(found["w"], [np.inf, np.nan, 1, 1])
+    assert not after["w:residual"].any()
 
 
 @pytest.mark.parametrize("encoding", DELTAS)
@@ -169,13 +227,21 @@ def test_values_that_a_rule_cannot_write_arrive_unchanged(encoding, spoilt):
     assert np.isfinite(found["bn.weight"]).all()
 
 
+@pytest.mark.parametrize("encoding", DELTAS)
+def test_values_too_far_from_their_base_arrive_unchanged(encoding):
+    base = {"w": np.array([-3e38, np.inf, 1, 1], np.float32)}
+    values = {"w": np.array([3e38, np.inf, 1, 1], np.float32)}
+    assert same(reopened(pack(values, WEIGHT, {}, encoding, base=base), WEIGHT, base), values)
+
+
 def test_outlier_is_decoded_within_its_scale():
     """The greatest value that a rule takes comes back finite, and the rest of the tensor within its step."""
-    values = np.array([greatest(np.float32), 1, -1, 0], np.float32)
+    values = np.array([np.finfo(np.float32).max / 4, 1, -1, 0], np.float32)
     base = {"w": np.zeros(4, np.float32)}
     found = reopened(pack({"w": values}, WEIGHT, {}, "delta-int8", base=base), WEIGHT, base)["w"]
     assert np.isfinite(found).all()
     assert abs(found[0] / values[0] - 1) < 1 / 127
+    assert found[1] == 0  # by its rule, not unchanged
 
 
 # --- without a base, or with another one ----------------------------------------------------------

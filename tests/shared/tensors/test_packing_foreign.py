@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MAX_TENSORS, Schema, TensorSpec, UnexpectedTensors
-from fedpatch.shared.tensors.packing import MAX_META_BYTES, pack, unpack
+from fedpatch.shared.tensors.packing import MAX_META_BYTES, max_raw_bytes, pack, unpack
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.shared.arbitrary_tensors import nested
 
@@ -115,6 +115,11 @@ def test_malformed_container_raises_wire_error(container, encoding):
         read_raw(container, Schema(()), encoding)
 
 
+def test_bytes_after_the_last_tensor_raise_wire_error():
+    with pytest.raises(WireError, match="2 bytes follow the last tensor"):
+        read_raw(msgpack.packb(container_of()) + b"\x00\x00", Schema(()))
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 
@@ -137,7 +142,7 @@ def test_bytes_after_the_blob_raise_wire_error(encoding):
 
 def test_an_unknown_encoding_is_a_wire_error():
     """An encoding that this version does not know came from the network, not from the user."""
-    with pytest.raises(WireError, match=r"unknown encoding 'int4' \(known: fp32\+zstd"):
+    with pytest.raises(WireError, match=r"unknown encoding 'int4' \(known: fp32\+zstd, "):
         unpack(b"", encoding="int4", raw_bytes=0, schema=MODEL)
 
 
@@ -263,10 +268,34 @@ def test_a_nested_bomb_is_refused(raw):
 LARGE = Schema((TensorSpec("w", (2**20,), "float32", "weight"),))
 
 
-def test_too_many_tensors_are_refused():
-    """Names that nobody agreed on are collected for the message, but not without end."""
-    with pytest.raises(WireError, match="has 65537 tensors; at most 65536"):
-        read_raw(container_of(*(entry(str(number), values=b"") for number in range(MAX_TENSORS + 1))), LARGE)
+@pytest.mark.parametrize(
+    ("count", "complaint"),
+    [(MAX_TENSORS, "not a msgpack container"), (MAX_TENSORS + 1, "has 65537 tensors; at most 65536")],
+)
+def test_stated_number_of_tensors_is_checked_before_the_first_one_is_read(count, complaint):
+    with pytest.raises(WireError, match=complaint):
+        read_raw(b"\x82\xa4meta\x80\xa7tensors\xdd" + count.to_bytes(4, "big"), HALF)
+
+
+@pytest.mark.parametrize(
+    ("blob", "raw_bytes", "complaint"),
+    [
+        (b"", max_raw_bytes(HALF), "not a whole zstd frame"),
+        (b"", max_raw_bytes(HALF) + 1, f"{max_raw_bytes(HALF) + 1} bytes were announced, but the agreed tensors take"),
+        (zstandard.compress(bytes(9)), 8, "the zstd frame states 9 bytes, but 8 were announced"),
+        (zstandard.compress(bytes(9))[:-1], 9, "not a whole zstd frame"),
+    ],
+    ids=["none", "beyond the schema", "more than announced", "cut"],
+)
+def test_frame_unlike_its_announcement_is_refused_with_the_reason(blob, raw_bytes, complaint):
+    with pytest.raises(WireError, match=complaint):
+        unpack(blob, encoding="fp32+zstd", raw_bytes=raw_bytes, schema=HALF)
+
+
+@pytest.mark.parametrize("meta", [[], {"a": nested(20)}], ids=["list", "deep"])
+def test_meta_that_is_not_plain_is_refused_with_the_reason(meta):
+    with pytest.raises(WireError, match="meta is not plain data with str keys"):
+        read_raw({"meta": meta, "tensors": []}, HALF)
 
 
 def test_many_small_values_take_bounded_memory():

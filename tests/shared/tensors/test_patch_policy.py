@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, UnexpectedTensors, base_name
-from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
+from fedpatch.shared.tensors.patches import MAX_TEXT, PatchPolicy, merge, parse_policy, split
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
 
 
@@ -35,6 +35,14 @@ PLAIN = Schema(tuple(WEIGHTS))
 AFFINE = {"bn1.weight", "bn1.bias", "bn10.weight", "bn10.bias"}
 STATS = {f"bn{i}.{name}" for i in (1, 10) for name in ("running_mean", "running_var", "num_batches_tracked")}
 
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("none", set()), ("stats", STATS), ("names:fc1.*", {"fc1.weight", "fc1.bias"})]
+)
+def test_policy_keeps_names_without_moments(text, kept):
+    assert parse_policy(text).keeps(MODEL.with_moments(MOMENTS)) == kept
+
+
 # --- reading a policy -----------------------------------------------------------------------------
 
 
@@ -47,6 +55,10 @@ def test_a_policy_comes_back_from_its_text(text):
 def test_policies_that_mean_the_same_are_the_same(text):
     assert parse_policy(text) == PatchPolicy("names", ("a", "b"))
     assert str(parse_policy(text)) == "names:a,b"
+
+
+def test_policy_of_the_longest_text_is_read():
+    assert len(str(parse_policy(f"names:{'x' * 494}"))) == MAX_TEXT
 
 
 @given(st.lists(st.from_regex(r"[!-+\--~]{1,30}", fullmatch=True), min_size=1, max_size=4))

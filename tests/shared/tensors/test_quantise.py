@@ -124,6 +124,13 @@ def test_a_block_has_a_scale_of_its_own():
     assert np.allclose(found[16:], 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("place", [0.0, np.nextafter(np.float32(1), np.float32(0))])
+def test_greatest_value_has_the_greatest_code_whatever_is_drawn(place):
+    _, codes = to_codes(np.array([-127, 127], np.float32), INT8_TOP, 0, drawn(place))
+    assert codes[1] == INT8_TOP
+    assert codes[0] in (-INT8_TOP, -INT8_TOP + 1)
+
+
 @given(hnp.arrays(np.int8, st.integers(0, 30), elements=st.integers(-8, 7)))
 def test_nibbles_come_back(codes):
     data = to_nibbles(codes)
@@ -184,6 +191,13 @@ def test_a_value_on_the_grid_stays_there(values, seed):
     top, codes = to_levels(once, once, np.random.default_rng(seed + 1))
     assert not codes.any()
     assert from_levels(top, codes, once, np.dtype(np.float32)).tobytes() == once.tobytes()
+
+
+def test_levels_beyond_the_codes_have_the_first_and_the_last_code():
+    """Of values, and of the base."""
+    values, base = np.array([2, 1, 2.0**-40, 0], np.float32), np.array([4, 0, 0, 2.0**-40], np.float32)
+    top, codes = to_levels(values, base, drawn(0.5))
+    assert (top, codes.tolist()) == (LEVELS_PER_OCTAVE, [255 - 255, 255 - LEVELS_PER_OCTAVE, 1, 256 - 1])
 
 
 @pytest.mark.parametrize("top", [-32768, 32767])

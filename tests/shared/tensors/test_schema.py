@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, WireError
 from fedpatch.shared.tensors.arrays import (
+    MAX_SCHEMA_BYTES,
     MAX_TENSORS,
     MOMENTS,
     TRAINABLE,
@@ -54,14 +55,14 @@ def test_schema_with_a_name_twice_is_refused():
     ("spec", "complaint"),
     [
         (("", (1,), "float32", "weight"), "1 to 256"),
-        (("x" * 257, (1,), "float32", "weight"), "1 to 256"),
+        (("x" * 257, (1,), "float32", "weight"), "name 'x{40}' must have 1 to 256"),
         (("a\nb", (1,), "float32", "weight"), "printable"),
         (("\ud800", (1,), "float32", "weight"), "printable"),
         (("a", (-1,), "float32", "weight"), "none negative"),
         (("a", (1,) * 9, "float32", "weight"), "at most 8"),
-        (("a", (1,), "bfloat16", "weight"), "bfloat16"),
+        (("a", (1,), "bfloat16", "weight"), "'bfloat16' cannot travel; use one of float16, float32, float64, int8, "),
         (("a", (1,), ">f4", "weight"), ">f4"),
-        (("a", (1,), "float32", "secret"), "unknown role"),
+        (("a", (1,), "float32", "secret"), r"unknown role 'secret' \(known: weight, affine, "),
         (("a:exp_avg", (1,), "float32", "weight"), "':'"),
         (("a", (1,), "float32", "moment"), "':'"),
     ],
@@ -183,6 +184,7 @@ def test_a_schema_comes_back_from_lists(schema):
     [
         ({"a": 1}, "must be a list"),
         ([["a", [1], "float32", "weight"]] * (MAX_TENSORS + 1), "at most 65536"),
+        ([["a", [1], "float32", "weight"]] * MAX_TENSORS, "twice"),
         ([["a", [1], "float32"]], "must be"),
         ([["a", [True], "float32", "weight"]], "must be"),
         ([["a", [1.0], "float32", "weight"]], "must be"),
@@ -190,11 +192,16 @@ def test_a_schema_comes_back_from_lists(schema):
         ([["a", [1], "object", "weight"]], "dtype 'object'"),
         ([["a", [1], "float32", "weight"]] * 2, "twice"),
         ([["a", [2**31, 2**31], "float32", "weight"]], "more than the limit"),
+        ([["a", [2**31 + 1], "int8", "buffer"]], "more than the limit"),
     ],
 )
 def test_foreign_lists_are_a_wire_error(lists, complaint):
     with pytest.raises(WireError, match=complaint):
         Schema.from_lists(lists)
+
+
+def test_schema_of_the_most_bytes_is_accepted():
+    assert Schema.from_lists([["a", [2**31], "int8", "buffer"]]).nbytes == MAX_SCHEMA_BYTES
 
 
 PLAIN = st.recursive(
