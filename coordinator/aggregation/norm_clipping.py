@@ -295,7 +295,9 @@ def clip(
     """
     found = norms(tensors, base, schema, limits) if found is None else found
     # A little less, since the products below may round up.
-    factors = {part: limits[part] / value * (1 - 1e-12) for part, value in found.items() if value > limits.get(part, math.inf)}
+    factors = {
+        part: limits[part] / value * (1 - 1e-12) for part, value in found.items() if value > limits.get(part, math.inf)
+    }
     if not factors:
         return None
     together = factors.get("weights", 1.0)

@@ -108,7 +108,7 @@ class EffectRunner:
                 return [self._aggregate(effect)]
 
     def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
-        stored = self.updates.close_round(effect.round)
+        stored = self.updates.close_round(effect.round, effect.devices)
         event = self._aggregator.aggregate(
             effect.devices,
             {device: stored[device].num_examples for device in effect.devices},
