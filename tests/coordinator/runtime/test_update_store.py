@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ def test_updates_that_are_done_while_events_wait_are_committed_together(tmp_path
     events = ["another message"]
     bench = Bench(tmp_path, prepared, registry, writing={"busy": lambda: bool(events)}).begin()
     written: list[int] = []
-    add = registry.rounds.add_updates
+    add: Callable[..., dict[str, str]] = registry.rounds.add_updates
 
     def count(run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
         written.append(len(updates))
