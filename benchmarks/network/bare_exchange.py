@@ -1,15 +1,17 @@
 """The same bytes exchanged with paho and msgpack alone: what a round cannot be cheaper than, by these means.
 
-    python -m benchmarks.network.bare_exchange server URL COUNT SHAPES        plays a round for each line on stdin
-    python -m benchmarks.network.bare_exchange devices URL FIRST COUNT
+    python -m benchmarks.network.bare_exchange server URL PART_BYTES COUNT SHAPES [FOLDER]     plays a round for each line
+    python -m benchmarks.network.bare_exchange devices URL PART_BYTES FIRST COUNT
 
 The server publishes a model once, every device answers with as many bytes, the server adds them up in float64 and divides.
 QoS 1, TCP_NODELAY, messages cut into parts that paho reads fastest. Nothing is checked, remembered, acknowledged end to end or
-written to a disk. SHAPES is JSON: the shapes of the model's tensors.
+written to a disk; with FOLDER each update is hashed, and on disk in a file there (fsync), before the next one is taken.
+SHAPES is JSON: the shapes of the model's tensors.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,7 +32,6 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from fedpatch.shared.mqtt.url import parse_broker_url
 
-PART_BYTES = 256 * 1024
 TOPIC = "bare"
 
 
@@ -50,13 +52,13 @@ class Parts:
         return whole
 
 
-def cut(message: bytes) -> list[bytes]:
+def cut(message: bytes, part_bytes: int) -> list[bytes]:
     """Its parts as they travel."""
-    count = max(1, -(-len(message) // PART_BYTES))
+    count = max(1, -(-len(message) // part_bytes))
     head = count.to_bytes(4, "little")
-    starts = range(0, count * PART_BYTES, PART_BYTES)
+    starts = range(0, count * part_bytes, part_bytes)
     return [
-        number.to_bytes(4, "little") + head + message[start : start + PART_BYTES] for number, start in enumerate(starts)
+        number.to_bytes(4, "little") + head + message[start : start + part_bytes] for number, start in enumerate(starts)
     ]
 
 
@@ -83,7 +85,7 @@ def connect(url: str, name: str, subscribe: str, on_message: Callable[[str, byte
     return client
 
 
-def serve(url: str, count: int, shapes: dict[str, list[int]]) -> None:
+def serve(url: str, part_bytes: int, count: int, shapes: dict[str, list[int]], folder: Path | None) -> None:
     """Rounds until stdin ends."""
     inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
     client = connect(url, "bare-server", f"{TOPIC}/up/+", lambda topic, payload: inbox.put((topic, payload)))
@@ -92,16 +94,21 @@ def serve(url: str, count: int, shapes: dict[str, list[int]]) -> None:
     while line := sys.stdin.readline():
         began_s = time.process_time()
         for _ in range(int(line)):
-            model = _play(client, inbox, count, model)
+            model = _play(client, inbox, part_bytes, count, model, folder)
         bytes_up = count * 4 * sum(map(math.prod, shapes.values()))
         typer.echo(json.dumps({"cpu_s": time.process_time() - began_s, "bytes_up": bytes_up}))
 
 
 def _play(
-    client: mqtt.Client, inbox: SimpleQueue[tuple[str, bytes]], count: int, model: dict[str, Any]
+    client: mqtt.Client,
+    inbox: SimpleQueue[tuple[str, bytes]],
+    part_bytes: int,
+    count: int,
+    model: dict[str, Any],
+    folder: Path | None,
 ) -> dict[str, Any]:
     packed = msgpack.packb({name: tensor.tobytes() for name, tensor in model.items()})
-    for part in cut(packed):
+    for part in cut(packed, part_bytes):
         client.publish(f"{TOPIC}/down", part, qos=1)
     sums = {name: np.zeros(tensor.shape, np.float64) for name, tensor in model.items()}
     under_way: dict[str, Parts] = {}
@@ -111,15 +118,25 @@ def _play(
         whole = under_way.setdefault(topic, Parts()).take(payload)
         if whole is not None:
             left -= 1
+            if folder is not None:
+                _write(folder / topic.rpartition("/")[2], whole)
             for name, raw in msgpack.unpackb(whole).items():
                 sums[name] += np.frombuffer(raw, np.float32).reshape(sums[name].shape)
     return {name: (total / count).astype(np.float32) for name, total in sums.items()}
 
 
-def answer_as_devices(url: str, first: int, count: int) -> None:
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(hashlib.sha256(content).digest())
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def answer_as_devices(url: str, part_bytes: int, first: int, count: int) -> None:
     """Devices that send back what they got, until stdin ends."""
     for number in range(first, first + count):
-        _Device(url, f"device-{number:05d}")
+        _Device(url, f"device-{number:05d}", part_bytes)
     typer.echo(json.dumps("ready"))
     while sys.stdin.readline():
         pass
@@ -127,25 +144,27 @@ def answer_as_devices(url: str, first: int, count: int) -> None:
 
 
 class _Device:
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, part_bytes: int) -> None:
         self._topic = f"{TOPIC}/up/{name}"
+        self._part_bytes = part_bytes
         self._parts = Parts()
         self._client = connect(url, name, f"{TOPIC}/down", self._on_message)
 
     def _on_message(self, _topic: str, payload: bytes) -> None:
         whole = self._parts.take(payload)
         if whole is not None:
-            for part in cut(msgpack.packb(msgpack.unpackb(whole))):
+            for part in cut(msgpack.packb(msgpack.unpackb(whole)), self._part_bytes):
                 self._client.publish(self._topic, part, qos=1)
 
 
 def main() -> None:
     """As a server or as devices."""
-    role, url = sys.argv[1], sys.argv[2]
+    role, url, part_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if role == "server":
-        serve(url, int(sys.argv[3]), json.loads(sys.argv[4]))
+        folder = Path(sys.argv[6]) if len(sys.argv) > 6 else None
+        serve(url, part_bytes, int(sys.argv[4]), json.loads(sys.argv[5]), folder)
     else:
-        answer_as_devices(url, int(sys.argv[3]), int(sys.argv[4]))
+        answer_as_devices(url, part_bytes, int(sys.argv[4]), int(sys.argv[5]))
     os._exit(0)
 
 

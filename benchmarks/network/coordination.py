@@ -120,6 +120,8 @@ def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_pyt
         yield Contest(f"fedpatch-{encoding}", what, fleet, share=rounds)
     if devices * model_bytes <= MOST_MEGABYTES * 1e6:
         yield Contest("bare", "bare exchange", BareFleet(task, devices, rounds, folder / "bare"), share=rounds)
+        durable = BareFleet(task, devices, rounds, folder / "bare-durable", durable=True)
+        yield Contest("bare-durable", "bare exchange, hashed and on disk", durable, share=rounds)
     if peers_python is not None and devices <= MOST_FOR_FLOWER:
         yield Contest("flower", "Flower's deployment", FlowerFleet(task, devices, peers_python))
         yield Contest("flower-simulation", "Flower's simulation", FlowerSimulation(task, devices, peers_python))
@@ -134,9 +136,10 @@ def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
     told["cpu_s"] = spread(one.cpu_s) | {"all": one.cpu_s}
     told["wall_ratio_to_fedpatch"] = ratios(one.wall_s, ours.wall_s)
     for other in measured:
-        if other.contest.name == "bare":
-            told["wall_ratio_to_bare"] = ratios(one.wall_s, other.wall_s)
-            told["cpu_ratio_to_bare"] = ratios(one.cpu_s, other.cpu_s)
+        if other.contest.name.startswith("bare"):
+            to = other.contest.name.replace("-", "_")
+            told[f"wall_ratio_to_{to}"] = ratios(one.wall_s, other.wall_s)
+            told[f"cpu_ratio_to_{to}"] = ratios(one.cpu_s, other.cpu_s)
     fleet = one.contest.contestant
     if isinstance(fleet, FedpatchFleet):
         told |= {name: fleet.answers[-1][name] for name in ("bytes_down", "bytes_up")}

@@ -10,6 +10,7 @@ from benchmarks.support.documents import Document, machine_line, table, within
 from fedpatch.shared.app.formatting import size
 from fedpatch.simulator.experiment.plots import save
 
+_FEW_DEVICES = 10
 _MODELS = {"mnist": "2NN", "cifar10": "CNN"}
 
 
@@ -18,7 +19,17 @@ def tables(document: Document) -> Iterator[str]:
     yield machine_line(document)
     yield ""
     yield from table(
-        ("model", "devices", "a round of", "seconds", "CPU", "to bare", "CPU to bare", "to fedpatch"),
+        (
+            "model",
+            "devices",
+            "a round of",
+            "seconds",
+            "CPU",
+            "to bare",
+            "CPU to bare",
+            "to bare on disk",
+            "CPU to bare on disk",
+        ),
         (_row(one, contest) for one in document["measured"] for contest in one["contests"]),
     )
     for one in document["measured"]:
@@ -26,16 +37,14 @@ def tables(document: Document) -> Iterator[str]:
 
 
 def _row(one: dict[str, Any], contest: dict[str, Any]) -> tuple[str, ...]:
-    bare, cpu = contest.get("wall_ratio_to_bare"), contest.get("cpu_ratio_to_bare")
+    ratios = (contest.get(f"{what}_ratio_to_{to}") for to in ("bare", "bare_durable") for what in ("wall", "cpu"))
     return (
         f"{_model(one)}, {size(one['model_bytes'])}",
         f"{one['devices']:,}",
         contest["what"],
         within(contest["wall_s"], 3),
         f"{contest['cpu_s']['median']:.3f}",
-        within(bare) if bare else "-",
-        f"{cpu['median']:.2f}" if cpu else "-",
-        within(contest["wall_ratio_to_fedpatch"]),
+        *(within(ratio) if ratio else "-" for ratio in ratios),
     )
 
 
@@ -49,8 +58,12 @@ def _goals(one: dict[str, Any]) -> Iterator[str]:
                 ratio = contests["flower"]["wall_s"]["median"] / contest["wall_s"]["median"]
                 yield f"\n{where}: Flower's deployment takes {ratio:.0f} times as long as {contest['what']} (goal: 100)"
     if "bare" in contests:
-        found = contests[one["contests"][0]["name"]]["wall_ratio_to_bare"]
-        yield f"\n{where}: {one['contests'][0]['what']} takes {within(found)} times the bare exchange (goal: 2)"
+        for contest in one["contests"]:
+            if contest["name"].startswith("fedpatch"):
+                wall, cpu = within(contest["wall_ratio_to_bare"]), within(contest["cpu_ratio_to_bare"])
+                goal = 1.5 if one["devices"] <= _FEW_DEVICES else 1.3
+                yield f"\n{where}: {contest['what']} takes {wall} times the seconds of the bare exchange (goal: {goal})"
+                yield f"{where}: {contest['what']} takes {cpu} times its processor time (goal: 2)"
 
 
 def _model(one: dict[str, Any]) -> str:

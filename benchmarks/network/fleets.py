@@ -15,6 +15,7 @@ from benchmarks.device.light_devices import LightDevices
 from benchmarks.network.shipped_broker import shipped_broker
 from benchmarks.support.programs import Program
 from benchmarks.training.peer_rounds import HOW_TO_GET
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.tasks.task import find_task
 
@@ -100,19 +101,25 @@ class FedpatchFleet(_Fleet):
             raise
 
 
-class BareFleet(_Fleet):
-    """paho and msgpack alone; its broker drops nothing."""
+FASTEST_PART_BYTES = 256 * 1024
 
-    def __init__(self, task: str, devices: int, rounds: int, folder: Path) -> None:
+
+class BareFleet(_Fleet):
+    """paho and msgpack alone; its broker drops nothing. If `durable`, with our size of chunks, hashing and writing."""
+
+    def __init__(self, task: str, devices: int, rounds: int, folder: Path, *, durable: bool = False) -> None:
         super().__init__(rounds)
         try:
             folder.mkdir()
             broker = self._stack.enter_context(shipped_broker(folder, changes=_UNLIMITED))
             bare, processes = "benchmarks.network.bare_exchange", _processes(devices)
+            part_bytes = str(RunSettings.chunk_kib * 1024 if durable else FASTEST_PART_BYTES)
             for first, after in pairwise(number * devices // processes for number in range(processes + 1)):
-                self._program("devices", bare, "devices", broker.url, str(first), str(after - first))
+                self._program("devices", bare, "devices", broker.url, part_bytes, str(first), str(after - first))
             shapes = json.dumps(model_shapes(task))
-            self._server = self._program("the bare server", bare, "server", broker.url, str(devices), shapes)
+            place = (str(folder),) if durable else ()
+            line = ("server", broker.url, part_bytes, str(devices), shapes, *place)
+            self._server = self._program("the bare server", bare, *line)
         except BaseException:
             self.close()
             raise

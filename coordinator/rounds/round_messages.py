@@ -110,9 +110,8 @@ class EnvelopeFactory:
             body: The message.
         """
         spec = self._spec
-        return self._numbered(
-            device, Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=round_number)
-        )
+        self._last_id += 1
+        return SendMessage(device, Envelope(body, self._last_id, spec.task, spec.run, spec.epoch, round_number))
 
     def answer_stale(self, device: str, envelope: Envelope, reason: RefuseReason) -> list[Effect]:
         """Answer a message of a round that is over, so that the device ends its job.

@@ -267,7 +267,7 @@ class Round:
 
     def count(self, *states: State) -> int:
         """Return the number of devices in one of `states`."""
-        return sum(len(self._in[state]) for state in states)
+        return sum(map(len, map(self._in.__getitem__, states)))
 
     def accepted(self) -> list[str]:
         """Return the devices that accepted the invitation, in any state now."""

@@ -45,7 +45,7 @@ class _Slot:
         self.manifest = manifest
         self.share = share
         self.have = Bitmap(manifest.chunk_count)
-        self.buffer = bytearray(manifest.size_bytes)
+        self.parts: list[bytes | memoryview] = [b""] * manifest.chunk_count
         self.heard_at = now
         self.grew_at = now
         self.unacked = 0
@@ -124,15 +124,14 @@ class UploadScheduler:
             return None
         slot.heard_at = now
         if slot.have.add(chunk.index):
-            start = chunk.index * slot.manifest.chunk_bytes
-            slot.buffer[start : start + len(chunk.data)] = chunk.data
+            slot.parts[chunk.index] = chunk.data
             slot.unacked += 1
             slot.grew_at = now
             if slot.have.full:
                 self._leave(device)
-                blob = bytes(slot.buffer)
+                blob = b"".join(slot.parts)
                 return Complete(slot.manifest, blob, hashlib.sha256(blob).hexdigest() == slot.manifest.digest)
-            if slot.unacked < max(1, self._window // 4):
+            if slot.unacked < max(1, self._window // 2):
                 return None
         slot.unacked = 0
         return Ack(slot.manifest.digest, slot.have.to_bytes())

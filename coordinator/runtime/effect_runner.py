@@ -109,7 +109,7 @@ class EffectRunner:
                 return [self._aggregate(effect)]
 
     def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
-        stored = self.updates.close_round(effect.round)
+        stored = self.updates.close_round(effect.round, effect.devices)
         if (terms := effect.terms) is not None:
             event = self._aggregator.aggregate_masked(
                 effect.groups, terms, lambda device: self.updates.read_masked(stored[device], terms)

@@ -307,6 +307,7 @@ def _play_rounds(
             counters=counters,
             executor=stack.enter_context(connection.ports.executor(THREADS, "fedpatch-store")),
             wake=lambda: connection.event_queue.put(UpdateWritten()),
+            busy=lambda: connection.event_queue.waiting() > 0,
         )
         runner = EffectRunner(
             engine,

@@ -47,6 +47,7 @@ _log = logging.getLogger("fedpatch.coordinator")
 # The view counts seconds also without events.
 _IDLE_S = 0.5
 _SHOW_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.05
 # The share of the loop's time for the view.
 _SHOW_SHARE = 0.02
 _SHOW_AT_LEAST_EVERY_S = 2.0
@@ -86,7 +87,7 @@ class Service:
         self._view = view
         self._watchers = StatusPublisher(connection.link, connection.fleet, engine.spec)
         self._observer = runner.observer
-        self._show_at = 0.0
+        self._show_at = self._look_at = 0.0
         # The engine's next deadline, as of the last event.
         self._deadline = engine.next_deadline()
 
@@ -119,11 +120,15 @@ class Service:
         else:
             self._runner.counters.flush()
             self._publisher.drain()
+        self._tick()
+        # While events wait, everything below can wait for a moment too.
+        if self._event_queue.waiting() and not self._engine.stopped and self._event_queue.clock() < self._look_at:
+            return
+        self._look_at = self._event_queue.clock() + _LOOK_EVERY_S
         revoked = self._revocations.poll(self._engine.fleet.members, self._event_queue.now)
         if revoked is not None:
             self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._event_queue.now))
         self._watch_devices(self._event_queue.now)
-        self._tick()
         self._observer.look(self._event_queue.clock(), waiting=self._event_queue.waiting())
         self._show(self._event_queue.clock())
 

@@ -3,13 +3,17 @@
 Checking and writing both release Python's lock for long, so threads do them, and the coordinator's thread serves other devices
 meanwhile. It takes their results in the order in which the updates arrived, and waits for them wherever the order of messages
 would differ from doing one after the other.
+
+A commit waits for the disk, for the names of the files and for the rows. So while other events wait, written updates are
+collected, and GROUP of them are committed together.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +27,7 @@ from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, store_update
+from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, store_update, sync_updates
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob
@@ -37,8 +41,12 @@ Checked = tuple[UpdateReport | None, dict[str, Array]]
 """Report and tensors of an update that is on the disk; neither of a masked one."""
 
 THREADS = 2
-MAX_IN_PROGRESS = 4
-"""Updates that may be in progress at once: each is in memory twice, as received and decoded."""
+MAX_IN_PROGRESS = 16
+"""Updates that may be in progress at once."""
+IN_PROGRESS_BYTES = 20 * 2**20
+"""Of decoded updates in progress, if that makes fewer: each is in memory twice, as received and decoded."""
+GROUP = 8
+"""Updates that are committed together while events wait."""
 MOST_BYTES = 64 * 2**20
 """Of decoded updates in memory."""
 
@@ -57,11 +65,12 @@ class UpdateStore:
         requirements: Returns the requirements of an update of the open round.
         counters: Has the accepted devices that a row of an update carries.
         executor: Runs the checks and writes; None: the caller's thread does.
-        wake: Called, in any thread, when an update is checked and written.
+        wake: Called, in any thread, when an update is checked and written and the last call was answered by `completed`.
+        busy: Returns whether events wait that are handled before the next wait for one.
         most_bytes: Bytes of decoded updates that are kept in memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per part of the process
         self,
         directory: Path,
         registry: Registry,
@@ -71,6 +80,7 @@ class UpdateStore:
         counters: DeviceCounters,
         executor: Executor | None = None,
         wake: Callable[[], None] = lambda: None,
+        busy: Callable[[], bool] = lambda: False,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._directory = directory
@@ -80,7 +90,10 @@ class UpdateStore:
         self._requirements = requirements
         self._counters = counters
         self._decoded = DecodedCache(most_bytes)
-        self._writer: UpdateWriter[Checked | UpdateRefused] = UpdateWriter(self._write, wake, executor)
+        self._wake = wake
+        self._woken = False
+        self._busy = busy
+        self._writer: UpdateWriter[Checked | UpdateRefused] = UpdateWriter(self._write, self._wake_once, executor)
 
     def open_round(self, journal: RoundJournal, now: BootTime) -> None:
         """Write the journal of a round that begins or is resumed `now`."""
@@ -93,25 +106,38 @@ class UpdateStore:
 
     def store(self, effect: StoreUpdate) -> Iterator[UpdateStored | UpdateRejected]:
         """Begin to check and write an update; yield completion events of it and of others that are done."""
-        yield from self.completed(MAX_IN_PROGRESS - 1)
+        most = min(MAX_IN_PROGRESS, max(1, IN_PROGRESS_BYTES // max(1, effect.manifest.raw_bytes)))
+        if self._writer.in_progress >= most:
+            yield from self.completed(most - 1)
         self._writer.submit(effect)
         yield from self.completed()
 
     def completed(self, most_left: int = MAX_IN_PROGRESS) -> Iterator[UpdateStored | UpdateRejected]:
-        """Yield completion events of updates that are done; wait until at most `most_left` are in progress."""
-        for effect, checked in self._writer.completed(most_left):
-            current = self._engine.open
-            if current is not None and current.round.number == effect.round:
-                yield self._complete(effect, checked, awaited=current.round.awaits(effect.device))
+        """Yield completion events of updates that are done; wait until at most `most_left` are in progress.
+
+        Without a need to wait, none is yielded while the caller is busy and fewer than GROUP are done.
+        """
+        if most_left >= self._writer.in_progress and self._busy() and self._writer.done < GROUP:
+            return
+        self._woken = False
+        current = self._engine.open
+        number = None if current is None else current.round.number
+        group = [one for one in self._writer.completed(most_left) if one[0].round == number]
+        yield from self._complete(group)
+
+    def _wake_once(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._wake()
 
     def holds(self, device: str) -> bool:
         """Whether an update of `device` is in progress."""
         return self._writer.holds(device)
 
-    def close_round(self, number: int) -> dict[str, StoredUpdate]:
-        """Wait for updates in progress, which no longer count; return the committed updates of round `number` by device."""
+    def close_round(self, number: int, devices: Collection[str]) -> dict[str, StoredUpdate]:
+        """Wait for updates in progress, which no longer count; return those of `devices` in round `number` by device."""
         self._writer.discard()
-        self._registry.rounds.close(self._run)
+        self._registry.rounds.close(self._run, devices)
         return {update.device: update for update in self._registry.rounds.updates(self._run, number)}
 
     def read(self, update: StoredUpdate) -> Mapping[str, Array]:
@@ -153,36 +179,48 @@ class UpdateStore:
         manifest, terms = effect.manifest, self._requirements()
         if effect.masked is None:
             registered = self._engine.fleet.registered(effect.device)
-            return decode_and_validate_update(
+            report, tensors = decode_and_validate_update(
                 effect.blob, terms, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, registered=registered
             )
+            return (report if self._engine.spec.privacy is None else without_figures(report)), tensors
         layout = vector_layout(terms.schema, effect.masked.terms)
         check_masked_update(effect.blob, layout, context=effect.masked.context, base=terms.base)
         return None, {}
 
     def _complete(
-        self, effect: StoreUpdate, checked: Checked | UpdateRefused, *, awaited: bool
-    ) -> UpdateStored | UpdateRejected:
-        """Write the row of an update. Its device is told `committed` only after that."""
-        manifest, device = effect.manifest, effect.device
-        try:
+        self, group: Sequence[tuple[StoreUpdate, Checked | UpdateRefused]]
+    ) -> Iterator[UpdateStored | UpdateRejected]:
+        """Write the rows of updates, with one wait for the disk. A device is told `committed` only after that."""
+        current = self._engine.open
+        rows = [
+            _row_of(effect, checked[0])
+            for effect, checked in group
+            # An update that does not count leaves no row: its device was not promised anything.
+            if isinstance(checked, tuple) and current is not None and current.round.awaits(effect.device)
+        ]
+        others: dict[str, str] = {}
+        if rows:
+            sync_updates(self._directory, rows[0].round)
+            others = self._registry.rounds.add_updates(self._run, rows, self._counters.accepted)
+            self._counters.accepted.clear()
+        written = {row.device for row in rows}
+        for effect, checked in group:
+            round_number, device, digest = effect.round, effect.device, effect.manifest.digest
             if isinstance(checked, UpdateRefused):
-                raise checked
-            report, tensors = checked
-            if self._engine.spec.privacy is not None:
-                report = without_figures(report)
-            if awaited:  # an update that does not count leaves no row: its device was not promised anything
-                examples = 0 if report is None else report.num_examples
-                update = StoredUpdate(
-                    effect.round, device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding
-                )
-                self._registry.rounds.add_update(self._run, update, self._counters.accepted)
-                self._counters.accepted.clear()
-                if tensors:
+                yield UpdateRejected(round_number, device, digest, RefuseReason(checked.reason), str(checked))
+            elif device in others:
+                detail = f"{device} has already given {others[device][:12]} in round {round_number}"
+                yield UpdateRejected(round_number, device, digest, RefuseReason.ALREADY_COMMITTED, detail)
+            else:
+                report, tensors = checked
+                if device in written and tensors:
                     self._decoded.keep(device, tensors)
-        except UpdateRefused as error:
-            return UpdateRejected(effect.round, device, manifest.digest, RefuseReason(error.reason), str(error))
-        return UpdateStored(effect.round, device, manifest.digest, report)
+                yield UpdateStored(round_number, device, digest, report)
+
+
+def _row_of(effect: StoreUpdate, report: UpdateReport | None) -> StoredUpdate:
+    manifest, examples = effect.manifest, 0 if report is None else report.num_examples
+    return StoredUpdate(effect.round, effect.device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding)
 
 
 class UpdateWriter(Generic[R]):
@@ -215,6 +253,16 @@ class UpdateWriter(Generic[R]):
     def run_later(self, work: Callable[[], None]) -> None:
         """Run `work` without waiting for it; `discard` raises its exception."""
         self._others.append(self._run(work))
+
+    @property
+    def in_progress(self) -> int:
+        """The number of updates that were submitted and not returned by `completed` yet."""
+        return len(self._updates)
+
+    @property
+    def done(self) -> int:
+        """The number of updates that `completed` returns without waiting."""
+        return sum(1 for _ in takewhile(lambda one: one[1].done(), self._updates))
 
     def holds(self, device: str) -> bool:
         """Whether an update of `device` is in progress."""

@@ -5,7 +5,7 @@
         updates/000013/pi-07.fp     the packed update of a device
 
 Each file has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged file is
-used for training. The content is on disk when a function returns.
+used for training. The content is on disk when a function returns, and its name too, except after `store_update`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.checksummed_file import file_head, unseal
-from fedpatch.shared.app.files import make_directory, open_atomic, remedy_for, remove_unfinished, write_atomic
+from fedpatch.shared.app.files import (
+    make_directory,
+    open_atomic,
+    remedy_for,
+    remove_unfinished,
+    sync_directory,
+    write_atomic,
+)
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
@@ -202,7 +209,7 @@ def model_bytes(tensors: Tensors) -> bytes:
 
 
 def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:
-    """Save the packed update of a device; an existing one is replaced.
+    """Save the packed update of a device; an existing one is replaced. Its bytes are on disk then, its name may not be.
 
     Args:
         directory: Directory of the run.
@@ -218,8 +225,15 @@ def store_update(directory: Path, round: int, device: str, blob: bytes, digest: 
         StateError: The disk refused the write.
     """
     path = _update_path(directory, round, device)
-    _write(path, _UPDATE, blob, bytes.fromhex(digest))
+    _write(path, _UPDATE, blob, bytes.fromhex(digest), durable_name=False)
     return path
+
+
+def sync_updates(directory: Path, round: int) -> None:
+    """Flush the names of the updates of a round, of many with one wait for the disk; raise StateError if it refuses."""
+    spool = _update_path(directory, round, "any").parent
+    with _disk_errors(spool):
+        sync_directory(spool)
 
 
 def load_update(directory: Path, round: int, device: str) -> bytes:
@@ -310,10 +324,10 @@ def _scale_of(content: Mapping[str, Any] | None) -> MaskedScale | None:
     return MaskedScale(tuple(map(float, content["ranges"])), float(content["clip"]))
 
 
-def _write(path: Path, line: bytes, content: bytes, digest: bytes = b"") -> None:
+def _write(path: Path, line: bytes, content: bytes, digest: bytes = b"", *, durable_name: bool = True) -> None:
     with _disk_errors(path):
         make_directory(path.parent)
-        with open_atomic(path) as file:
+        with open_atomic(path, durable_name=durable_name) as file:
             file.write(file_head(line, content, digest))
             file.write(content)
 

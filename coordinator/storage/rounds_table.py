@@ -17,8 +17,6 @@ from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import damaged, keep_copy
 from fedpatch.coordinator.storage.run_journal import RunJournal
 from fedpatch.coordinator.storage.sqlite_table import Tables, count_change
-from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.wire.reason_codes import RefuseReason
 
 
 class RoundLedger(Tables):
@@ -99,31 +97,29 @@ class RoundLedger(Tables):
         rows = self._read(query, (run, round))
         return [MaskingEntry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
 
-    def add_update(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> bool:
-        """Add an update whose file is on disk, and the devices that accepted.
+    def add_updates(self, run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
+        """Add updates whose files are on disk, and the devices that accepted.
 
         Args:
             run: Name of the run.
-            update: The update.
+            updates: The updates, at most one of a device; one that is there already is not added again.
             accepted: Devices that have accepted since the last call.
 
         Returns:
-            False if the same update is there already.
-
-        Raises:
-            UpdateRefused: Another update of the device in that round is committed.
+            By device of which another update of that round is committed: the digest of that one. Its new one is not added.
         """
-        key = (run, update.round, update.device)
+        committed = {}
         with self._change() as db:
-            found = db.execute("SELECT digest FROM updates WHERE (run, round, device) = (?, ?, ?)", key).fetchone()
-            if found is None:
-                values = (*key, update.digest, update.raw_bytes, update.num_examples, update.encoding)
-                db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            for one in updates:
+                values = (run, one.round, one.device, one.digest, one.raw_bytes, one.num_examples, one.encoding)
+                if db.execute("INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount:
+                    continue
+                query = "SELECT digest FROM updates WHERE (run, round, device) = (?, ?, ?)"
+                [(digest,)] = db.execute(query, values[:3]).fetchall()
+                if digest != one.digest:
+                    committed[one.device] = digest
             _accept(db, run, accepted)
-        if found is not None and found[0] != update.digest:
-            detail = f"{update.device} has already given {found[0][:12]} in round {update.round}"
-            raise UpdateRefused(RefuseReason.ALREADY_COMMITTED, detail)
-        return found is None
+        return committed
 
     def updates(self, run: str, round: int) -> list[StoredUpdate]:
         """Return the updates of a round, by device."""
@@ -150,10 +146,13 @@ class RoundLedger(Tables):
         with self._change() as db:
             db.execute("DELETE FROM updates WHERE (run, round, device) = (?, ?, ?)", (run, round, device))
 
-    def close(self, run: str) -> None:
-        """Note that the aggregation begins, after which no update counts."""
+    def close(self, run: str, devices: Collection[str]) -> None:
+        """Note that the aggregation of the updates of `devices` begins, after which no other update counts."""
         with self._change() as db:
             db.execute("UPDATE open_rounds SET closing = 1 WHERE run = ?", (run,))
+            written = db.execute("SELECT device FROM updates WHERE run = ?", (run,)).fetchall()
+            late = [(run, device) for (device,) in written if device not in devices]
+            db.executemany("DELETE FROM updates WHERE (run, device) = (?, ?)", late)
 
     def pause(self, run: str, spent_s: float) -> None:
         """Note the seconds of the deadline that are spent when the operator stops the coordinator.

@@ -66,13 +66,17 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
+def open_atomic(
+    path: Path, *, mode: int = 0o600, durable: bool = True, durable_name: bool = True
+) -> Iterator[BinaryIO]:
     """Do as `write_atomic` for content that is written in parts: it replaces the file when the block ends without error.
 
     Args:
         path: The file; its directory must exist.
         mode: Permissions of the file.
         durable: As for `write_atomic`.
+        durable_name: Whether to flush the directory too. Without it a power cut may leave the old file or none, but never a
+            mixture; the caller calls `sync_directory` once for many files.
 
     Yields:
         A binary file to write to.
@@ -91,7 +95,7 @@ def open_atomic(path: Path, *, mode: int = 0o600, durable: bool = True) -> Itera
                 os.fsync(fd)
         os.replace(unfinished, path)
         unfinished = None
-        if durable:
+        if durable and durable_name:
             sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error

@@ -8,7 +8,9 @@ connection broke is sent alone the next time, and after `MAX_ATTEMPTS` broken co
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fedpatch.shared.errors import IllegalTransition
@@ -106,6 +108,7 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self.filters: tuple[str, ...] = ()
+        self._wanted = topic_pattern(())
         self._wishes: deque[SubscriptionChange] = deque()
 
     def add(self, filters: tuple[str, ...]) -> None:
@@ -113,11 +116,13 @@ class Subscriptions:
         for topic_filter in filters:
             _check(topic_filter)
         self.filters = tuple(dict.fromkeys((*self.filters, *filters)))
+        self._wanted = topic_pattern(self.filters)
         self._wishes.append(SubscriptionChange(True, filters))
 
     def remove(self, filters: tuple[str, ...]) -> None:
         """Remove `filters`."""
         self.filters = tuple(kept for kept in self.filters if kept not in filters)
+        self._wanted = topic_pattern(self.filters)
         self._wishes.append(SubscriptionChange(False, filters))
 
     def connected(self) -> None:
@@ -137,7 +142,7 @@ class Subscriptions:
 
     def want(self, topic: str) -> bool:
         """Whether `topic` matches a filter."""
-        return any(_matches(topic_filter, topic) for topic_filter in self.filters)
+        return self._wanted.fullmatch(topic) is not None
 
 
 def _check(pattern: str) -> None:
@@ -148,9 +153,13 @@ def _check(pattern: str) -> None:
         raise ValueError(f"not a topic filter: {pattern!r}")
 
 
-def _matches(pattern: str, topic: str) -> bool:
-    wanted, levels = pattern.split("/"), topic.split("/")
-    if wanted[-1] == "#":
-        wanted = wanted[:-1]
-        levels = levels[: len(wanted)]
-    return len(wanted) == len(levels) and all(want in ("+", level) for want, level in zip(wanted, levels, strict=True))
+def topic_pattern(filters: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of the topics that match a filter; compiled once, because each received message is checked."""
+    return re.compile("|".join(map(_pattern_of, filters)) or "(?!)", re.DOTALL)
+
+
+def _pattern_of(topic_filter: str) -> str:
+    pattern = re.escape(topic_filter).replace(r"\+", "[^/]*")
+    if pattern.endswith(r"/\#"):  # which also matches the level above
+        return pattern.removesuffix(r"/\#") + "(?:/.*)?"
+    return pattern.replace(r"\#", ".*")

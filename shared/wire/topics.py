@@ -150,6 +150,7 @@ def device_state(fleet: str, device: str) -> str:
     return _fill("device_state", fleet, device=device)
 
 
+@lru_cache(maxsize=16_384)
 def down(fleet: str, device: str) -> str:
     """Return the topic of the messages to a device."""
     return _fill("down", fleet, device=device)

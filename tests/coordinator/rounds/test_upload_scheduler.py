@@ -55,8 +55,8 @@ class TestUpload:
         assert counter.chunk("a", chunk_of("a", 5), 1.0) == Complete(manifest_of("a"), blob_of("a"), intact=True)
         assert counter.chunk("a", chunk_of("a", 5), 1.0) is None
 
-    def test_quarter_of_a_window_and_duplicates_are_acknowledged(self):
-        counter = desk("a", window=8)
+    def test_half_of_a_window_and_duplicates_are_acknowledged(self):
+        counter = desk("a", window=4)
         assert counter.chunk("a", chunk_of("a", 0), 1.0) is None
         both = Ack(manifest_of("a").digest, Bitmap(10, (0, 1)).to_bytes())
         assert counter.chunk("a", chunk_of("a", 1), 1.0) == both

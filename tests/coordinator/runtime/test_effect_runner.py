@@ -31,9 +31,8 @@ def bench(tmp_path: Path, prepared: Prepared, registry: Registry) -> Bench:
 def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
     blob, manifest = bench.update(1000.0)
     store_update(bench.directory, 1, "b", blob)
-    bench.registry.rounds.add_update(
-        bench.engine.spec.run, StoredUpdate(1, "b", manifest.digest, manifest.raw_bytes, 10, manifest.encoding)
-    )
+    update = StoredUpdate(1, "b", manifest.digest, manifest.raw_bytes, 10, manifest.encoding)
+    bench.registry.rounds.add_updates(bench.engine.spec.run, [update])
     bench.upload("a", 1.0)
     bench.hear("b", Failed(FailReason.TRAINING))
     [record] = bench.registry.rounds.records(bench.engine.spec.run)

@@ -82,7 +82,7 @@ class TestOpenRound:
     def test_closing_round_with_a_damaged_update_collects_again(self, bench):
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
-        bench.registry.rounds.close(run)
+        bench.registry.rounds.close(run, "ab")
         store_update(bench.directory, 1, "a", b"not what it was")
         later = bench.again()
         assert states(later) == {"a": State.LOST, "b": State.LOST}
@@ -93,7 +93,7 @@ class TestOpenRound:
     def test_closing_round_stays_closing_through_another_kill(self, bench):
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
-        bench.registry.rounds.close(run)
+        bench.registry.rounds.close(run, "ab")
         ledger = bench.registry.rounds.unfinished(run, BootTime.now())
         bench.registry.rounds.open(run, ledger, BootTime.now())
         assert bench.registry.rounds.unfinished(run, BootTime.now()).closing

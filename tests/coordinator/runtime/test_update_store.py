@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
+from fedpatch.coordinator.rounds.run_records import StoredUpdate
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_store import DecodedCache, UpdateWriter
 from fedpatch.coordinator.storage.checkpoint import store_update
@@ -172,6 +173,26 @@ def test_update_written_after_the_round_is_not_counted(bench, slow):
     [record] = bench.registry.rounds.records(run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert (committed(bench), bench.registry.rounds.updates(run, 1)) == (["a"], [])
+
+
+def test_updates_that_are_done_while_events_wait_are_committed_together(tmp_path, prepared, registry, monkeypatch):
+    events = ["another message"]
+    bench = Bench(tmp_path, prepared, registry, writing={"busy": lambda: bool(events)}).begin()
+    written: list[int] = []
+    add: Callable[..., dict[str, str]] = registry.rounds.add_updates
+
+    def count(run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
+        written.append(len(updates))
+        return add(run, updates, accepted)
+
+    monkeypatch.setattr(registry.rounds, "add_updates", count)
+    bench.upload("a", 1.0)
+    bench.upload("b", 3.0)
+    bench.finish_updates(wait=False)
+    assert (committed(bench), written) == ([], [])
+    events.clear()
+    bench.finish_updates(wait=False)
+    assert (committed(bench), written) == (["a", "b"], [2])
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=12)

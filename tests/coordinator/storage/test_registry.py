@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, R
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.database import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
+from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator import registry_builders
 from tests.coordinator.registry_builders import seen
 from tests.support.paths import ROOT
@@ -281,9 +281,9 @@ def test_open_round_is_known_until_its_record(registry):
     assert registry.rounds.unfinished(run, now) is None
     registry.rounds.open(run, ledger_of(), now)
     registry.rounds.accept(run, {"a"})
-    registry.rounds.add_update(run, update_of(device="c"), {"a", "c"})
+    registry.rounds.add_updates(run, [update_of(device="c")], {"a", "c"})
     assert registry.rounds.unfinished(run, now) == ledger_of(accepted=frozenset("ac"))
-    registry.rounds.close(run)
+    registry.rounds.close(run, {"c"})
     assert registry.rounds.unfinished(run, now) == ledger_of(accepted=frozenset("ac"), closing=True)
     registry.rounds.finish(run, record_of(1))
     assert (registry.rounds.unfinished(run, now), registry.rounds.updates(run, 1)) == (None, [])
@@ -305,8 +305,7 @@ def test_open_round_keeps_offenders_and_absent_devices(registry):
 
 def test_opened_round_keeps_its_own_updates_only(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
-    registry.rounds.add_update(run, update_of(round=1))
-    registry.rounds.add_update(run, update_of(round=2))
+    registry.rounds.add_updates(run, [update_of(round=1), update_of(round=2)])
     registry.rounds.open(run, ledger_of(2, accepted=frozenset("b")), now)
     assert (registry.rounds.updates(run, 1), len(registry.rounds.updates(run, 2))) == ([], 1)
     assert registry.rounds.unfinished(run, now) == ledger_of(2, accepted=frozenset("b"))
@@ -331,12 +330,20 @@ def test_spent_time_counts_on_while_the_coordinator_is_away(registry):
     assert registry.rounds.unfinished(run, BootTime("boot", 101.0, 0.0)) == ledger_of(spent_s=21.0)
 
 
+def test_closing_a_round_drops_the_updates_that_are_not_aggregated(registry):
+    run = new_run(registry).id
+    registry.rounds.open(run, ledger_of(), BootTime("boot", 10.0, 1e9))
+    registry.rounds.add_updates(run, [update_of(device="a"), update_of(device="b")])
+    registry.rounds.close(run, {"a"})
+    assert registry.rounds.updates(run, 1) == [update_of(device="a")]
+
+
 def test_roll_back_forgets_later_rounds(registry):
     run, now = new_run(registry).id, BootTime("boot", 10.0, 1e9)
     for number in (1, 2, 3):
         registry.rounds.finish(run, record_of(number))
     registry.rounds.open(run, ledger_of(4), now)
-    registry.rounds.add_update(run, update_of(round=4))
+    registry.rounds.add_updates(run, [update_of(round=4)])
     registry.rounds.roll_back(run, 1)
     assert registry.rounds.records(run) == [record_of(1)]
     assert (registry.rounds.unfinished(run, now), registry.rounds.updates(run, 4)) == (None, [])
@@ -344,13 +351,11 @@ def test_roll_back_forgets_later_rounds(registry):
 
 def test_update_counts_once_and_other_bytes_are_refused(registry):
     run = new_run(registry).id
-    assert registry.rounds.add_update(run, update_of())
-    assert not registry.rounds.add_update(run, update_of())
-    with pytest.raises(UpdateRefused) as refused:
-        registry.rounds.add_update(run, update_of(digest="cd" * 32))
-    assert refused.value.reason == "already_committed"
-    assert registry.rounds.add_update(run, update_of(device="pi-0"))
-    assert registry.rounds.add_update(run, update_of(digest="cd" * 32, round=2))
+    assert registry.rounds.add_updates(run, [update_of()]) == {}
+    assert registry.rounds.add_updates(run, [update_of()]) == {}
+    other = update_of(digest="cd" * 32)
+    assert registry.rounds.add_updates(run, [other, update_of(device="pi-0")]) == {other.device: update_of().digest}
+    assert registry.rounds.add_updates(run, [update_of(digest="cd" * 32, round=2)]) == {}
     assert registry.rounds.updates(run, 1) == [update_of(device="pi-0"), update_of()]
     registry.rounds.drop_update(run, 1, "pi-0")
     assert registry.rounds.updates(run, 1) == [update_of()]

@@ -63,7 +63,7 @@ class Story:
             self.copied = content_of(registry._db)
             self.run = run
             registry.count("lab", ("pi-1", "reported", ""))
-            registry.rounds.add_update(run, StoredUpdate(7, "pi-1", "ab" * 32, 99, 40, "fp32"))
+            registry.rounds.add_updates(run, [StoredUpdate(7, "pi-1", "ab" * 32, 99, 40, "fp32")])
             self.full = content_of(registry._db)
             self.cut = files_of(path.parent)
             registry.close()

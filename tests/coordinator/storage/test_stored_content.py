@@ -56,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         registry.holds.put("lab", "pi-1", "drained", "battery", 1.0)
         registry.rounds.open(run, RoundJournal(3, 2, ("pi-1",), "ab" * 32, encoding="fp32"), BootTime("boot", 1.0, 1.0))
         store_update(directory, 3, "pi-1", BLOB, digest)
-        registry.rounds.add_update(run, StoredUpdate(3, "pi-1", digest, 99, 40, "fp32"))
+        registry.rounds.add_updates(run, [StoredUpdate(3, "pi-1", digest, 99, 40, "fp32")])
         save_step(directory, ServerDelta(2, "a", "b", "c", Packed(b"x" * 50, 99, "delta-int8")), ())
         export_model(directory / "model.npz", {"w": np.full(8, 2, np.float32)})
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=str(directory / "model.npz"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from fedpatch.shared.mqtt.outbox import _matches
+from fedpatch.shared.mqtt.outbox import topic_pattern
 from tests.faults.simulated.wire import Weather, Wire
 
 if TYPE_CHECKING:
@@ -147,4 +147,4 @@ class Broker:
 @lru_cache(maxsize=4096)
 def matches(pattern: str, topic: str) -> bool:
     """Whether a filter wants a topic."""
-    return _matches(pattern, topic)
+    return topic_pattern((pattern,)).fullmatch(topic) is not None

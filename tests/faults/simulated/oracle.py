@@ -7,7 +7,7 @@ every word that reaches a device. It computes the same models and patches on its
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,8 @@ class Oracle:
     def installed(self, patch: pytest.MonkeyPatch) -> None:
         """From now on the oracle hears of what is written to the registry, once it is."""
         self._after(patch, RoundLedger, "open", self._open)
-        self._after(patch, RoundLedger, "add_update", self._add)
+        self._after(patch, RoundLedger, "add_updates", self._add)
+        self._after(patch, RoundLedger, "close", self._close)
         self._after(patch, RoundLedger, "finish", self._finish)
         self._after(patch, RoundLedger, "pause", lambda run, spent_s: self.stands_still(self._world.now))
         self._after(patch, RoundLedger, "roll_back", self._roll_back)
@@ -187,13 +188,21 @@ class Oracle:
             f"round {ledger.round} opens: {', '.join(ledger.invited)}; committed {_names(self.committed[key])}"
         )
 
-    def _add(self, run: str, update: StoredUpdate, accepted: Collection[str] = ()) -> None:
-        key = (run, update.round)
-        assert key not in self.records, f"{update.device} is committed to round {update.round}, which is over"
-        before = self.committed[key].setdefault(update.device, update.digest)
-        assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
-        self._ever.add((update.device, update.digest))
-        self._world.say(f"round {update.round}: the update of {update.device} is in the registry")
+    def _add(self, run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> None:
+        for update in updates:
+            key = (run, update.round)
+            assert key not in self.records, f"{update.device} is committed to round {update.round}, which is over"
+            before = self.committed[key].setdefault(update.device, update.digest)
+            assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
+            self._ever.add((update.device, update.digest))
+            self._world.say(f"round {update.round}: the update of {update.device} is in the registry")
+
+    def _close(self, run: str, devices: Collection[str]) -> None:
+        """An update that arrived with the last one that counts is forgotten; its device was not told `committed`."""
+        for key, updates in self.committed.items():
+            if key[0] == run and key not in self.records:
+                for device in updates.keys() - set(devices):
+                    del updates[device]
 
     def _checkpointed(self, path: Path) -> None:
         state, _, meta = _load(path)
