@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.rounds.participant_transitions import State
 from fedpatch.coordinator.rounds.round_phases import Round
@@ -31,6 +31,21 @@ class RoundTraffic:
     down: int
     up: int
     downloads: int = 0
+
+
+def without_figures(report: UpdateReport) -> UpdateReport:
+    """Return a report without figures that depend on the device's data, for differential privacy; it counts as one example."""
+    return replace(
+        report,
+        num_examples=1,
+        steps=0,
+        train_loss=0.0,
+        user_accuracy_before=None,
+        user_accuracy_after=None,
+        user_accuracy_independent=None,
+        download_s=0.0,
+        train_s=0.0,
+    )
 
 
 def mean_accuracy(values: Iterable[float | None]) -> float | None:

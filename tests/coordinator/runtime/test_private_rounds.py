@@ -12,10 +12,11 @@ import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.observability.status_message import status_message
+from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
+from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.sealed_noise import BOOK, PrivacyBook, SealedNoise
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.wire.messages import WorkRequest
 from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
