@@ -79,7 +79,7 @@ class PrivacyBook:
         remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
         try:
             return msgspec.msgpack.decode(unseal(self._path, _BOOK_LINE, data, "a privacy book"), type=_Pages)
-        except (StateError, msgspec.DecodeError) as error:
+        except (StateError, ValueError, RecursionError) as error:
             raise StateError(f"{self._path}: cannot be read ({error}); {remedy}") from error
 
 

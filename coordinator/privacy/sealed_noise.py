@@ -72,7 +72,10 @@ class SealedNoise:
             raise StateError(f"{error}; {remedy}") from error
         if len(content) != 8 * size:
             raise StateError(f"{path}: has noise for {len(content) // 8} values, not for {size}; {remedy}")
-        return Draw(np.frombuffer(content, "<f8").astype(np.float64), hashlib.sha256(content).hexdigest())
+        values = np.frombuffer(content, "<f8").astype(np.float64)
+        if not np.isfinite(values).all():
+            raise StateError(f"{path}: has a value that is no number; {remedy}")
+        return Draw(values, hashlib.sha256(content).hexdigest())
 
     def drop_until(self, round_number: int) -> None:
         """Delete the noise of this round and of earlier ones, whose models are saved, durably."""
