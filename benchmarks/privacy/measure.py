@@ -59,7 +59,7 @@ class Fleet:
 
 FLEETS = (
     Fleet("head of 1,000 values", "benchmarks.privacy.frozen_trunk:TASK", 1_000, 200, "none", 2.0, 1, 6.0),
-    Fleet("2NN", "mnist", 199_210, 10, "all", 0.3, 1, 2.0),
+    Fleet("2NN", "mnist", 199_210, 10, "all", 0.03, 1, 0.5),
 )
 
 

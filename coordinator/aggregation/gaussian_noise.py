@@ -41,8 +41,8 @@ def normals(data: bytes, values: int) -> Array:
         ValueError: There are more or fewer bytes.
 
     Example:
-        >>> normals(bytes(16), 1)
-        array([8.57167348])
+        >>> normals(bytes(16), 1).round(2)
+        array([8.57])
     """
     if len(data) != random_bytes_for(values):
         raise ValueError(f"{len(data)} random bytes do not make {values} values; give {random_bytes_for(values)}")

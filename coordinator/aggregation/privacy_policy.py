@@ -31,7 +31,7 @@ class PrivacyPolicy:
     Example:
         >>> policy = PrivacyPolicy(noise_multiplier=1.6, clip=0.5)
         >>> round(policy.epsilon(rounds=7), 2)
-        7.92
+        7.93
     """
 
     noise_multiplier: float
@@ -51,7 +51,15 @@ class PrivacyPolicy:
 def policy_of(
     dp: str, noise_multiplier: float | None, dp_clip: float | None, delta: float, max_epsilon: float | None
 ) -> PrivacyPolicy | None:
-    """Return the policy of checked settings; None if `dp` is off."""
+    """Return the policy of checked settings; None if `dp` is off.
+
+    Args:
+        dp: One of MECHANISMS.
+        noise_multiplier: Not None unless `dp` is off.
+        dp_clip: Not None unless `dp` is off.
+        delta: Above 0, below 1.
+        max_epsilon: None for no limit.
+    """
     if dp == "off":
         return None
     assert noise_multiplier is not None and dp_clip is not None, "checked by settings_problems"

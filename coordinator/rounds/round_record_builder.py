@@ -35,6 +35,23 @@ class RoundTraffic:
     downloads: int = 0
 
 
+def without_figures(report: UpdateReport | None) -> UpdateReport | None:
+    """Return a report without figures that depend on the device's data, for differential privacy; it counts as one example."""
+    if report is None:
+        return None
+    return replace(
+        report,
+        num_examples=1,
+        steps=0,
+        train_loss=0.0,
+        user_accuracy_before=None,
+        user_accuracy_after=None,
+        user_accuracy_independent=None,
+        download_s=0.0,
+        train_s=0.0,
+    )
+
+
 def mean_accuracy(values: Iterable[float | None]) -> float | None:
     """Return the unweighted mean of the values that are not None (paper, section 4.2); None without any."""
     known = [value for value in values if value is not None]

@@ -18,12 +18,12 @@ from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
 from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.delta_history import DeltaHistory
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
-from fedpatch.coordinator.runtime.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.runtime.resume import pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import save_checkpoint

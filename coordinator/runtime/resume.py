@@ -15,8 +15,8 @@ from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.private_reports import without_figures
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
+from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.rounds.run_spec import RunSpec, policy_of, whole_model_encoding
 from fedpatch.coordinator.runtime.run_preparation import Prepared

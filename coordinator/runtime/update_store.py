@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, vector_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
-from fedpatch.coordinator.rounds.private_reports import without_figures
+from fedpatch.coordinator.rounds.round_record_builder import without_figures
 from fedpatch.coordinator.rounds.run_effects import SaveGroupSteps, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored

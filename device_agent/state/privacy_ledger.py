@@ -123,7 +123,7 @@ class PrivacyLedger:
             data = self._path.read_bytes()
         try:
             return msgspec.json.decode(unseal(self._path, _LINE, data, "a privacy ledger"), type=_Content).runs
-        except (StateError, msgspec.DecodeError) as error:
+        except (StateError, ValueError, RecursionError) as error:
             raise StateError(
                 f"{self._path}: cannot be read ({error}); it tells how much privacy was spent, so restore it from a copy, or "
                 "move it away to count from zero"

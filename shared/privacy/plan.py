@@ -10,9 +10,9 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.privacy.gaussian import MAX_EPSILON, noise_multiplier_for, noise_ratio
 
 MOST_RATIO = 0.5
-"""The norm of the noise over the clip above which rounds undo each other (docs/explanation/privacy.md has the measurements)."""
+"""The norm of the noise over the clip above which noise outweighs the mean of the updates, and rounds undo each other."""
 GOOD_RATIO = 0.25
-"""Half of it: there accuracy was within 3 points of that without noise."""
+"""Half of it: there the measured cost was two points of user accuracy (results/privacy)."""
 _MOST = 10**12
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpatch.coordinator.privacy import sealed_noise
 from fedpatch.coordinator.rounds.run_events import DevicePresence
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage import sealed_noise
 from fedpatch.shared.wire.messages import DEVICE_FEATURES, Accept
 from tests.coordinator.effect_runners import Bench
 from tests.support.specs import there

@@ -62,6 +62,7 @@ BY_OTHERS = {
     ("docs/how-to/service.md", "[Service]\nBind"): "tests/docs/test_pages_followed.py",
     ("docs/how-to/service.md", "[Service]\nDevice"): "tests/docs/test_pages_followed.py",
     ("docs/explanation/threat-model.md", "[Service]"): "tests/docs/test_pages_followed.py",
+    ("docs/explanation/privacy.md", "delta(epsilon)"): "tests/shared/privacy/test_gaussian.py",
     ("docs/tutorials/own-task.md", "run 20"): "tests/docs/test_pages_followed.py",
     ("docs/how-to/watch.md", "20"): "tests/docs/test_pages_followed.py",
     ("docs/how-to/watch.md", '{"fleet"'): "tests/docs/test_pages_followed.py",

@@ -50,6 +50,7 @@ from tests.coordinator.registry_builders import seen
 from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
 from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders
+from tests.fuzz.privacy_decoders import privacy_decoders
 from tests.support.specs import model
 
 _PATCH = PatchKey("digits", "ab" * 32, "affine")
@@ -275,6 +276,7 @@ def _file_decoders() -> Iterator[Decoder]:
         yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
     yield from identity_decoders()
     yield from held_decoders()
+    yield from privacy_decoders()
     yield Decoder("status", _status, state, (b'{"device_id": "a", "fleet": "field", "tasks": []}',), "json")
     outcome = to_json(Outcome(_STUDY, (_POINT,), complete=False))
     yield Decoder("outcome", _outcome, (UsageError,), (outcome.encode(),), "json")

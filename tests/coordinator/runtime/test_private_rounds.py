@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.observability.metric_definitions import Metrics
+from fedpatch.coordinator.observability.run_metrics import RunMetrics
 from fedpatch.coordinator.observability.status_message import status_message
+from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
+from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.sealed_noise import BOOK, PrivacyBook, SealedNoise
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.wire.messages import WorkRequest
 from tests.coordinator.private_bench import TERMS, CountedDraws, PrivateBench, files_of_noise, prepare_private
@@ -100,6 +103,20 @@ def test_record_status_and_rows_of_a_private_round_have_no_figure_of_a_device(be
     plain = json.dumps(record.to_dict())
     assert "0.5" not in plain.replace(str(record.to_dict()["phase_seconds"]), "")
     assert all("0.5" not in line for line in bench.said)
+
+
+def test_metrics_of_a_private_run_have_no_figure_of_a_device(bench, tmp_path):
+    metrics = Metrics()
+    meter = RunMetrics(metrics, bench.engine, tmp_path, strategy="fedavg", max_devices=50)
+    meter.sent = lambda size_bytes: None  # the bench sends nothing
+    bench.performer.observer = meter
+    bench.begin()
+    bench.upload("ab", 0.1)
+    meter.look(1.0, waiting=0)
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+    assert not [sample for sample in samples if "accuracy" in sample.name or "independent" in sample.name]
+    timed = [one for one in samples if one.labels.get("side") == "device" or "device" in one.labels.values()]
+    assert not [one for one in timed if one.name.endswith("_count") and one.value]
 
 
 def test_continued_private_round_has_no_figure_of_a_device(bench, registry):

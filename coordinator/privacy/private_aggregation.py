@@ -9,7 +9,8 @@ from pathlib import Path
 from fedpatch.coordinator.aggregation.gaussian_noise import private_mean, values_of
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.strategies import ServerState
-from fedpatch.coordinator.storage.sealed_noise import PrivacyBook, SealedNoise
+from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
+from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema
 

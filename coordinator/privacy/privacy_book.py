@@ -1,0 +1,90 @@
+"""The book of releases: `privacy-book.fp` in the run's directory, how often each device's updates were released.
+
+It is written before the checkpoint, so a release never lacks in it. A round that a crash interrupted counts once; a round that
+is repeated because its checkpoint is lost draws anew and counts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.wire.field_types import Count
+
+BOOK = "privacy-book.fp"
+_BOOK_LINE = b"fedpatch privacy book 1\n"
+
+
+@dataclass(frozen=True)
+class _Pages:
+    """Content of the book: releases by device without the last draw, and the devices of the last draw."""
+
+    earlier: dict[str, Count] = field(default_factory=dict)
+    digest: str = ""
+    devices: tuple[str, ...] = ()
+
+
+class PrivacyBook:
+    """The coordinator's account of one run: in how many releases each device's updates are.
+
+    Args:
+        directory: Directory of the run.
+
+    Raises:
+        StateError: The book is damaged, or the disk refuses.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / BOOK
+        self._pages = self._read()
+
+    @property
+    def most_used(self) -> int:
+        """The number of releases of the device that is in most of them; 0 before the first."""
+        return max(_totals(self._pages).values(), default=0)
+
+    def most_used_with(self, digest: str, devices: Iterable[str]) -> int:
+        """Return `most_used` as it would be after `note` with the same arguments."""
+        return max(_totals(self._noted(digest, devices)).values(), default=0)
+
+    def note(self, digest: str, devices: Iterable[str]) -> None:
+        """Count a release durably, before it is made.
+
+        Args:
+            digest: Name of its draw. The same draw counts once, for the devices of all its attempts.
+            devices: Devices whose updates are in it.
+        """
+        pages = self._noted(digest, devices)
+        if pages != self._pages:
+            with refusals_of(self._path):
+                write_atomic(self._path, seal(_BOOK_LINE, msgspec.msgpack.encode(pages)))
+            self._pages = pages
+
+    def _noted(self, digest: str, devices: Iterable[str]) -> _Pages:
+        if digest == self._pages.digest:
+            return replace(self._pages, devices=tuple(sorted({*self._pages.devices, *devices})))
+        return _Pages(_totals(self._pages), digest, tuple(sorted(devices)))
+
+    def _read(self) -> _Pages:
+        with refusals_of(self._path):
+            if not self._path.exists():
+                return _Pages()
+            data = self._path.read_bytes()
+        remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
+        try:
+            return msgspec.msgpack.decode(unseal(self._path, _BOOK_LINE, data, "a privacy book"), type=_Pages)
+        except (StateError, ValueError, RecursionError) as error:
+            raise StateError(f"{self._path}: cannot be read ({error}); {remedy}") from error
+
+
+def _totals(pages: _Pages) -> dict[str, int]:
+    totals = dict(pages.earlier)
+    for device in pages.devices:
+        totals[device] = totals.get(device, 0) + 1
+    return totals

@@ -1,0 +1,91 @@
+"""The noise of an open round on the disk: `noise-000013.fp` in the run's directory, until the checkpoint of round 13 is saved.
+
+Noise is drawn from the operating system once a round, never from the run's seed. It is on the disk before it is used, and a
+process that continues the round uses it again: a second draw would publish the same sum twice, and the mean of both has less
+noise than the account says. It is deleted, durably, before the round's model is published, for who has it can take it off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedpatch.coordinator.aggregation.gaussian_noise import normals, random_bytes_for
+from fedpatch.shared.app.checksummed_file import seal, unseal
+from fedpatch.shared.app.files import refusals_of, sync_directory, write_atomic
+from fedpatch.shared.errors import StateError
+from fedpatch.shared.tensors.arrays import Array
+
+_NOISE_LINE = b"fedpatch noise 1\n"
+
+DrawBytes = Callable[[int], bytes]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The noise of a round: standard normal `values`, and the `digest` that names this draw."""
+
+    values: Array
+    digest: str
+
+
+class SealedNoise:
+    """The noise of one run's rounds.
+
+    Args:
+        directory: Directory of the run.
+        draw_bytes: Source of random bytes; the operating system's if left out.
+
+    Raises:
+        StateError: The disk refuses; here and in each method.
+    """
+
+    def __init__(self, directory: Path, draw_bytes: DrawBytes | None = None) -> None:
+        self._directory = directory
+        self._draw_bytes = draw_bytes or os.urandom
+
+    def of_round(self, round_number: int, size: int) -> Draw:
+        """Return the noise of a round: the sealed one if there is one, else a new one, which is sealed first.
+
+        Args:
+            round_number: The open round.
+            size: Number of values.
+
+        Raises:
+            StateError: The sealed noise is damaged or has another size.
+        """
+        path = self._path(round_number)
+        with refusals_of(path):
+            if not path.exists():
+                values = normals(self._draw_bytes(random_bytes_for(size)), size)
+                write_atomic(path, seal(_NOISE_LINE, values.astype("<f8").tobytes()))
+            data = path.read_bytes()
+        remedy = "remove the file: its round has released nothing, and draws new noise"
+        try:
+            content = bytes(unseal(path, _NOISE_LINE, data, "the noise of a round"))
+        except StateError as error:
+            raise StateError(f"{error}; {remedy}") from error
+        if len(content) != 8 * size:
+            raise StateError(f"{path}: has noise for {len(content) // 8} values, not for {size}; {remedy}")
+        values = np.frombuffer(content, "<f8").astype(np.float64)
+        if not np.isfinite(values).all():
+            raise StateError(f"{path}: has a value that is no number; {remedy}")
+        return Draw(values, hashlib.sha256(content).hexdigest())
+
+    def drop_until(self, round_number: int) -> None:
+        """Delete the noise of this round and of earlier ones, whose models are saved, durably."""
+        with refusals_of(self._directory):
+            found = self._directory.glob("noise-[0-9]*.fp")
+            over = [path for path in found if int(path.stem.partition("-")[2]) <= round_number]
+            for path in over:
+                path.unlink(missing_ok=True)
+            if over:
+                sync_directory(self._directory)
+
+    def _path(self, round_number: int) -> Path:
+        return self._directory / f"noise-{round_number:06d}.fp"

@@ -1,0 +1,60 @@
+"""Readers of the files of differential privacy: the noise of a round, the coordinator's book, the device's ledger."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
+from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
+from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
+from fedpatch.shared.errors import StateError
+from tests.fuzz.decoders import Decoder
+from tests.fuzz.held_decoders import _Sealed
+
+_NOISE = "noise-000001.fp"
+_VALUES = 4
+
+
+def privacy_decoders() -> Iterator[Decoder]:
+    """Each as it is, and with a checksum that fits whatever it holds."""
+    for name, line, read, kept in (
+        ("noise", b"fedpatch noise 1\n", _noise, _written(_NOISE, lambda at: SealedNoise(at).of_round(1, _VALUES))),
+        ("privacy book", b"fedpatch privacy book 1\n", _book, _written(BOOK, _write_book)),
+        ("privacy ledger", b"fedpatch privacy ledger 1\n", _ledger, _written(LEDGER_NAME, _write_ledger)),
+    ):
+        yield Decoder(name, read, (StateError,), (kept,))
+        content = kept[len(line) + 32 :]
+        yield Decoder(f"sealed {name}", _Sealed(line, read), (StateError,), (content,), frugal=False)
+
+
+def _noise(data: bytes, folder: Path) -> None:
+    (folder / _NOISE).write_bytes(data)
+    assert np.isfinite(SealedNoise(folder).of_round(1, _VALUES).values).all()
+
+
+def _book(data: bytes, folder: Path) -> None:
+    (folder / BOOK).write_bytes(data)
+    assert PrivacyBook(folder).most_used >= 0
+
+
+def _ledger(data: bytes, folder: Path) -> None:
+    (folder / LEDGER_NAME).write_bytes(data)
+    assert PrivacyLedger(folder).mu() >= 0
+
+
+def _write_book(folder: Path) -> None:
+    PrivacyBook(folder).note("ab" * 32, ["pi-1", "pi-2"])
+
+
+def _write_ledger(folder: Path) -> None:
+    PrivacyLedger(folder).count("home", "run-1", "digits", "ab" * 32, 1.6)
+
+
+def _written(name: str, write: Callable[[Path], object]) -> bytes:
+    with tempfile.TemporaryDirectory() as place:
+        write(Path(place))
+        return (Path(place) / name).read_bytes()
