@@ -195,8 +195,9 @@ class RoundSettings(Settings):
         "off",
         group=_SECURE,
         choices=("off", "groups"),
-        help="groups: devices mask their updates in random groups, and the coordinator learns sums only. Settings that are not "
-        "set take values that fit (fedavg, masked-u8, no norm_bound). Only devices that can mask are asked.",
+        help="Secure aggregation. groups: devices mask their updates in random groups, and the coordinator learns sums only; "
+        "settings that are not set take values that fit (fedavg, masked-u8, no norm_bound), and only devices that can mask "
+        "are asked.",
     )
     group_size: int = setting(
         32, group=_SECURE, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of a masked group, at most."

@@ -48,7 +48,7 @@ class OpenGroup:
     masks: tuple[Mask, ...]
 
 
-class Group:
+class MaskedGroup:
     """One group from its roster to its secrets.
 
     A message that is damaged or of another group raises WireError, and one at the wrong time changes nothing. A call of the
@@ -68,7 +68,7 @@ class Group:
         offenders: Senders of wrong shares.
 
     Example:
-        >>> group = Group(request, roster)  # doctest: +SKIP
+        >>> group = MaskedGroup(request, roster)  # doctest: +SKIP
         >>> group.add_shares("pi-1", shares)  # doctest: +SKIP
         True
     """

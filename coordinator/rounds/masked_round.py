@@ -1,8 +1,8 @@
 """The groups of a masked round: keys, rosters, shares, inboxes and reveals, as effects.
 
 `MaskedRound` adds masking to coordinator.rounds.round_messages: it draws the groups at the end of recruiting, and drives one
-coordinator.masking.group.Group for each. Each step is a SaveMasking effect before the messages that depend on it, so that a
-restarted coordinator continues with the same rosters, masking sets and reported sets.
+coordinator.masking.group.MaskedGroup for each. Each step is a SaveGroupSteps effect before the messages that depend on it,
+so that a restarted coordinator continues with the same rosters, masking sets and reported sets.
 
 Lost messages: a roster is sent again until shares come, `unmask` until a reveal comes, both every REPEAT_S. A device does not
 confirm its inbox; that is sent again in doubling pauses until the device offers its update, and with each answer to a request.
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from fedpatch.coordinator.masking.group import Group, GroupState, OpenGroup
+from fedpatch.coordinator.masking.group import GroupState, MaskedGroup, OpenGroup
 from fedpatch.coordinator.masking.group_drawing import draw_groups
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Event, MaskingEntry, Phase, State
 from fedpatch.coordinator.rounds.round_phases import GROUP_LOST, RETURN_S, Round
-from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveMasking
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, SaveGroupSteps
 from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
@@ -64,13 +64,13 @@ class MaskedRound:
     ) -> None:
         self.terms = terms
         self.keys: dict[str, MaskingKeys] = {}
-        self.groups: list[Group] = []
+        self.groups: list[MaskedGroup] = []
         self._round, self._number = round, round.number
         self._policy = policy
         self._seed = seed
         self._request = request
         self._send = send
-        self._group_of: dict[str, Group] = {}
+        self._group_of: dict[str, MaskedGroup] = {}
         self._shares_until = self._repeat_at = self._inbox_at = 0.0
         self._inbox_pause_s = REPEAT_S
 
@@ -152,9 +152,9 @@ class MaskedRound:
         without = [
             effect for device in at_work if device not in self.keys for effect in self.leave(device, NO_KEYS, now)
         ]
-        return [SaveMasking(self._number, entries), *self._rosters(), *without]
+        return [SaveGroupSteps(self._number, entries), *self._rosters(), *without]
 
-    def group_of(self, device: str) -> Group | None:
+    def group_of(self, device: str) -> MaskedGroup | None:
         """Return the group of a device; None before the groups are drawn, and for a device without one."""
         return self._group_of.get(device)
 
@@ -220,7 +220,7 @@ class MaskedRound:
             content = to_bytes(_Names(group.reported))
             entries.append(MaskingEntry(group.roster.group, "reported", "", content))
         self._repeat_at = now + REPEAT_S
-        save: list[Effect] = [SaveMasking(self._number, tuple(entries))] if entries else []
+        save: list[Effect] = [SaveGroupSteps(self._number, tuple(entries))] if entries else []
         return [*save, *self._unmask()]
 
     def _on_reveal(self, device: str, reveal: Reveal) -> list[Effect]:
@@ -235,7 +235,7 @@ class MaskedRound:
         if not new:
             return []
         group.open()
-        saved = SaveMasking(self._number, (MaskingEntry(group.roster.group, "reveal", device, to_bytes(reveal)),))
+        saved = SaveGroupSteps(self._number, (MaskingEntry(group.roster.group, "reveal", device, to_bytes(reveal)),))
         wrong = (_ignored(sender, "wrong secret shares", ours=True) for sender in sorted(group.offenders))
         return [saved, *wrong]
 
@@ -339,11 +339,11 @@ class MaskedRound:
         return [device for device in self._round.devices(*states) if self.may_upload(device)]
 
     def _add_group(self, roster: Roster) -> None:
-        group = Group(self._request, roster)
+        group = MaskedGroup(self._request, roster)
         self.groups.append(group)
         self._group_of |= dict.fromkeys(group.members, group)
 
-    def _end_sharing(self, groups: Sequence[Group]) -> list[Effect]:
+    def _end_sharing(self, groups: Sequence[MaskedGroup]) -> list[Effect]:
         entries, inboxes = [], []
         for group in groups:
             group.end_sharing()
@@ -353,9 +353,9 @@ class MaskedRound:
             ]
             entries.append(MaskingEntry(number, "masking", "", b""))
             inboxes += [effect for device in group.masking for effect in self._inbox(group, device)]
-        return [SaveMasking(self._number, tuple(entries)), *inboxes] if entries else []
+        return [SaveGroupSteps(self._number, tuple(entries)), *inboxes] if entries else []
 
-    def _inbox(self, group: Group, device: str) -> list[Effect]:
+    def _inbox(self, group: MaskedGroup, device: str) -> list[Effect]:
         if group.state is not GroupState.SHARED or device not in group.masking:
             return []
         return [self._send(device, group.inbox(device))]

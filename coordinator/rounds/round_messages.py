@@ -41,8 +41,8 @@ from fedpatch.coordinator.rounds.run_effects import (
     CountEvent,
     Effect,
     MaskedOrigin,
+    SaveGroupSteps,
     SaveJournal,
-    SaveMasking,
     SendMessage,
     StoreUpdate,
 )
@@ -566,7 +566,7 @@ class ActiveRound:
         """Return the effect that saves new terms, before the first request that has them."""
         if terms is None or any(entry.step == "terms" for entry in self._opening.masking):
             return []
-        return [SaveMasking(self.round.number, (MaskingEntry(0, "terms", "", to_bytes(terms)),))]
+        return [SaveGroupSteps(self.round.number, (MaskingEntry(0, "terms", "", to_bytes(terms)),))]
 
     def _resume_groups(self, known: RoundJournal, terms: SecureTerms, now: float) -> RoundJournal:
         """Begin masking, or continue it; return the journal with its phase."""

@@ -41,7 +41,7 @@ class SaveJournal:
 
 
 @dataclass(frozen=True)
-class SaveMasking:
+class SaveGroupSteps:
     """Write steps of a masked round, before the messages that depend on them."""
 
     round: int
@@ -142,7 +142,7 @@ Effect = (
     SendMessage
     | PublishModel
     | SaveJournal
-    | SaveMasking
+    | SaveGroupSteps
     | SavePause
     | ResendChunks
     | RetractModel

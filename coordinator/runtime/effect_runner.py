@@ -13,8 +13,8 @@ from fedpatch.coordinator.rounds.run_effects import (
     PublishModel,
     ResendChunks,
     RetractModel,
+    SaveGroupSteps,
     SaveJournal,
-    SaveMasking,
     SavePause,
     SaveRecord,
     SendMessage,
@@ -84,7 +84,7 @@ class EffectRunner:
                 self.counters.count(effect)
             case PublishModel() | StoreUpdate() | AggregateUpdates():
                 return self._run_awaited(effect)
-            case SaveJournal() | SaveMasking() | SavePause() | SaveRecord():
+            case SaveJournal() | SaveGroupSteps() | SavePause() | SaveRecord():
                 self._save(effect)
             case ResendChunks():
                 self._publisher.repair(effect.digest, effect.indices)
@@ -123,12 +123,12 @@ class EffectRunner:
         self._connection.event_queue.now_is_present()
         return event
 
-    def _save(self, effect: SaveJournal | SaveMasking | SavePause | SaveRecord) -> None:
+    def _save(self, effect: SaveJournal | SaveGroupSteps | SavePause | SaveRecord) -> None:
         """Save the data from which another process can resume the run."""
         match effect:
             case SaveJournal():
                 self.updates.open_round(effect.ledger, self._connection.ports.boot_time())
-            case SaveMasking():
+            case SaveGroupSteps():
                 self.updates.save_masking(effect)
             case SavePause():
                 self.updates.pause_round(effect.spent_s)

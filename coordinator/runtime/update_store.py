@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, vector_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
-from fedpatch.coordinator.rounds.run_effects import SaveMasking, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import SaveGroupSteps, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
@@ -127,7 +127,7 @@ class UpdateStore:
         blob = load_update(self._directory, update.round, update.device)
         return read_masked_blob(blob, vector_layout(self._requirements().schema, terms))
 
-    def save_masking(self, effect: SaveMasking) -> None:
+    def save_masking(self, effect: SaveGroupSteps) -> None:
         """Write steps of the groups of the open round."""
         self._registry.rounds.save_masking(self._run, effect.round, effect.entries)
 

@@ -69,10 +69,12 @@ class MaskedDevice:
         self.committed: set[int] = set()
         self.cancelled: set[int] = set()
         self.request: WorkRequest | None = None
+        self.tamper: Callable[[Envelope], Envelope] = lambda envelope: envelope
         self.spoil: Callable[[Array], Array] = lambda elements: elements
 
     def answers(self, envelope: Envelope) -> list[Any]:
         """Return the messages and chunks that follow a message."""
+        envelope = self.tamper(envelope)
         number, name = envelope.round, RoundName(envelope.task, envelope.run, envelope.round)
         match envelope.body:
             case WorkRequest():

@@ -107,6 +107,17 @@ def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
 
 
 @pytest.mark.broker
+def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
+    with told(settings, pi_1=state(schema), pi_2=state(schema, features=("masked",))) as there:
+        plain = find(there)
+        masked = find(replace(there, secure="groups", strategy="fedavg", encoding="masked-u8"))
+    assert "device_masking" not in plain
+    assert masked["device_masking"].verdict == "warn"
+    assert masked["device_masking"].detail == "pi-1 cannot mask updates, and will not be asked"
+    assert "device_encoding" not in masked
+
+
+@pytest.mark.broker
 def test_too_few_or_no_devices_are_a_warning(settings, schema):
     with told(settings, pi_1=state(schema)) as there:
         few, none = find(replace(there, devices=3))["devices"], find(replace(there, fleet="garden"))["devices"]

@@ -246,3 +246,23 @@ class TestWaiting:
         made.handle(DevicePresence("b", starting()), 1.0)
         assert made.handle(TimePassed(), 100.0) == []
         assert made.handle(DevicePresence("b", there()), 120.0) == [PublishModel(2)]
+
+
+def test_device_that_cannot_mask_is_not_asked_in_a_masked_run_and_leaves_the_count():
+    fleet = Fleet(TASK, masked=True)
+    fleet.update("a", there())
+    fleet.update("b", replace(there(), features=("masked",)))
+    assert (fleet.eligible(), fleet.left) == (["b"], {"a"})
+    assert "a: cannot mask" in fleet.missing_text(2, 60.0)
+
+
+def test_device_that_can_mask_after_all_is_asked():
+    fleet = Fleet(TASK, masked=True)
+    fleet.update("a", there())
+    fleet.update("a", replace(there(), features=("masked",)))
+    assert (fleet.eligible(), fleet.left) == (["a"], set())
+
+
+def test_masking_is_kept_of_a_presence():
+    state = replace(there(), features=("masked", "unknown"))
+    assert Fleet(TASK).relevant(state).features == ("masked",)

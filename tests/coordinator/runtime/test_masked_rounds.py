@@ -17,7 +17,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import Reveal, Roster, Shares
-from fedpatch.shared.wire.messages import Offer
+from fedpatch.shared.wire.messages import Envelope, Offer, WorkRequest
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, examples, names
 
@@ -205,16 +205,15 @@ class TestLost:
 
     def test_device_with_another_request_has_no_part_in_the_sum_and_changes_nothing_else(self, fleet, watched):
         """One byte of the public seed differs, as when a coordinator sends other terms to one device."""
-        real = fleet.devices["pi-03"].answers
 
-        def answers(envelope: Any) -> list[Any]:
+        def tamper(envelope: Envelope) -> Envelope:
             body = envelope.body
-            if getattr(body, "secure", None) is not None:
-                terms = replace(body.secure, seed=b"other seed......")
-                envelope = replace(envelope, body=replace(body, secure=terms))
-            return real(envelope)
+            if not isinstance(body, WorkRequest) or body.secure is None:
+                return envelope
+            terms = replace(body.secure, seed=body.secure.seed[:-1] + b"?")
+            return replace(envelope, body=replace(body, secure=terms))
 
-        fleet.devices["pi-03"].answers = answers  # type: ignore[method-assign]
+        fleet.devices["pi-03"].tamper = tamper
         fleet.come().wait(700.0)
         [record] = records(fleet)
         assert (record.outcome, record.reported) == ("aggregated", 15)

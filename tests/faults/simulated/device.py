@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.runtime.agent import Agent
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner as Hands
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
+from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.app.files import remove_unfinished
 from fedpatch.shared.errors import DataError
@@ -56,10 +58,10 @@ class SimulatedDevice:
             world, self.host, client_id=identity.client_id, events=self._hearing(boots), will=identity.will()
         )
         self.trainer = SimulatedTrainer(world, self.name, self.directory / "patches", self._hearing(boots))
-        self.job = Job(max_blob_bytes=2**20)
         link: Any = self.link
         trainer: Any = self.trainer
         self._alarm = Timer(world.agenda, lambda: self._act(boots))
+        self.job = Job(max_blob_bytes=2**20, masking=MaskingRounds(self.name, world.rng.randbytes))
         self._act(boots, lambda: self._set_up(identity, link, trainer))
 
     def kill(self) -> None:
@@ -89,6 +91,8 @@ class SimulatedDevice:
     def _set_up(self, identity: Identity, link: Any, trainer: Any) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.directory)
+        masking = MaskingRounds(self.name, self._world.rng.randbytes, MaskingFile(self.directory).load())
+        self.job = Job(max_blob_bytes=2**20, masking=masking)
         owner = owner_of()
         limits = OwnerLimits(self.directory / "patches", max_steps=1000, max_epochs=100)
         self._hands = Hands(
@@ -111,7 +115,7 @@ class SimulatedDevice:
             owner=owner,
             limits=limits,
             storage=Storage(self.directory),
-            presence=Presence(identity, link, DuplicateIdDetector(identity.boot, 180.0)),
+            presence=Presence(identity, link, DuplicateIdDetector(identity.boot, 180.0), masks=True),
             housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
             status=status,
             clock=self._clock,

@@ -55,6 +55,7 @@ class SimulatedLink:
         self._connect()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
+        self._world.oracle.says(topic, payload)
         queued = not self._stopped and self._outbox.put(QueuedMessage(topic, payload, qos, retain))
         self._feed()
         return queued

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import fedpatch.coordinator.runtime.aggregator
+from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
+from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import _load
@@ -23,9 +26,11 @@ from fedpatch.coordinator.storage.rounds_table import RoundLedger
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.state.patch_store import PatchState
+from fedpatch.shared.masking.masked_blob import HEADER_BYTES
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.masking_messages import Reveal
 from fedpatch.shared.wire.messages import Committed, is_delta
 from tests.faults.simulated.lesson import FIRST_PATCH, INITIAL, examples, learned
 
@@ -56,6 +61,10 @@ class Oracle:
         self.records: dict[tuple[str, int], RoundRecord] = {}
         self.patches: dict[str, list[Trained]] = defaultdict(list)
         self.damaged = False
+        # Of masked rounds: what the devices masked, which devices a sum was made of, and what they revealed in each group.
+        self.vectors: dict[tuple[str, str, int], bytes] = {}
+        self.summed: dict[str, tuple[str, ...]] = {}
+        self._revealed: dict[tuple[str, bytes], Reveal] = {}
         self.run = ""
         self._world = world
         self._ever: set[tuple[str, str]] = set()
@@ -78,6 +87,7 @@ class Oracle:
         self._after(patch, RoundLedger, "pause", lambda run, spent_s: self.stands_still(self._world.now))
         self._after(patch, RoundLedger, "roll_back", self._roll_back)
         self._after(patch, RoundLedger, "drop_update", self._drop)
+        patch.setattr(fedpatch.coordinator.runtime.aggregator, "masked_mean", self._masked_mean)
         real = Registry.create_run
 
         def create_run(registry: Registry, **given: Any) -> Any:
@@ -116,7 +126,38 @@ class Oracle:
                 known = (device, envelope.body.digest) in self._ever
                 assert known, f"{device} hears committed in round {envelope.round} of what the registry does not have"
 
+    def says(self, topic: str, payload: bytes) -> None:
+        """A device publishes something: of each member of its group it reveals one secret, ever."""
+        if not topic.endswith("/up"):
+            return
+        body = decode(payload).body
+        if isinstance(body, Reveal):
+            known = self._revealed.setdefault((topic, body.context), body)
+            assert known == body, f"{topic} reveals other shares than before"
+
     # ---- the coordinator
+
+    def _masked_mean(self, groups: Any, read: Any, **given: Any) -> MaskedMean:
+        """The sum of the groups is that of what their devices masked, in whole numbers."""
+        made = masked_mean(groups, read, **given)
+        layout, base = given["layout"], given["base"]
+        counted = tuple(sorted(device for group in groups for device in group.devices))
+        assert not made.left_out
+        rounds = {key[2] for key in self.vectors if key[1] == self.run}
+        number = max(rounds)
+        total = np.zeros(layout.num_values, np.int64)
+        for device in counted:
+            elements = self.vectors[device, self.run, number][HEADER_BYTES:]
+            total += np.frombuffer(elements, np.int8)[: layout.num_values]
+        weight = sum(min(examples(device), layout.terms.weight_cap) for device in counted)
+        step = total * (layout.ranges[0] / layout.top * layout.terms.weight_cap / weight)
+        expected = base["body.weight"].astype(np.float64) + step.reshape(base["body.weight"].shape)
+        assert made.mean["body.weight"].tobytes() == expected.astype(np.float32).tobytes(), (
+            "the masked sum is another one"
+        )
+        assert made.mean["body.steps"] == base["body.steps"]
+        self.summed[self.run] = counted
+        return made
 
     def _after(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
         real = getattr(owner, name)
@@ -162,8 +203,12 @@ class Oracle:
         record = RoundRecord.from_dict(meta["record"])
         key = (path.parent.name, record.round)
         self._books(key[0], record)
-        expected = self._mean(key)
         model: Model = state.tensors
+        if self._world.settings.masked:  # `_masked_mean` has compared it
+            self.models[key] = model
+            self._ended[key] = self._world.now
+            return
+        expected = self._mean(key)
         coarse = is_delta(self._world.settings.encoding)
         assert _same(model, expected) or (coarse and self._about(model, expected, key)), (
             f"the model after round {record.round} is not the mean of {_names(self.committed[key])}"
@@ -180,13 +225,19 @@ class Oracle:
         assert aggregated == (key in self.models), f"round {record.round} is {record.outcome}; is there a model of it?"
         policy = self._world.coordinator.settings
         due = self._opened[key] + (policy.deadline_s or record.deadline_s) + policy.grace_s
+        due += max(policy.unmask_s, RETURN_S) if policy.masked else 0.0
         due = max(due, self._last_opened, self._world.coordinator.started_at[-1]) + AT_ONCE_S
         # The checkpoint decides: after a crash between the two, the registry only follows it.
         ended = self._ended.get(key, self._world.now)
         assert ended <= due, f"round {record.round} ends {ended - due:.1f} s after it had to"
 
     def _books(self, run: str, record: RoundRecord) -> None:
-        counted = self.committed[run, record.round]
+        counted: Collection[str] = self.committed[run, record.round]
+        if self._world.settings.masked:
+            assert set(self.summed.get(run, ())) <= set(counted) or record.outcome == "failed"
+            if record.outcome == "failed":
+                return
+            counted = self.summed[run]
         in_books = (record.reported, record.num_examples)
         expected = (len(counted), sum(map(examples, counted)))
         assert in_books == expected, (

@@ -99,6 +99,35 @@ def settings(**changes: Any) -> RunSettings:
     return RunSettings(**{**given, **changes})
 
 
+def masked(**changes: Any) -> RunSettings:
+    """Of a small masked run: one group of nine devices, of which five must stay."""
+    given: dict[str, Any] = {
+        "secure": "groups",
+        "encoding": "masked-u8",
+        "group_size": 9,
+        "devices": 9,
+        "weight_cap": 500,
+        "quorum": 0.5,
+        "rounds": 2,
+        "share_deadline_s": 20.0,
+        "unmask_s": 20.0,
+    }
+    return settings(**{**given, **changes})
+
+
+def draw_masked(seed: int) -> Schedule:
+    """A masked run in some weather with some faults, all from the seed."""
+    rng = random.Random(f"masked {seed}")
+    weather = Weather(
+        delay_s=rng.uniform(0.01, 0.1), jitter_s=rng.choice((0.0, 0.05)), loss=rng.choice((0.0, 0.02)), twice=0.02
+    )
+    schedule = Schedule(seed, masked(deadline_s=rng.choice((40.0, 90.0))), weather, 1000)
+    names = [f"pi-{number}" for number in range(9)]
+    for _ in range(rng.randint(1, 5)):
+        schedule.at(rng.uniform(1.0, _HORIZON_S / 2), _draw_fault(rng, names, schedule.settings.deadline_s or 0.0))
+    return schedule
+
+
 def draw(seed: int) -> Schedule:
     """A fleet, its weather and some faults, all from the seed."""
     rng = random.Random(f"schedule {seed}")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
+    MaskCommand,
+    Masked,
     Ready,
     TrainCancelled,
     TrainCommand,
@@ -23,11 +25,15 @@ from fedpatch.device_agent.state.model_cache import DIRECTORY, ModelCache
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.device_agent.training.global_model import read_global_model
+from fedpatch.device_agent.training.masked_update import mask_update, unmasked_blob
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, StateError
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.masking_messages import SecureTerms
+from fedpatch.shared.wire.messages import Manifest, UpdateReport
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.faults.simulated.lesson import FIRST_PATCH, POLICY, PUBLIC, SCHEMA, examples, learned
 from tests.faults.simulated.processes import Killed, Process
@@ -40,7 +46,7 @@ SET_UP_S = (0.5, 3.0)
 
 
 class _Lesson:
-    """A command, and what has come of it so far."""
+    """A command to train, and what has come of it so far."""
 
     def __init__(self, command: TrainCommand) -> None:
         self.command = command
@@ -59,6 +65,7 @@ class SimulatedTrainer:
         self._process: Process | None = None
         self._store: PatchStore | None = None
         self._lessons: list[_Lesson] = []
+        self._masking: list[MaskCommand] = []
 
     # ---- for the agent
 
@@ -74,6 +81,13 @@ class SimulatedTrainer:
         if len(self._lessons) == 1 and self._store is not None:
             self._later(PIPE_S, self._begin)
 
+    def mask(self, command: MaskCommand) -> None:
+        """Puts the masks on a vector that lies on the disk."""
+        self.start()
+        self._masking.append(command)
+        if self._store is not None:
+            self._later(PIPE_S, self._mask)
+
     def cancel(self) -> None:
         """The last one that was given is of no use any more."""
         if self._lessons:
@@ -84,7 +98,8 @@ class SimulatedTrainer:
     def kill(self, *, told: bool = True) -> None:
         """Gone at once; the agent hears of it, if it is still there."""
         process, self._process, self._store = self._process, None, None
-        owed, self._lessons = tuple(one.command.key for one in self._lessons), []
+        owed = (*(one.command.key for one in self._lessons), *(one.key for one in self._masking))
+        self._lessons, self._masking = [], []
         if process is not None:
             process.dead = True
             if told:
@@ -114,6 +129,15 @@ class SimulatedTrainer:
             self._answer(TrainFailed(lesson.command.key, _reason(error), str(error)))
             self._next()
 
+    def _mask(self) -> None:
+        """Masks the vectors that were asked for."""
+        while self._masking:
+            command = self._masking.pop(0)
+            try:
+                self._answer(Masked(command.key, mask_update(command)))
+            except FedpatchError as error:
+                self._answer(TrainFailed(command.key, FailReason.MASKING, str(error)))
+
     def _answer(self, event: TrainerEvent) -> None:
         self._world.agenda.after(PIPE_S, partial(self._hear, self._process, event))
 
@@ -126,6 +150,7 @@ class SimulatedTrainer:
         self._answer(Ready("digits", SCHEMA.digest, examples(self._device), SCHEMA.specs))
         if self._lessons:
             self._begin()
+        self._mask()
 
     def _next(self) -> None:
         self._lessons.pop(0)
@@ -173,13 +198,38 @@ class SimulatedTrainer:
         report = UpdateReport(command.base, examples(self._device), 1, 0.5, 0.5, 0.6, command.download_s, 1.0)
         assert lesson.record is not None
         seed = update_seed(command.plan.seed, self._device, lesson.record.before.batches_done)
-        packed = pack(lesson.update, PUBLIC, asdict(report), command.encoding, base=lesson.model, seed=seed)
-        manifest = packed.manifest(command.chunk_bytes, PUBLIC)
+        if command.secure is not None:
+            blob, manifest = self._vector(lesson, command.secure, report, seed)
+        else:
+            packed = pack(lesson.update, PUBLIC, asdict(report), command.encoding, base=lesson.model, seed=seed)
+            blob, manifest = packed.blob, packed.manifest(command.chunk_bytes, PUBLIC)
         path = Path(command.update_path)
         with refusals_of(path):
-            write_atomic(path, packed.blob)
+            write_atomic(path, blob)
         self._answer(Trained(command.key, manifest, report))
         self._next()
+
+    def _vector(self, lesson: _Lesson, terms: SecureTerms, report: UpdateReport, seed: int) -> tuple[bytes, Manifest]:
+        """The vector of a masked round; no residual is kept, so that the oracle needs to know one round only."""
+        command = lesson.command
+        blob, _ = unmasked_blob(
+            terms,
+            PUBLIC,
+            model=lesson.model,
+            update=lesson.update,
+            residual={},
+            report=report,
+            metric=MetricTerms(),
+            seed=seed,
+        )
+        self._world.oracle.vectors[self._device, command.key.run, command.key.round] = blob
+        return blob, describe(
+            blob,
+            chunk_bytes=command.chunk_bytes,
+            encoding=command.encoding,
+            raw_bytes=len(blob),
+            schema=PUBLIC.digest,
+        )
 
 
 def _reason(error: FedpatchError) -> FailReason:

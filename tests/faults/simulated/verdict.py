@@ -56,7 +56,7 @@ def calm_settings(world: World) -> RunSettings:
 def _nothing_is_open(world: World) -> None:
     directory = world.coordinator.directory
     with closing(sqlite3.connect(directory / REGISTRY_FILE)) as db:
-        for table in ("open_rounds", "acceptances", "updates"):
+        for table in ("open_rounds", "acceptances", "updates", "masking"):
             rows = db.execute(f"SELECT * FROM {table}").fetchall()
             assert not rows, f"the registry still has {table} when the run is over: {rows}"
     left = [str(path) for path in directory.glob("runs/*/updates/*")]

@@ -1,0 +1,201 @@
+"""One group as a state machine: which messages change it, when it opens, and when it is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpatch.coordinator.masking.group import GroupState, MaskedGroup
+from fedpatch.device_agent.masking.masking_round import RoundName
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.shared.errors import IllegalTransition, WireError
+from fedpatch.shared.masking.group_context import request_digest, threshold_of
+from fedpatch.shared.masking.masked_blob import add_masks
+from fedpatch.shared.wire.masking_messages import GroupMember, Reveal, Roster, SecureTerms, Shares, ThresholdRule
+from fedpatch.shared.wire.messages import WorkRequest
+from tests.support.specs import model, run_spec
+
+ROUND = RoundName("digits", "run-1", 1)
+VALUES = 50
+
+
+def request(size: int, rule: ThresholdRule) -> WorkRequest:
+    spec = run_spec()
+    terms = SecureTerms(rule, 2, size, 8, 1, bytes(16), 1.0, 10, np.float32(1.0).tobytes())
+    return WorkRequest(spec.schema, "affine", spec.plan, model(), "masked-u8", 100, 60.0, secure=terms)
+
+
+class Members:
+    """A group and the devices in it, which answer by their own state machine."""
+
+    def __init__(self, size: int = 8, rule: ThresholdRule = ThresholdRule.HALF) -> None:
+        self.rounds = {name: MaskingRounds(name, random.Random(name).randbytes) for name in names(size)}
+        asked = request(size, rule)
+        members = []
+        for name, one in sorted(self.rounds.items()):
+            keys = one.begin(ROUND, asked)
+            assert keys is not None
+            members.append(GroupMember(name, keys))
+        digest = request_digest(ROUND.task, ROUND.run, ROUND.round, asked)
+        self.group = MaskedGroup(digest, Roster(0, threshold_of(rule, size), tuple(members)))
+        self.vectors = {
+            name: np.random.default_rng(at).integers(0, 256, VALUES, np.uint8) for at, name in enumerate(self.rounds)
+        }
+
+    def shares(self, name: str) -> Shares:
+        body = self.rounds[name].handle(ROUND, self.group.roster).body
+        assert isinstance(body, Shares)
+        return body
+
+    def reveal(self, name: str) -> Reveal:
+        body = self.rounds[name].handle(ROUND, self.group.begin_unmasking()).body
+        assert isinstance(body, Reveal)
+        return body
+
+    def share(self, sharing: Collection[str]) -> Members:
+        """These members send their shares; those in the masking set get their inbox."""
+        for name in sharing:
+            assert self.group.add_shares(name, self.shares(name))
+        self.group.end_sharing()
+        for name in self.group.masking if self.group.state is GroupState.SHARED else ():
+            self.rounds[name].handle(ROUND, self.group.inbox(name))
+        return self
+
+    def masked(self, name: str) -> np.ndarray:
+        return add_masks(self.vectors[name], self.rounds[name].masks())
+
+
+def names(size: int) -> list[str]:
+    return [f"pi-{number:02}" for number in range(size)]
+
+
+def some(size: int) -> st.SearchStrategy[set[str]]:
+    return st.sets(st.sampled_from(names(size)))
+
+
+def most(size: int) -> st.SearchStrategy[set[str]]:
+    """All but a few."""
+    return st.sets(st.sampled_from(names(size)), max_size=size // 4).map(lambda lost: set(names(size)) - lost)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.integers(2, 12), st.sampled_from(ThresholdRule))
+def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
+    """For any members that share, upload and reveal, in any order."""
+    members = Members(size, rule)
+    group, threshold = members.group, threshold_of(rule, size)
+    members.share(data.draw(some(size) | most(size)))
+    if len(group.masking) < threshold:
+        assert group.state is GroupState.LOST
+        return
+    group.end_collecting(data.draw(some(size) | most(size)))
+    if len(group.reported) < threshold:
+        assert group.state is GroupState.LOST
+        return
+    revealing = data.draw(st.permutations(sorted(data.draw(most(size)) & set(group.masking))))
+    reveals = {name: members.reveal(name) for name in revealing}
+    group.begin_unmasking()
+    for count, name in enumerate(revealing, 1):
+        assert group.add_reveal(name, reveals[name]) == (count <= threshold)
+        group.open()
+        assert group.state is (GroupState.OPEN if count >= threshold else GroupState.UNMASKING)
+    group.end_unmasking()
+    if len(revealing) < threshold:
+        assert group.state is GroupState.LOST
+        return
+    opened = group.result()
+    total = np.sum([members.masked(name).astype(np.int64) for name in opened.devices], axis=0).astype(np.uint8)
+    expected = np.sum([members.vectors[name].astype(np.int64) for name in group.reported], axis=0) % 256
+    assert (add_masks(total, opened.masks) == expected).all()
+    assert group.offenders == frozenset()
+
+
+class TestMessages:
+    def test_shares_of_another_context_raise_and_change_nothing(self):
+        members = Members()
+        with pytest.raises(WireError, match="another"):
+            members.group.add_shares("pi-00", replace(members.shares("pi-00"), context=bytes(32)))
+        assert members.group.shares == {}
+
+    @pytest.mark.parametrize("boxes", [(), (b"x",) * 7, (b"x",) * 8, (b"",) * 8])
+    def test_shares_that_are_not_one_box_for_each_other_member_raise(self, boxes):
+        members = Members()
+        with pytest.raises(WireError, match="boxes"):
+            members.group.add_shares("pi-00", replace(members.shares("pi-00"), boxes=boxes))
+
+    def test_second_shares_of_a_member_change_nothing(self):
+        members = Members()
+        first = members.shares("pi-00")
+        assert members.group.add_shares("pi-00", first)
+        assert not members.group.add_shares("pi-00", replace(first, commitment=bytes(32)))
+        assert members.group.shares["pi-00"] == first
+
+    def test_shares_after_the_masking_set_is_fixed_change_nothing(self):
+        members = Members().share(names(7))
+        assert not members.group.add_shares("pi-07", members.shares("pi-07"))
+        assert "pi-07" not in members.group.masking
+
+    def test_reveal_for_another_reported_set_raises(self):
+        members = Members().share(names(8))
+        members.group.end_collecting(names(6))
+        reveal = members.reveal("pi-00")
+        with pytest.raises(WireError, match="another set"):
+            members.group.add_reveal("pi-00", replace(reveal, reported=b"\xff"))
+
+    def test_reveal_with_another_number_of_shares_raises(self):
+        members = Members().share(names(8))
+        members.group.end_collecting(names(6))
+        with pytest.raises(WireError, match="7 shares"):
+            members.group.add_reveal("pi-00", replace(members.reveal("pi-00"), shares=(b"",) * 7))
+
+    def test_reveal_of_a_member_outside_the_masking_set_changes_nothing(self):
+        members = Members().share(names(7))
+        members.group.end_collecting(names(7))
+        reveal = members.reveal("pi-00")
+        assert not members.group.add_reveal("pi-07", reveal)
+        assert members.group.reveals == {}
+
+    def test_wrong_shares_name_their_sender_and_others_open_the_group(self):
+        members = Members().share(names(8))
+        group = members.group
+        group.end_collecting(names(8))
+        for name in names(6):
+            reveal = members.reveal(name)
+            wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
+            group.add_reveal(name, wrong if name == "pi-02" else reveal)
+            group.open()
+        assert (group.state, group.offenders) == (GroupState.OPEN, frozenset({"pi-02"}))
+
+    def test_group_with_too_few_right_shares_stays_closed(self):
+        members = Members().share(names(8))
+        group = members.group
+        group.end_collecting(names(8))
+        for name in names(8):
+            reveal = members.reveal(name)
+            wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
+            group.add_reveal(name, wrong if name < "pi-04" else reveal)
+            group.open()
+        assert not group.over
+        group.end_unmasking()
+        assert group.state is GroupState.LOST
+
+
+class TestCalls:
+    def test_result_of_a_group_that_is_not_open_raises(self):
+        with pytest.raises(IllegalTransition):
+            Members().share(names(8)).group.result()
+
+    def test_unmasking_before_the_reported_set_is_fixed_raises(self):
+        with pytest.raises(IllegalTransition):
+            Members().share(names(8)).group.begin_unmasking()
+
+    def test_group_that_still_shares_keys_when_collecting_ends_is_lost(self):
+        members = Members()
+        members.group.end_collecting(names(8))
+        assert members.group.state is GroupState.LOST

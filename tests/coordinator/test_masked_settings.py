@@ -1,0 +1,76 @@
+"""Settings of a masked run: fitting defaults, and conflicts that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpatch.coordinator.demo.settings import DemoSettings
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.load import load, public_values
+from fedpatch.shared.errors import ConfigError
+
+
+def loaded(**flags: object) -> RunSettings:
+    return load(RunSettings, file=None, environ={}, flags=flags)
+
+
+def problems(**flags: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(**flags)
+    return list(caught.value.problems)
+
+
+def test_secure_alone_takes_values_that_fit():
+    settings = loaded(secure="groups")
+    assert (settings.strategy, settings.norm_bound, settings.max_num_examples) == ("fedavg", "off", "off")
+    assert (settings.encoding, settings.model_encoding, settings.devices) == ("masked-u8", "delta-int8", 8)
+
+
+def test_group_beyond_the_grid_of_8_bits_takes_16():
+    assert loaded(secure="groups", group_size=43).encoding == "masked-u16"
+    assert loaded(secure="groups", group_size=42).encoding == "masked-u8"
+
+
+def test_values_that_were_set_stay():
+    settings = loaded(secure="groups", strategy="fedadam", devices=12, encoding="masked-u16")
+    assert (settings.strategy, settings.devices, settings.encoding) == ("fedadam", 12, "masked-u16")
+
+
+def test_demo_keeps_its_number_of_devices():
+    assert load(DemoSettings, file=None, environ={}, flags={"secure": "groups"}).devices == 10
+
+
+def test_settings_of_a_masked_run_can_be_loaded_again_by_a_resume():
+    settings = loaded(secure="groups")
+    assert loaded(**public_values(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("strategy", "fedavg-adam", "second moments"),
+        ("norm_bound", "auto:2", "set clip instead"),
+        ("norm_bound", "reject:3", "set clip instead"),
+        ("max_num_examples", "100", "weight_cap"),
+        ("encoding", "delta-int8", "masked-u8"),
+        ("encoding", "fp32", "masked-u8"),
+        ("keep", 3, "1, 2, 4 and 8"),
+        ("group_size", 7, "is below 8"),
+        ("group_size", 65, "is above 64"),
+        ("threshold", "all", "half, two_thirds"),
+    ],
+)
+def test_setting_that_does_not_fit_is_refused_with_the_remedy(name, value, words):
+    [problem] = problems(secure="groups", **{name: value})
+    assert problem.startswith(f"--{name.replace('_', '-')}: ")
+    assert words in problem
+
+
+def test_masked_encoding_of_8_bits_for_a_large_group_is_refused():
+    [problem] = problems(secure="groups", group_size=64, encoding="masked-u8")
+    assert "masked-u16" in problem
+
+
+def test_masked_encoding_without_secure_is_refused():
+    [problem] = problems(encoding="masked-u8")
+    assert "secure = groups" in problem
