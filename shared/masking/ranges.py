@@ -21,11 +21,11 @@ CLIP_NORMS = 2.0
 MAX_CHANGE = 8.0
 """A range changes by at most this factor in one round, so that no single device drives it to 0 or to infinity."""
 
-_FIRST_SHARE, _LEAST_RANGE, _MOST_RANGE = 0.25, 1e-8, 1e8
+_LEAST_RANGE, _MOST_RANGE = 1e-8, 1e8
 
 
 def first_ranges(schema: Schema, model: Tensors) -> tuple[float, ...]:
-    """Return the ranges of a run's first round: a share of the values themselves.
+    """Return the ranges of a run's first round: the root mean square of the values themselves.
 
     Args:
         schema: Schema of the travelling tensors.
@@ -60,7 +60,7 @@ def next_clip(clip: float, report: SummedReport) -> float:
 
 def _first_range(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> float:
     spread = math.sqrt(float(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
-    return _within(_FIRST_SHARE * (spread or 1.0))
+    return _within(spread or 1.0)
 
 
 def _within(value: float) -> float:

@@ -281,6 +281,6 @@ def test_first_terms_come_from_the_model():
     """Of a tensor of zeros too."""
     model = {"fc.weight": np.full((5, 7), 0.4, "f4"), "bn.running_mean": np.zeros(5, "f4")}
     ranges = first_ranges(SCHEMA, model)
-    assert ranges == pytest.approx((0.25, 0.1))
-    assert first_clip(SCHEMA, ranges) == pytest.approx(0.1 * math.sqrt(35), rel=1e-5)
+    assert ranges == pytest.approx((1.0, 0.4))
+    assert first_clip(SCHEMA, ranges) == pytest.approx(0.4 * math.sqrt(35), rel=1e-5)
     assert MAX_CHANGE > 1
