@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_groups_are_as_few_as_possible_and_of_about_the_same_size(clients, size,
 
 def small_study(**changes):
     task = find_task("tests.simulator.small_task:TASK")
-    terms = {
+    terms: dict[str, Any] = {
         "clients": 8,
         "strategy": "fedavg",
         "data": "client={index},of={count},seed={seed},used=10",
