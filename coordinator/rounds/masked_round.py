@@ -247,8 +247,7 @@ class MaskedRound:
     def end_unmasking(self, now: float) -> list[Effect]:
         """End unmasking: groups that are not open are lost, and their reports do not count.
 
-        The round goes on to its aggregation, or fails with `groups_lost`. Devices are cancelled, so that they forget the
-        secrets of the round.
+        The round goes on to its aggregation, or fails with `groups_lost`.
         """
         for group in self.groups:
             group.end_unmasking()
@@ -267,13 +266,13 @@ class MaskedRound:
         """End the exchange of shares at its deadline, and send again what was not answered."""
         late = [group for group in self.groups if group.state is GroupState.KEYED and now >= self._shares_until]
         effects = self._end_sharing(late)
-        if connected and now >= self._repeat_at and self._waits:
+        if now >= self._repeat_at and self._waits:
             self._repeat_at = now + REPEAT_S
-            effects += [*self._rosters(), *self._unmask()]
-        if connected and now >= self._inbox_at and (without := self._before_upload()):
+            effects += [*self._rosters(), *self._unmask()] if connected else []
+        if now >= self._inbox_at and (without := self._before_upload()):
             self._inbox_pause_s = min(2 * self._inbox_pause_s, _LONGEST_PAUSE_S)
             self._inbox_at = now + self._inbox_pause_s
-            effects += [effect for device in without for effect in self.remind(device)]
+            effects += [effect for device in without for effect in self.remind(device)] if connected else []
         return effects
 
     def next_deadline(self) -> float | None:

@@ -547,7 +547,8 @@ class ActiveRound:
     def _terms(self, secure: SecureTerms | None) -> SecureTerms | None:
         """Return the terms of a masked round: those of the journal, or the given ones for the cohort.
 
-        The smaller the largest group, the finer the values. The weight cap is the median of the registered examples.
+        The smaller the largest group, the finer the values. The weight cap is the median of the registered examples. A device
+        that hides them registers 1; if all do, each weighs the same.
         """
         policy = self._spec.secure
         if policy is None or secure is None:
@@ -557,7 +558,7 @@ class ActiveRound:
             return from_bytes(known, SecureTerms)
         invited = self._opening.ledger.invited
         registered = (self._fleet.registered(device) for device in invited)
-        examples = [count for count in registered if count]
+        examples = [count for count in registered if count is not None and count > 1]
         usual = round(lower_median(examples)) if examples else 1
         largest = min(policy.largest, max(policy.least, len(invited)))
         return replace(secure, group_max=largest, weight_cap=policy.weight_cap or usual)

@@ -19,6 +19,7 @@ from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, write_m
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.wire.chunked_transfer import cut, describe
+from fedpatch.shared.wire.codec import from_bytes
 from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Unmask
 from fedpatch.shared.wire.messages import (
     MASKED_FEATURE,
@@ -70,6 +71,7 @@ class MaskedDevice:
         self.cancelled: set[int] = set()
         self.request: WorkRequest | None = None
         self.tamper: Callable[[Envelope], Envelope] = lambda envelope: envelope
+        self.cut_off = 0
         self.spoil: Callable[[Array], Array] = lambda elements: elements
 
     def answers(self, envelope: Envelope) -> list[Any]:
@@ -106,6 +108,7 @@ class MaskedDevice:
             self.elements[number] = vector.elements
             masked = add_masks(self.spoil(vector.elements), self.rounds.masks())
             blob = write_masked_blob(MaskedUpdate(state.group.context, request.model.digest, masked))
+            blob = blob[: len(blob) - self.cut_off]
             manifest = describe(
                 blob, chunk_bytes=2**16, encoding=request.encoding, raw_bytes=len(blob), schema=self.schema.digest
             )
@@ -152,6 +155,8 @@ class MaskedFleet:
         self.lost: set[str] = set()
         self.change: Change = lambda device, answer: answer
         self.transcript: list[tuple[str, Any]] = []
+        real = bench._send
+        bench.performer._connection.send = lambda device, envelope: self._sent(real, device, envelope)  # type: ignore[method-assign]
 
     def come(self) -> MaskedFleet:
         """All devices come online."""
@@ -183,6 +188,19 @@ class MaskedFleet:
             self.settle()
         self.clock.now = end
         return self
+
+    def _sent(self, real: Callable[[str, Envelope], Any], device: str, envelope: Envelope) -> Any:
+        """Check that the step that a message depends on is on the disk, and take the message."""
+        needed = {Roster: "roster", Inbox: "masking", Unmask: "reported"}.get(type(envelope.body))
+        if needed is not None:
+            entries = self.bench.registry.rounds.masking(envelope.run, envelope.round)
+            rosters = {one.group: from_bytes(one.content, Roster) for one in entries if one.step == "roster"}
+            groups = {at for at, one in rosters.items() if device in [member.device for member in one.members]}
+            saved = {(one.group, one.step) for one in entries}
+            assert groups and all((at, needed) in saved for at in groups), (
+                f"{needed} is not on the disk when it is sent"
+            )
+        return real(device, envelope)
 
     def _deliver(self, name: str, envelope: Envelope, answer: Any) -> None:
         answer = self.change(name, answer)

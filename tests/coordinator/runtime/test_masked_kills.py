@@ -12,15 +12,15 @@ import pytest
 
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Unmask
-from fedpatch.shared.wire.messages import Offer
+from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Shares, Unmask
+from fedpatch.shared.wire.messages import Accept, Offer
 from tests.coordinator.effect_runners import Bench
-from tests.coordinator.masked_fleets import TERMS, Clock, MaskedDevice, MaskedFleet
+from tests.coordinator.masked_fleets import TERMS, Change, Clock, MaskedDevice, MaskedFleet
 from tests.coordinator.registry_builders import new_run
 from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed
 from tests.faults.simulated.lesson import prepared
 
-DEVICES, SILENT, LATE = 9, "pi-04", "pi-07"
+DEVICES, SILENT, LATE = 11, "pi-04", "pi-07"
 
 
 def lose_two(device: str, answer: Any) -> Any:
@@ -29,21 +29,36 @@ def lose_two(device: str, answer: Any) -> Any:
     return None if lost else answer
 
 
-def play(directory: Path, clock: Clock, fatal: tuple[int, ...]) -> tuple[dict[str, bytes], Any, int, list[Any]]:
-    """Play one round of nine devices; each process dies before its own fatal write, the last one does not."""
+def lose_three(device: str, answer: Any) -> Any:
+    """One device each is not heard to accept, to share, and to upload."""
+    kinds = {"pi-02": Accept, "pi-03": Shares, LATE: Offer}
+    return None if isinstance(answer, kinds.get(device, ())) else answer
+
+
+def play(
+    directory: Path, clock: Clock, fatal: tuple[int, ...], changes: tuple[Change, ...] = (lose_two,)
+) -> tuple[dict[str, bytes], Any, int, list[Any]]:
+    """Play one round of eleven devices; each process dies before its own fatal write, the last one does not.
+
+    `changes` are those of the first process, the second one and so on; the last one holds for all later ones.
+    """
     directory.mkdir()
     run, kills = "", 0
     devices: dict[str, MaskedDevice] = {}
     transcript: list[Any] = []
-    for fatal_write in (*fatal, 0):
+    for count, fatal_write in enumerate((*fatal, 0)):
         guillotine = Guillotine(fatal_write)
         with Registry(directory / REGISTRY_FILE) as registry, pytest.MonkeyPatch.context() as patch:
             run = run or new_run(registry).id
             guillotine.installed(patch)
             try:
-                terms = {**TERMS, "devices": DEVICES, "quorum": 0.6, "rounds": 1, "deadline_s": 100.0}
+                terms = {**TERMS, "devices": DEVICES, "quorum": 0.6, "rounds": 1, "group_size": 11, "deadline_s": 100.0}
                 fleet = MaskedFleet(Bench(directory, prepared(), registry, run, **terms), clock, DEVICES, devices)
-                devices, fleet.transcript, fleet.change = fleet.devices, transcript, lose_two
+                devices, fleet.transcript, fleet.change = (
+                    fleet.devices,
+                    transcript,
+                    changes[min(count, len(changes) - 1)],
+                )
                 fleet.come().wait(400.0)
             except Killed:
                 kills += 1
@@ -83,4 +98,15 @@ def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock):
         assert_one_set_of_each(transcript)
         if kills == 0:
             assert fatal > 60
+            return
+
+
+@pytest.mark.slow
+def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock):
+    """Also where the next process hears of more devices than the killed one did."""
+    for fatal in itertools.count(1):
+        changes = (lose_three, lambda device, answer: answer)
+        _, _, kills, transcript = play(tmp_path / f"killed-{fatal}", clock, (fatal,), changes)
+        assert_one_set_of_each(transcript)
+        if kills == 0:
             return

@@ -16,8 +16,8 @@ from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
-from fedpatch.shared.wire.masking_messages import Reveal, Roster, Shares
-from fedpatch.shared.wire.messages import Envelope, Offer, WorkRequest
+from fedpatch.shared.wire.masking_messages import MaskingKeys, Reveal, Roster, Shares
+from fedpatch.shared.wire.messages import Accept, Envelope, Offer, WorkRequest
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, examples, names
 
@@ -245,3 +245,51 @@ class TestLost:
         [record] = records(fleet)
         assert (record.outcome, record.reported) == ("aggregated", 8)
         assert_equals_oracle(fleet, watched, next(one for one in groups_of(fleet) if "pi-02" not in one))
+
+
+class TestBadInput:
+    """A device that breaks the protocol is out of its round; the others' sum is right."""
+
+    def play(self, fleet: MaskedFleet, watched: Watched, change: Any) -> None:
+        fleet.change = lambda device, answer: change(answer) if device == "pi-06" else answer
+        fleet.come().wait(700.0)
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 15)
+        assert_equals_oracle(fleet, watched, [name for name in names(16) if name != "pi-06"])
+
+    def test_acceptance_without_keys_fails_the_device(self, fleet, watched):
+        self.play(fleet, watched, lambda answer: Accept(1) if isinstance(answer, Accept) else answer)
+        assert records(fleet)[0].failures == {"no_keys": 1}
+
+    def test_acceptance_with_a_point_of_small_order_fails_the_device(self, fleet, watched):
+        keys = MaskingKeys(bytes(32), bytes(32))
+        self.play(fleet, watched, lambda answer: Accept(1, keys) if isinstance(answer, Accept) else answer)
+        assert records(fleet)[0].failures == {"no_keys": 1}
+
+    def test_shares_of_the_wrong_size_count_as_not_ours(self, fleet, watched):
+        def change(answer: Any) -> Any:
+            return replace(answer, boxes=answer.boxes[:-1]) if isinstance(answer, Shares) else answer
+
+        self.play(fleet, watched, change)
+        assert offences(fleet, "pi-06") > 0
+
+    def test_update_of_another_size_is_refused_as_damaged(self, fleet, watched):
+        device = fleet.devices["pi-06"]
+        device.cut_off = 1
+        self.play(fleet, watched, lambda answer: answer)
+        assert records(fleet)[0].refused == {"damaged": 1}
+        assert offences(fleet, "pi-06") == 1
+
+    def test_member_whose_boxes_do_not_open_loses_its_group_only(self, fleet, watched):
+        """Of one member: its self-mask cannot be rebuilt, so its group is lost; the other one counts."""
+
+        def change(device: str, answer: Any) -> Any:
+            if device != "pi-06" or not isinstance(answer, Shares):
+                return answer
+            return replace(answer, boxes=tuple(bytes(len(box)) for box in answer.boxes))
+
+        fleet.change = change
+        fleet.come().wait(700.0)
+        [record] = records(fleet)
+        assert (record.outcome, record.reported) == ("aggregated", 8)
+        assert_equals_oracle(fleet, watched, next(group for group in groups_of(fleet) if "pi-06" not in group))

@@ -64,6 +64,7 @@ class Oracle:
         # Of masked rounds: what the devices masked, which devices a sum was made of, and what they revealed in each group.
         self.vectors: dict[tuple[str, str, int], bytes] = {}
         self.summed: dict[str, tuple[str, ...]] = {}
+        self._number = 0
         self._revealed: dict[tuple[str, bytes], Reveal] = {}
         self.run = ""
         self._world = world
@@ -143,11 +144,9 @@ class Oracle:
         layout, base = given["layout"], given["base"]
         counted = tuple(sorted(device for group in groups for device in group.devices))
         assert not made.left_out
-        rounds = {key[2] for key in self.vectors if key[1] == self.run}
-        number = max(rounds)
         total = np.zeros(layout.num_values, np.int64)
         for device in counted:
-            elements = self.vectors[device, self.run, number][HEADER_BYTES:]
+            elements = self.vectors[device, self.run, self._number][HEADER_BYTES:]
             total += np.frombuffer(elements, np.int8)[: layout.num_values]
         weight = sum(min(examples(device), layout.terms.weight_cap) for device in counted)
         step = total * (layout.ranges[0] / layout.top * layout.terms.weight_cap / weight)
@@ -171,6 +170,7 @@ class Oracle:
 
     def _open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
         key = (run, ledger.round)
+        self._number = ledger.round
         self.run = run  # whoever made it may have been killed before it could say so
         assert key not in self.records, f"round {ledger.round} opens though it is over"
         if key not in self._opened:
