@@ -23,7 +23,7 @@ import sys
 from typing import cast
 
 from fedpatch.device_agent.training import training_process
-from fedpatch.device_agent.training.deferred_imports import defer_imports
+from fedpatch.shared.tasks.deferred_imports import defer_imports
 
 _PRELOADED = ["fedpatch.device_agent.training.local_update", "fedpatch.device_agent.training.model_export"]
 

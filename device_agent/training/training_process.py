@@ -43,7 +43,7 @@ from fedpatch.device_agent.job.training_messages import (
     write_message,
 )
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
-from fedpatch.device_agent.training.deferred_imports import defer_imports, load_deferred
+from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
 from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError

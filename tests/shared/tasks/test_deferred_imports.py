@@ -10,7 +10,7 @@ import pytest
 
 _HEAD = """
 import sys
-from fedpatch.device_agent.training.deferred_imports import DEFERRED, _DeferredModule, defer_imports, load_deferred
+from fedpatch.shared.tasks.deferred_imports import DEFERRED, _DeferredModule, defer_imports, load_deferred
 defer_imports({names})
 """
 
