@@ -43,10 +43,10 @@ from fedpatch.device_agent.job.training_messages import (
     write_message,
 )
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
-from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
 from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
+from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
 from fedpatch.shared.wire.reason_codes import FailReason
 
 if TYPE_CHECKING:
