@@ -1,0 +1,166 @@
+"""The way up in a masked study: the same bits as masked vectors of devices, summed and opened by the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpatch.coordinator.aggregation.masked_mean import masked_mean
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.device_agent.training.masked_update import unmasked_blob
+from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, read_masked_blob
+from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.tasks.task import find_task
+from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.wire.messages import UpdateReport
+from fedpatch.simulator.clients.masked_uplink import MaskedUplink, groups_of
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import simulate
+from fedpatch.simulator.spec.study import Study, client_id
+from tests.simulator.studies import study_of, without_seconds
+from tests.support.masked_group import PlayedGroup
+
+SCHEMA = Schema((TensorSpec("w", (9, 7), "float32", "weight"), TensorSpec("running_var", (7,), "float32", "stats")))
+CLIENTS = 12
+EXAMPLES = [10 + 5 * client for client in range(CLIENTS)]
+BASE = {"w": np.full((9, 7), 0.5, "f4"), "running_var": np.ones(7, "f4")}
+
+
+def updates_of(round_number):
+    rng = np.random.default_rng(round_number)
+    return [
+        {name: value + rng.normal(0, 0.05, value.shape).astype("f4") for name, value in BASE.items()}
+        for _ in range(CLIENTS)
+    ]
+
+
+def reports():
+    return {
+        client: UpdateReport("00" * 32, EXAMPLES[client], 3, 1.5, 0.5 + client / 100, 0.9, 0.1, 0.1)
+        for client in range(CLIENTS)
+    }
+
+
+@pytest.mark.parametrize("keep", [1, 4])
+def test_mean_has_the_bits_of_masked_groups_of_devices(keep):
+    """Three rounds, with the residuals of the ones before; the devices' sums go through keys, masks and shares."""
+    study = study_of(secure="groups", group_size=8, keep=keep, clients=CLIENTS)
+    uplink = MaskedUplink(study, SCHEMA, BASE, EXAMPLES, MetricTerms())
+    for number in (1, 2, 3):
+        updates = updates_of(number)
+        layout = VectorLayout(SCHEMA, uplink._terms(number, CLIENTS))
+        residuals = [
+            {name: block[client].numpy().copy() for name, block in uplink.residuals.items()}
+            for client in range(CLIENTS)
+        ]
+        blobs = {
+            client: unmasked_blob(
+                layout.terms,
+                SCHEMA,
+                model=BASE,
+                update=updates[client],
+                residual=residuals[client],
+                report=reports()[client],
+                metric=MetricTerms(),
+                seed=100 * number + client,
+            )[0]
+            for client in range(CLIENTS)
+        }
+        groups, masked = masked_by_devices(list(groups_of(range(CLIENTS), 8)), blobs, layout)
+        deployed = masked_mean(groups, masked.__getitem__, layout=layout, schema=SCHEMA, base=BASE)
+        found = uplink.mean(
+            number,
+            range(CLIENTS),
+            base=BASE,
+            update_of=updates.__getitem__,
+            reports=reports(),
+            seeds={client: 100 * number + client for client in range(CLIENTS)},
+        )
+        for name, expected in deployed.mean.items():
+            np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+
+def masked_by_devices(members, blobs, layout):
+    """The open groups and the masked updates, by the devices' and the coordinator's code."""
+    groups, masked = [], {}
+    for number, clients in enumerate(members):
+        size = len(clients)
+        group = PlayedGroup.of(size, seed=number)
+        everybody = frozenset(range(size))
+        group.share()
+        group.distribute(everybody)
+        for device, client in zip(group.devices, clients, strict=True):
+            blob = mask_blob(blobs[client], group.context, device.rounds.masks(), 8)
+            masked[client_id(client)] = read_masked_blob(blob, layout)
+        opening = group.open(everybody, everybody, group.reveals(everybody, everybody))
+        groups.append(OpenGroup(tuple(map(client_id, clients)), opening.masks))
+    assert all(isinstance(update, MaskedUpdate) for update in masked.values())
+    return groups, masked
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "sizes"), [(10, 32, [10]), (33, 32, [17, 16]), (64, 32, [32, 32]), (9, 8, [5, 4])]
+)
+def test_groups_are_as_few_as_possible_and_of_about_the_same_size(clients, size, sizes):
+    assert [len(group) for group in groups_of(range(clients), size)] == sizes
+
+
+def small_study(**changes):
+    task = find_task("tests.simulator.small_task:TASK")
+    terms: dict[str, Any] = {
+        "clients": 8,
+        "strategy": "fedavg",
+        "data": "client={index},of={count},seed={seed},used=10",
+        "rounds": 4,
+        "learning_rate": 0.1,
+        "secure": "groups",
+    }
+    return make_study(task=task, task_ref="tests.simulator.small_task:TASK", **(terms | changes))
+
+
+def test_masked_study_continues_where_it_stopped(tmp_path):
+    """With the residuals and the scale of the rounds before."""
+    study = small_study(keep=4)
+    whole = simulate(study)
+    rounds = iter([False, False, False, True])
+    simulate(study, saved=tmp_path, stopped=lambda: next(rounds))
+    resumed = simulate(study, saved=tmp_path)
+    assert without_seconds(resumed) == without_seconds(whole)
+
+
+def test_masked_update_of_an_eighth_has_fewer_bytes():
+    whole, eighth = (simulate(small_study(keep=keep, rounds=2)).bytes_up_per_update for keep in (1, 8))
+    assert whole is not None
+    assert eighth is not None
+    assert eighth < whole
+
+
+def test_terms_of_masked_groups_are_in_the_json_only_where_there_are_any():
+    study = small_study()
+    assert Study.from_dict(study.to_dict()) == study
+    assert study.to_dict()["secure"] == "groups"
+    assert not {"secure", "keep", "clip", "group_size"} & replace(study, secure="off").to_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"secure": "on"}, "--secure"),
+        ({"strategy": "fedavg-adam"}, "fedavg-adam cannot be summed"),
+        ({"norm_bound": "auto:2"}, "--norm-bound"),
+        ({"max_num_examples": "100"}, "--max-num-examples"),
+        ({"keep": 3}, "--keep: 3"),
+        ({"group_size": 7}, "--group-size: 7"),
+        ({"group_size": 65}, "--group-size: 65"),
+        ({"clip": 0.0}, "--clip: 0.0"),
+        ({"clients": 7}, "a round has 7 clients"),
+    ],
+)
+def test_what_masked_groups_cannot_do_is_refused_by_its_option(changes, option):
+    with pytest.raises(ConfigError, match=option):
+        small_study(**changes)
