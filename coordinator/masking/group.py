@@ -182,13 +182,20 @@ class MaskedGroup:
         self.reveals[device] = reveal
         return True
 
-    def open(self) -> None:
+    def open(self, *, last: bool = False) -> None:
         """Recover the secrets, if enough members have revealed theirs; the group is then OPEN.
 
         A secret counts only if it has the commitment, or the public key, that its owner sent. Where no subset of the shares
-        gives one, the group waits for more reveals.
+        gives one, the group waits for more reveals. As a vain search takes half a second, it is repeated after 1, 2, 4, 8 and
+        so on more reveals.
+
+        Args:
+            last: Search in any case: no more reveals will come.
         """
-        if self.state is not GroupState.UNMASKING or len(self.reveals) < self.roster.threshold:
+        more = len(self.reveals) - self.roster.threshold
+        if self.state is not GroupState.UNMASKING or more < 0:
+            return
+        if more & (more - 1) and len(self.reveals) < len(self.masking) and not last:
             return
         try:
             self._opening = open_group(
@@ -204,9 +211,14 @@ class MaskedGroup:
         self.state = GroupState.OPEN
 
     def end_unmasking(self) -> None:
-        """Give up a group that is not OPEN."""
+        """Open the group with the reveals that came, or give it up."""
+        self.open(last=True)
         if not self.over:
             self.state = GroupState.LOST
+
+    def lose(self) -> None:
+        """Give up the group, for example because an update of it is damaged."""
+        self.state = GroupState.LOST
 
     def result(self) -> OpenGroup:
         """Return what the sum is computed from; raise IllegalTransition unless the group is OPEN."""

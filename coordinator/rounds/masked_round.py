@@ -32,6 +32,7 @@ NO_KEYS, NO_SHARES, OTHER_KEYS = "no_keys", "no_shares", "other_keys"
 """Reasons of participants that leave the round: no keys with the acceptance, no shares in time, other keys than before."""
 
 _LONGEST_PAUSE_S = 60.0
+_WRONG = "wrong secret shares"
 _ANY_PRIVATE_KEY = bytes(range(32))
 
 Send = Callable[[str, Body], Effect]
@@ -236,7 +237,7 @@ class MaskedRound:
             return []
         group.open()
         saved = SaveGroupSteps(self._number, (MaskingEntry(group.roster.group, "reveal", device, to_bytes(reveal)),))
-        wrong = (_ignored(sender, "wrong secret shares", ours=True) for sender in sorted(group.offenders))
+        wrong = (_ignored(sender, _WRONG, ours=True) for sender in sorted(group.offenders))
         return [saved, *wrong]
 
     @property
@@ -249,12 +250,17 @@ class MaskedRound:
 
         The round goes on to its aggregation, or fails with `groups_lost`.
         """
-        for group in self.groups:
-            group.end_unmasking()
+        effects = [effect for group in self.groups for effect in self._end_group(group)]
         lost = [device for group in self.groups if group.state is GroupState.LOST for device in group.members]
         reported = [device for device in lost if self._round.participants[device].state is State.REPORTED]
         self._round.finish_unmasking(lost, now)
-        return [CountEvent(device, "failed", GROUP_LOST) for device in reported]
+        return [*effects, *(CountEvent(device, "failed", GROUP_LOST) for device in reported)]
+
+    @staticmethod
+    def _end_group(group: MaskedGroup) -> list[Effect]:
+        was_over = group.over
+        group.end_unmasking()
+        return [] if was_over else [_ignored(sender, _WRONG, ours=True) for sender in sorted(group.offenders)]
 
     def results(self) -> tuple[OpenGroup, ...]:
         """Return the open groups."""
@@ -320,9 +326,7 @@ class MaskedRound:
         for entry in by_kind.get("reveal", ()):
             self.groups[entry.group].add_reveal(entry.device, from_bytes(entry.content, Reveal))
         for group in self.groups:
-            group.open()
-            if closing or not updates.issuperset(group.reported):
-                group.end_unmasking()
+            _continue(group, updates, closing=closing)
         self._shares_until = now + max(self._policy.share_deadline_s, RETURN_S)
         self._repeat_at = now
 
@@ -383,6 +387,16 @@ class _Names:
     """The content of an entry with a set of devices."""
 
     names: tuple[str, ...]
+
+
+def _continue(group: MaskedGroup, updates: frozenset[str], *, closing: bool) -> None:
+    """Open a group as far as its reveals allow; it is lost without the update of a reported member."""
+    if not updates >= set(group.reported):
+        group.lose()
+    elif closing:
+        group.end_unmasking()
+    else:
+        group.open()
 
 
 def _usable(keys: MaskingKeys) -> bool:
