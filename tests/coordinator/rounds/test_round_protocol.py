@@ -10,7 +10,7 @@ from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S
 from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
-from fedpatch.coordinator.rounds.run_effects import CountEvent, ResendChunks, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
@@ -73,12 +73,15 @@ class TestInvitations:
         """Those that are invited, and those that have accepted."""
         bench = Bench("abc")
         bench.hear("a", Accept(10))
-        asked: list[int] = []
-        monkeypatch.setattr(
-            bench.open._issued_invitations, "resend_due", lambda need, now, waiting: asked.append(waiting) or []
-        )
+        waited: list[int] = []
+
+        def resend_due(need: Need, now: float, waiting: int) -> list[Effect]:
+            waited.append(waiting)
+            return []
+
+        monkeypatch.setattr(bench.open._issued_invitations, "resend_due", resend_due)
         bench.hear("a", Need(model().digest, b"\x01"))
-        assert asked == [3]
+        assert waited == [3]
 
     def test_failure_is_counted_with_its_hint(self):
         failed = Failed(FailReason.STORAGE)
