@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
-from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
-from fedpatch.coordinator.rounds.run_effects import ResendChunks, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
@@ -55,15 +55,39 @@ def asked(effects) -> list[str]:
 
 
 class TestInvitations:
-    def test_size_of_the_download_depends_on_the_version_held(self):
+    def test_download_depends_on_the_version_held(self):
         spec, fleet = run_spec(encoding="delta-int8"), Fleet(TASK, encoding="delta-int8")
         for device in "abc":
             fleet.update(device, there())
+        fleet.update("d", replace(there(), encodings=("fp32",)))
         fleet.note_version("a", "77" * 32)
         fleet.note_version("b", model().digest)
-        deltas = [ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))]
-        made = Invitations(spec, fleet, RoundJournal(1, 3, ("a", "b", "c"), base=""), model(), deltas)
-        assert [made.size_bytes(device) for device in "abc"] == [40, 0, 250]
+        delta = ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))
+        journal = RoundJournal(1, 4, tuple("abcd"), base="")
+        made = Invitations(spec, fleet, journal, model(), [delta])
+        assert [made.size_bytes(device) for device in "abcd"] == [40, 0, 250, 250]
+        assert [made.request(device, 1.0).deltas for device in "abcd"] == [(delta,), (), (delta,), ()]
+        assert made.with_encodings(journal).negotiated == {"d": "fp32"}
+
+    def test_missing_chunks_are_resent_by_the_number_of_devices_without_the_model(self, monkeypatch):
+        """Those that are invited, and those that have accepted."""
+        bench = Bench("abc")
+        bench.hear("a", Accept(10))
+        waited: list[int] = []
+
+        def resend_due(need: Need, now: float, waiting: int) -> list[Effect]:
+            waited.append(waiting)
+            return []
+
+        monkeypatch.setattr(bench.open._issued_invitations, "resend_due", resend_due)
+        bench.hear("a", Need(model().digest, b"\x01"))
+        assert waited == [3]
+
+    def test_failure_is_counted_with_its_hint(self):
+        failed = Failed(FailReason.STORAGE)
+        [event] = Bench("ab").accept_all().hear("a", failed)
+        assert event == CountEvent("a", "failed", "storage", hint_for(failed))
+        assert hint_for(failed)
 
     def test_expelled_device_is_counted_as_failed_unless_it_has_reported(self):
         bench = Bench("ab").accept_all()

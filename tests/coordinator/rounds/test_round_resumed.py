@@ -64,6 +64,11 @@ def test_time_spent_by_an_earlier_process_counts_once():
     assert current(made).spent_s(3.0) == 8.0
 
 
+def test_traffic_of_a_resumed_round_has_all_committed_updates():
+    made, _ = going_on(opening("abc", accepted="ab", reported="ab"))
+    assert current(made).traffic().up == 2 * len(BLOB)
+
+
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
     """The ledger names it, whatever it had answered: the round needs an update less, and its record says why."""
     known = opening("abcd", accepted="abcd", reported="ab")
