@@ -28,6 +28,8 @@ ARGS ?= --out demo-out
 PEERS := .venv-peers
 # Options of the benchmark.
 BENCH_ARGS ?= --out results/benchmarks/simulation.json
+# Options of the benchmark of the coordinator, which needs no data.
+COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
 TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
@@ -129,8 +131,9 @@ precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install
 	$(BIN)/pre-commit run --all-files
 
-bench: setup ## time a simulated round beside other ways to do it (options: make bench BENCH_ARGS="--help")
+bench: setup ## time a simulated round, and the coordinator's share of a real one, beside other ways to do them (options: make bench BENCH_ARGS="--help")
 	@$(BIN)/python -m benchmarks.training.simulation $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.network.coordination $(COORDINATION_ARGS)
 
 bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to time
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
