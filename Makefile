@@ -28,6 +28,8 @@ ARGS ?= --out demo-out
 PEERS := .venv-peers
 # Options of the benchmark.
 BENCH_ARGS ?= --out results/benchmarks/simulation.json
+# Options of the benchmark of the coordinator, which needs no data.
+COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 
 # How many files of tests are played at a time; most tests wait most of the time. 0: one after the other, in one process.
 TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
@@ -129,8 +131,9 @@ precommit: setup ## run the quick checks now, and from now on before each commit
 	@$(BIN)/pre-commit install
 	$(BIN)/pre-commit run --all-files
 
-bench: setup ## time a simulated round beside other ways to do it, and measure a device (options of the first: make bench BENCH_ARGS="--help")
+bench: setup ## time a simulated round and a real one's coordinator beside other ways to do them, and measure a device (options: make bench BENCH_ARGS="--help")
 	@$(BIN)/python -m benchmarks.training.simulation $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.network.coordination $(COORDINATION_ARGS)
 	$(BIN)/python -m benchmarks.device.footprint
 	if command -v strace >/dev/null; then $(BIN)/python -m benchmarks.device.file_writes; else echo "make: no strace, so a device's writes are not counted"; fi
 

@@ -343,7 +343,7 @@ class TestUpdates:
         assert bench.state("a") is State.REPORTED
 
     def test_chunks_are_acknowledged_if_they_were_offered(self):
-        bench = Bench("ab", upload_window=4).accept_all()
+        bench = Bench("ab", upload_window=2).accept_all()
         bench.hear("a", Offer(update()))
         assert told(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
         assert bench.open.on_chunk("b", cut(BLOB, update(), 1), 2.0) == []
