@@ -48,6 +48,7 @@ from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, Tra
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
+from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.errors import DataError, UsageError, WireError
 from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
 from fedpatch.shared.wire import topics
@@ -342,6 +343,8 @@ class Agent:
         # Not before: without the model it is unknown what may leave.
         effects = self._effects_of(self._runner.take_up_spooled(), now) if first else []
         self._publish_state()
+        if first:
+            give_memory_back()  # of the imports
         return effects
 
     def _on_trained(self, trained: Trained, now: float) -> list[Effect]:

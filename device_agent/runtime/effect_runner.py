@@ -50,6 +50,7 @@ from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.app.logging import fields
 from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError
 from fedpatch.shared.mqtt.client import Link
@@ -339,6 +340,7 @@ class EffectRunner:
         if effect.rest_s >= LONG_REST_S:
             _log.info("no work for %.0f s: giving the memory of training back", effect.rest_s)
             self._trainer.stop()
+        give_memory_back()
 
     def _publish_model(self, models: ModelStore, key: JobKey) -> None:
         """Make the round's model the current one for applications; a disk that refuses costs them no more than that."""

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.support.report import machine
-from fedpatch.device_agent.job.training_messages import ModelMade, Ready, Trained, TrainProgress, WorkerSetup
+from fedpatch.device_agent.job.training_messages import ModelHeld, ModelMade, Ready, Trained, TrainProgress, WorkerSetup
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.tasks.bundled.digits import TASK
@@ -79,7 +79,9 @@ def _training_process(folder: Path, models: bool) -> Iterator[tuple[Trainer, Sim
 
 
 def _outcome(events: SimpleQueue[TrainerEvent], kind: type) -> TrainerEvent:
-    while isinstance(event := events.get(), TrainProgress | Ready | ModelMade) and not isinstance(event, kind):
+    while isinstance(event := events.get(), TrainProgress | Ready | ModelHeld | ModelMade) and not isinstance(
+        event, kind
+    ):
         pass
     if not isinstance(event, kind):
         raise RuntimeError(f"the training process answered {event}")

@@ -365,6 +365,20 @@ def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private
     assert device.personal.metadata.user_accuracy_before == done[1].user_accuracy_before
 
 
+def test_model_put_off_is_the_one_that_was_trained(tmp_path):
+    """While the process lives, no update is read back: it may be gone."""
+    device = Device(tmp_path)
+    command = device.scene.command(encoding="delta-int8", hold=True)
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    (tmp_path / "update").unlink()
+    device.local_update.make_model_again(replace(command, model_path=""), done[0])
+    assert device.models.publish("toy", "run", 1) is not None
+    with torch.no_grad():
+        expected = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
+    np.testing.assert_allclose(device.personal.predict(device.data.test_x), expected, atol=1e-4)
+
+
 def test_model_that_cannot_be_made_again_costs_a_line_in_the_log(tmp_path, caplog):
     device = Device(tmp_path)
     device.play(1)
@@ -372,6 +386,8 @@ def test_model_that_cannot_be_made_again_costs_a_line_in_the_log(tmp_path, caplo
     done = device.local_update.run(command, lambda *_: None, lambda: False)
     assert done is not None
     (tmp_path / "update").write_bytes(b"damaged")
-    device.local_update.make_model_again(command, done[0])
+    export = ModelExport(device.trainer, ModelStore(tmp_path / "models"), 1.0)
+    restarted = LocalUpdate(device.trainer, PatchStore(tmp_path / "patches"), "ann", export=export)
+    restarted.make_model_again(command, done[0])
     assert "was switched off before it was made" in caplog.text
     assert device.personal.metadata.round == 1
