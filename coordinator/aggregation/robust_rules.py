@@ -107,6 +107,7 @@ def clip_centred(changes: Changes, radius: float | None = None) -> RuleResult:
         The centre after CENTRING_PASSES passes. Each pass moves it by at most the radius.
 
     Example:
+        >>> from fedpatch.shared.tensors.arrays import TensorSpec
         >>> schema = Schema((TensorSpec("w", (1,), "float32", "weight"),))
         >>> updates = {name: {"w": np.array([value], np.float32)} for name, value in zip("abc", (1.0, 1.0, 100.0))}
         >>> changes = Changes(dict.fromkeys("abc", 1), updates.get, {"w": np.zeros(1, np.float32)}, schema)
