@@ -12,6 +12,7 @@ from scripts.reference.markdown import render, table
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"
 TASKS = {"digits": "rules-digits.json", "MNIST": "rules-mnist.json", "digits, C = 0.2": "rules-digits-some.json"}
+FLOWER = "rules-digits-flower.json"
 _MEAN = "mean"
 
 
@@ -22,8 +23,8 @@ def page() -> str:
         "when-devices-lie.md",
         cost=cost(cells),
         digits=attacks(cells["digits"], 0.2),
-        digits_tenth=attacks(cells["digits"], 0.1),
         mnist=attacks(cells["MNIST"], 0.2),
+        flower=beside(cells["digits"], read_cells(FOLDER / FLOWER)),
         backdoor=backdoor(cells),
         found=found(cells["digits"], 0.2),
     )
@@ -63,11 +64,23 @@ def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
     for rule in dict.fromkeys(row.defence for row in rows):
         own = {row.attack: row for row in rows if row.defence == rule}
         worst = min(row.user_accuracy for row in own.values())
-        whole = len(own) == len(kinds)
-        lines.append((f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds), f"**{worst:.3f}**" if whole else "-"))
-    seeds = {row.seeds for row in rows}
-    counts = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    return f"Seeds: {counts}.\n\n" + table(("rule", *kinds, "worst"), lines)
+        whole, seeds = len(own) == len(kinds), str(min(row.seeds for row in own.values()))
+        entries = (_entry(own.get(kind)) for kind in kinds)
+        lines.append((f"`{rule}`", seeds, *entries, f"**{worst:.3f}**" if whole else "-"))
+    return table(("rule", "seeds", *kinds, "worst"), lines)
+
+
+def beside(ours: Sequence[RobustnessCell], flower: Sequence[RobustnessCell]) -> str:
+    """Format our rules and Flower's functions under the attacks and seeds that Flower's have."""
+    cases = {(cell.attack, cell.bad, cell.seed) for cell in flower}
+    rows = summarise([cell for cell in (*ours, *flower) if (cell.attack, cell.bad, cell.seed) in cases])
+    kinds = list(dict.fromkeys(cell.attack for cell in flower))
+    lines = []
+    for rule in dict.fromkeys(row.defence for row in rows):
+        own = {row.attack: row for row in rows if row.defence == rule}
+        if all(kind in own and own[kind].seeds == len({seed for _, _, seed in cases}) for kind in kinds):
+            lines.append((f"`{rule}`", *(_entry(own[kind]) for kind in kinds)))
+    return f"Seeds: {len({seed for _, _, seed in cases})}.\n\n" + table(("rule", *kinds), lines)
 
 
 def _entry(row: RobustnessRow | None) -> str:
