@@ -61,6 +61,7 @@ def test_summary_json_has_the_promised_keys():
         "decline_reasons": {"busy": 1}, "failures": {}, "refused": {}, "late": 1, "user_accuracy_p10": None,
         "user_accuracies": {}, "bounded": {}, "downloads": 0, "deadline_s": 0.0, "report_p90_s": None,
         "absent": {}, "needed": 0, "measured": 0, "offenders": {}, "bounded_devices": {}, "independent": {},
+        "train_loss": None, "user_accuracy_histogram": [],
     }  # fmt: skip
     assert (plain["rounds"][1]["failure"], plain["rounds"][1]["user_accuracy"]) == ("too_few_accepted", None)
 
