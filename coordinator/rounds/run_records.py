@@ -78,7 +78,7 @@ def privacy_words(privacy: Mapping[str, float | None]) -> str:
         return ""
     epsilon, count = privacy["epsilon"], round(privacy["rounds"] or 0)
     bound = "unbounded" if epsilon is None else f"{epsilon:.3g}"
-    return f"epsilon {bound} at delta {privacy['delta']:g} for the most used device, in {count} releases"
+    return f"epsilon {bound} at delta {privacy['delta']:g} for the most used device (releases: {count})"
 
 
 def gain_words(independent: Mapping[str, float], label: str) -> str:

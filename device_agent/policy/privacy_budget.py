@@ -142,8 +142,8 @@ def privacy_in_words(told: dict[str, Any]) -> list[str]:
         return []
     epsilon = "unbounded" if told["epsilon"] is None else f"{told['epsilon']:.3g}"
     limit = "" if told["max_epsilon"] is None else f" of at most {told['max_epsilon']:g}"
-    lines = [f"privacy: epsilon {epsilon}{limit} at delta {told['delta']:g}, from {told['rounds']} rounds"]
-    return lines + [f"  run {one['run']}: {one['rounds']} rounds" for one in told["runs"]]
+    lines = [f"privacy: epsilon {epsilon}{limit} at delta {told['delta']:g}, rounds: {told['rounds']}"]
+    return lines + [f"  run {one['run']}: rounds {one['rounds']}" for one in told["runs"]]
 
 
 def _no(reason: DeclineReason, why: str) -> AdmissionDecision:
