@@ -26,6 +26,7 @@ BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
 DEVICE_PHASES = ("download", "train", "upload")
+PULL_STATS = ("p50", "p90", "max")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
 FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
 SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
@@ -104,6 +105,7 @@ class RoundGauges:
             buckets=BUCKETS_S,
         )
         begin(self.outcomes, OUTCOMES)
+        begin(self.pulls, PULL_STATS)
         for phase in PHASES:
             self.phases.labels(phase, "coordinator")
         for phase in DEVICE_PHASES:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from fedpatch.coordinator.observability.metric_definitions import MOMENTS, RoundGauges
+from fedpatch.coordinator.observability.metric_definitions import MOMENTS, PULL_STATS, RoundGauges
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import RoundRecord
@@ -15,7 +15,6 @@ from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
-PULL_STATS = ("p50", "p90", "max")
 INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gaining", "losing"})
 
 
