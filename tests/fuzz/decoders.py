@@ -28,6 +28,8 @@ from fedpatch.device_agent.job.training_messages import (
 )
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused, UsageError, WireError
+from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob, write_masked_blob
+from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
@@ -37,6 +39,7 @@ from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, decode_chunk, e
 from fedpatch.shared.wire.codec import decode, from_bytes, to_bytes, to_plain
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, Manifest, UpdateReport, is_delta
 from fedpatch.shared.wire.topics import parse_topic
+from tests.support.masked_group import terms_of
 from tests.support.paths import ROOT
 from tests.support.specs import model, report
 
@@ -105,6 +108,14 @@ def _unpack(data: bytes, _: Path) -> None:
     blob, encoding, raw_bytes = _announced(data)
     tensors = unpack(blob, encoding=encoding, raw_bytes=raw_bytes, schema=PUBLIC, base=BASE)[1]
     PUBLIC.check(tensors)
+
+
+_LAYOUT = VectorLayout(PUBLIC, terms_of(3, grid=np.ones(2, "<f4").tobytes()))
+_MASKED = write_masked_blob(MaskedUpdate(bytes(32), "ab" * 32, np.ones(_LAYOUT.size, _LAYOUT.dtype)))
+
+
+def _read_masked(data: bytes, _folder: Path) -> MaskedUpdate:
+    return read_masked_blob(data, _LAYOUT)
 
 
 def _read_update(data: bytes, _: Path) -> None:
@@ -216,6 +227,7 @@ WIRE_DECODERS: tuple[Decoder, ...] = (
     Decoder("bitmap", _bitmap, (WireError,), (b"\0\x0b\xff\x0f", b"\x0f\xff" + bytes(512))),
     Decoder("blob", _unpack, (WireError, SchemaMismatch), tuple(map(blob_of, ENCODINGS))),
     Decoder("update", _read_update, (UpdateRefused,), tuple(map(blob_of, ENCODINGS))),
+    Decoder("masked update", _read_masked, (UpdateRefused,), (_MASKED,)),
     Decoder("raw update", _read_raw_update, (UpdateRefused,), (blob_of("fp32")[5:],), "msgpack"),
     Decoder("step", _read_step, (WireError, SchemaMismatch), tuple(map(_step_of, _DELTAS))),
     Decoder("schema", _schema, (WireError,), (msgpack.packb(PUBLIC.to_lists()),), "msgpack"),

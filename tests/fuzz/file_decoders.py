@@ -29,8 +29,10 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_update, save_checkpoint, store_update
 from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.device_agent.masking.masking_round import MaskingRound
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.download_files import PartialBlob
+from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.patch_store import MAGIC, PatchKey, PatchRecord, PatchState, PatchStore, list_patches
 from fedpatch.device_agent.state.status_file import read_standing
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -51,6 +53,7 @@ from tests.fuzz.decoders import _KEY, PUBLIC, TENSORS, Decoder
 from tests.fuzz.held_decoders import held_decoders
 from tests.fuzz.identity_decoders import identity_decoders
 from tests.fuzz.privacy_decoders import privacy_decoders
+from tests.support.masked_group import PlayedGroup
 from tests.support.specs import model
 
 _PATCH = PatchKey("digits", "ab" * 32, "affine")
@@ -84,6 +87,21 @@ def _stored_update(data: bytes, folder: Path) -> None:
     store_update(folder, 1, "a", b"")
     (folder / "updates" / "000001" / "a.fp").write_bytes(data)
     load_update(folder, 1, "a")
+
+
+def _masking(data: bytes, folder: Path) -> MaskingRound | None:
+    file = MaskingFile(folder)
+    file.path.write_bytes(data)
+    return file.load()
+
+
+def _masking_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = MaskingFile(Path(folder))
+        group = PlayedGroup.of(3)
+        group.share()
+        file.save(group.devices[0].state)
+        return file.path.read_bytes()
 
 
 def _spool(data: bytes, folder: Path) -> None:
@@ -260,6 +278,7 @@ def _file_decoders() -> Iterator[Decoder]:
     yield Decoder("sealed checkpoint", lambda data, folder: _checkpoint(_sealed(_CHECKPOINT, data), folder), state,
                   (kept[len(_CHECKPOINT) + 32 :],), "msgpack", frugal=False)  # fmt: skip
     yield Decoder("stored update", _stored_update, state, (update,))
+    yield Decoder("masking", _masking, (), (_masking_file(),))
     yield Decoder("spool", _spool, (), (to_bytes(Spooled(_KEY, model())),), "msgpack")
     yield Decoder("partial download", _partial, (), (bytes(12), b"\0\0\0\2\0\0\0\1\0\0"))
     yield Decoder("publisher's note", _publisher_note, (), (f"{'ab' * 32} 7\n{'cd' * 32} 65536\n".encode(),), "text")

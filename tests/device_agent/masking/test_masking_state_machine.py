@@ -101,6 +101,8 @@ def test_reveal_has_one_share_of_each_member_of_the_masking_set():
     group.distribute(masking)
     reveal = group.devices[0].take(group.unmask(frozenset({0, 1, 2}))).body
     assert [len(share) for share in reveal.shares] == [33, 33, 33, 0, 33]
+    inbox = group.devices[0].state.inbox
+    assert (reveal.shares[1], reveal.shares[4]) == (inbox[1][:33], inbox[4][33:])
     check_transcript(group.devices, [group.group])
 
 
