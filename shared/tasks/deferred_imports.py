@@ -1,9 +1,9 @@
 """Imports torch without the modules that only its compiler, its exporter and abstract tensors need.
 
 `import torch` executes modules of Python that no training on a CPU calls: kernels for tensors without storage, the graph
-exporter, probability distributions. They take 22 MB and a third of the processor time of the import (torch 2.13;
-benchmarks.device.import_cost). Here each of them is an empty module until its first attribute is read, or until
-torch's compiler is imported. Then it is executed, so programs see no difference except for the time.
+exporter, probability distributions. They take 22 MB and a third of the processor time of the import of torch 2.13. Here each
+of them is an empty module until its first attribute is read, or until torch's compiler is imported. Then it is executed, so
+programs see no difference except for the time.
 
 One effect of the import has no attribute: kernels for tensors without storage (`device="meta"`) are registered. Such an
 operation raises NotImplementedError before; `load_deferred` makes it known.
