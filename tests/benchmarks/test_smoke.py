@@ -33,6 +33,8 @@ OWN_TESTS = {
     "testbed.run": "test_testbed.py",
 }
 """Benchmarks that are played at toy size in files of their own: some need more than a broker."""
+NEED_PEERS = {"peers.flower_rules"}
+"""Benchmarks that run in the environment of `make bench-peers` only."""
 MB = 1e6
 
 Toy = Callable[[str], dict[str, Any]]
@@ -84,7 +86,7 @@ def options_of(app: typer.Typer, name: str) -> set[str]:
     return {option for one in chosen.params for option in one.opts}
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS.keys() | NEED_PEERS])
 def test_it_runs_at_toy_size(toy, name):
     assert toy(name)
 
