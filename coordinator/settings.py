@@ -203,7 +203,8 @@ class RoundSettings(Settings):
         "off",
         group=_PRIVACY,
         choices=MECHANISMS,
-        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum; records have no user accuracy. norm_bound, "
+        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum; records have no user "
+        "accuracy. norm_bound, "
         "max_num_examples and independent_every have no effect then.",
     )
     noise_multiplier: float | None = setting(
