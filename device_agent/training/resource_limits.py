@@ -16,8 +16,8 @@ from fedpatch.device_agent.job.training_messages import WorkerSetup
 # Halfway to "kill this one first": where memory runs out, a round is lost rather than an application of the owner's.
 _OOM_SCORE_ADJ = 500
 _OOM_FILE = Path("/proc/self/oom_score_adj")
-# A mapping of a file in /proc/self/smaps: addresses, permissions, offset, device, inode, path.
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ [1-9]\d* ")
+# A mapping in /proc/self/smaps: addresses, permissions, offset, device, inode (0 without a file), path.
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+)")
 
 
 def apply_limits(setup: WorkerSetup) -> None:
@@ -42,6 +42,7 @@ def give_memory_back() -> None:
     """Return memory to the system: freed memory that the C library keeps for later, and pages of files that are in no use.
 
     To load torch touches 60 MB of its libraries that no training needs; a page that is needed again is read again.
+    No other thread may load a library meanwhile: its mappings would change between the look and the return of the pages.
     """
     with contextlib.suppress(OSError, AttributeError):  # not every C library is glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -54,13 +55,17 @@ def give_memory_back() -> None:
 def _unchanged_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of the mappings of files that cannot be written, and in which no page was changed before.
 
-    Relocated addresses are changed pages: to drop one of those would bring the bytes of the file back.
+    Relocated addresses are changed pages, in memory (`Anonymous`) or swapped out (`Swap`): to drop one of those would bring
+    the bytes of the file back, and the next call through such an address ends the process.
     """
     found: tuple[int, int] | None = None
     for line in smaps.splitlines():
         if heading := _MAPPING.match(line):
-            found = (int(heading[1], 16), int(heading[2], 16)) if "w" not in heading[3] else None
-        elif found and line.startswith("Anonymous:") and line.split()[1] == "0":
+            readonly_file = heading[4] != "0" and "w" not in heading[3]
+            found = (int(heading[1], 16), int(heading[2], 16)) if readonly_file else None
+        elif line.startswith(("Anonymous:", "Swap:")) and line.split()[1] != "0":
+            found = None
+        elif found and line.startswith("VmFlags:"):  # the last line of a mapping
             yield found
 
 

@@ -58,24 +58,42 @@ def test_too_little_memory_is_told_with_the_setting_to_change(start):
     assert "100 MiB (max_memory_mib)" in failed.detail
 
 
-SMAPS = """\
-1000-3000 r-xp 00000000 fd:00 1234                       /usr/lib/libtorch.so
-Rss:                   8 kB
-Anonymous:             0 kB
-3000-4000 r--p 00002000 fd:00 1234                       /usr/lib/libtorch.so
-Anonymous:             4 kB
-4000-5000 rw-p 00003000 fd:00 1234                       /usr/lib/libtorch.so
-Anonymous:             0 kB
-5000-6000 r--p 00000000 00:00 0
-Anonymous:             0 kB
-7f00-8f00 r--s 00000000 fd:00 77                         /data/with a blank.npy
-Anonymous:             0 kB
-"""
+def mapping(heading: str, anonymous_kb: int = 0, swap_kb: int = 0) -> str:
+    return (
+        f"{heading}\nRss: 8 kB\nAnonymous: {anonymous_kb} kB\nSwap: {swap_kb} kB\nSwapPss: 0 kB\nVmFlags: rd mr me sd\n"
+    )
 
 
-def test_only_mappings_of_files_without_a_changed_page_are_given_back():
+@pytest.mark.parametrize(
+    ("mappings", "given_back"),
+    [
+        (mapping("1000-3000 r-xp 00000000 fd:00 1234    /usr/lib/libtorch.so"), [(0x1000, 0x3000)]),
+        (mapping("7f00-8f00 r--s 00000000 fd:00 77    /data/with a blank.npy"), [(0x7F00, 0x8F00)]),
+        (mapping("3000-4000 r--p 00002000 fd:00 1234    /usr/lib/libtorch.so", anonymous_kb=4), []),
+        (mapping("3000-4000 r--p 00002000 fd:00 1234    /usr/lib/libtorch.so", swap_kb=4), []),
+        (mapping("4000-5000 rw-p 00003000 fd:00 1234    /usr/lib/libtorch.so"), []),
+        (mapping("5000-6000 r--p 00000000 00:00 0"), []),
+        (
+            mapping("3000-4000 r--p 00002000 fd:00 1234    /usr/lib/libtorch.so", anonymous_kb=4)
+            + mapping("4000-6000 rw-p 00000000 00:00 0 "),
+            [],
+        ),
+    ],
+    ids=[
+        "code",
+        "read-only data",
+        "relocated",
+        "relocated and swapped out",
+        "writable",
+        "no file",
+        "relocated, before memory",
+    ],
+)
+def test_only_mappings_of_files_without_a_changed_page_are_given_back(
+    mappings: str, given_back: list[tuple[int, int]]
+) -> None:
     """A changed page of a library holds relocated addresses; memory without a file has no other copy."""
-    assert list(_unchanged_mappings(SMAPS)) == [(0x1000, 0x3000), (0x7F00, 0x8F00)]
+    assert list(_unchanged_mappings(mappings)) == given_back
 
 
 def test_code_that_was_given_back_is_read_again():
