@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import parse_address
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
@@ -48,7 +50,11 @@ class RoundSettings(Settings):
     """Settings of rounds, for a real fleet and for the demo."""
 
     task: str = setting("digits", group=_TRAINING, help="Task to train, by name or as module:attribute.")
-    strategy: str = setting("fedavg-adam", group=_TRAINING, help="Federated algorithm: fedavg, fedadam or fedavg-adam.")
+    strategy: str = setting(
+        "fedavg-adam",
+        group=_TRAINING,
+        help="Federated algorithm, by name (fedpatch strategies lists them) or as module:attribute.",
+    )
     private: str = setting(
         "affine",
         group=_TRAINING,
@@ -340,8 +346,6 @@ class RoundSettings(Settings):
         return problems
 
     def _privacy_problems(self) -> list[tuple[str, ...]]:
-        from fedpatch.coordinator.aggregation.strategies import STRATEGIES
-
         return settings_problems(
             dp=self.dp,
             noise_multiplier=self.noise_multiplier,
@@ -351,9 +355,17 @@ class RoundSettings(Settings):
             rounds=self.rounds,
             devices=self.devices,
             target_ua=self.target_ua,
-            moments=STRATEGIES[self.strategy].moments if self.strategy in STRATEGIES else (),
+            moments=self._moments(),
             aggregate=self.aggregate,
         )
+
+    def _moments(self) -> tuple[str, ...]:
+        """Return the moments that devices share; none for a strategy that cannot be found, which `_unreadable` reports."""
+        from fedpatch.coordinator.strategies import find_strategy
+
+        with suppress(UsageError):
+            return find_strategy(self.strategy).moments
+        return ()
 
     def _unmaskable(self) -> list[tuple[str, ...]]:
         """Problems of settings that need single updates, in a masked run; and of masked encodings in another run."""
@@ -362,8 +374,10 @@ class RoundSettings(Settings):
             return [("encoding", words, "secure")] if self.encoding in MASKED_ENCODINGS else []
         problems: list[tuple[str, ...]] = []
         only_sums = "the coordinator sees the sums of masked groups only"
-        if self.strategy == "fedavg-adam":
-            words = "fedavg-adam averages second moments, which masked sums are too coarse for; use fedavg or fedadam"
+        if self._moments():
+            words = (
+                f"{self.strategy} averages second moments, which masked sums are too coarse for; use fedavg or fedadam"
+            )
             problems.append(("strategy", words, "secure"))
         if self.norm_bound != "off":
             words = f"{self.norm_bound} bounds single updates, and {only_sums}; set clip instead, which devices apply"
@@ -390,12 +404,13 @@ class RoundSettings(Settings):
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""
         # Imported here because help and `fedpatch show` must not load numpy.
-        from fedpatch.coordinator.aggregation.strategies import find_strategy, refusal_of_rule
-        from fedpatch.shared.tasks.task import check_name
+        from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
+        from fedpatch.coordinator.strategies import find_strategy
+        from fedpatch.shared.tasks.task import TASKS
         from fedpatch.shared.tensors.patches import parse_policy
 
         problems = self.refusals(
-            task=check_name,
+            task=TASKS.check_name,
             strategy=find_strategy,
             private=parse_policy,
             metrics=parse_address,

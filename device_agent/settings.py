@@ -13,7 +13,7 @@ from fedpatch.shared.config.fields import NAME, Pattern, setting
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.masking.keys import is_available
 from fedpatch.shared.mqtt.broker_settings import CONNECTION, BrokerSettings
-from fedpatch.shared.tasks.task import check_name
+from fedpatch.shared.tasks.task import TASKS
 from fedpatch.shared.tensors.patch_policy import PatchPolicy, parse_policy
 from fedpatch.shared.wire.masking_messages import MAX_GROUP
 
@@ -206,7 +206,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     def check(self) -> list[tuple[str, ...]]:
         """The task's name, which must exist here, and problems between fields."""
         problems = super().check() + self.refusals(
-            task=check_name, private=_parse_floor, ups=parse_ups, metrics=parse_address
+            task=TASKS.check_name, private=_parse_floor, ups=parse_ups, metrics=parse_address
         )
         if self.reconnect_max_s < self.reconnect_min_s:
             text = f"{self.reconnect_max_s:g} is below reconnect_min_s = {self.reconnect_min_s:g}; make it larger"

@@ -35,7 +35,7 @@ from fedpatch.simulator.spec.compute import (
     device_name,
     worker_count,
 )
-from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, AttackOutcome, Outcome, Point, Study
+from fedpatch.simulator.spec.study import BASELINES, AttackOutcome, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +49,10 @@ app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, 
 
 Strategy = Annotated[
     str,
-    typer.Option(metavar="NAME", help="fedavg, fedadam, fedavg-adam, per-fedavg, pfedme or independent."),
+    typer.Option(
+        metavar="NAME",
+        help="A strategy (fedpatch strategies lists them) or module:attribute; or per-fedavg, pfedme or independent.",
+    ),
 ]
 Private = Annotated[
     str | None,
@@ -66,7 +69,7 @@ LearningRate = Annotated[
     typer.Option(metavar="RATE", help="Clients' rate (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
 ]
 ServerLearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="FedAdam's rate at the server instead of the task's.")
+    float | None, typer.Option(metavar="RATE", help="Rate of the server's optimizer instead of the task's.")
 ]
 AdaptationRate = Annotated[
     float | None, typer.Option(metavar="RATE", help="Per-FedAvg's alpha, instead of the published one.")
@@ -191,7 +194,7 @@ def simulate(
     given = {name: value for name, value in context.params.items() if name not in no_terms}
     if secure != "off" and _is_default(context, "strategy"):
         given["strategy"] = strategy = "fedavg"
-    own = private if private is not None else "affine" if strategy in STRATEGIES_OF_MTFL else "none"
+    own = private if private is not None else "affine" if strategy not in BASELINES else "none"
     study = make_study(task=find_task(task), task_ref=task, private=own, **given)
     root = None if data_root is None else data_root.expanduser()
     _end(_carry_out(study, worker_count(workers), device_name(device), out, root), out, as_json)

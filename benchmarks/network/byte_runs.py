@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of

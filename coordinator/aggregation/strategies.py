@@ -1,22 +1,19 @@
-"""The optimisation strategies: LocalUpdate of the devices, and the update of the global model on the server.
+"""The base class of strategies, and those without an optimizer on the server.
 
-A strategy is the three columns of the paper's Table 1. Its device side is data, a TrainPlan. Its server side is two pure
-functions, `init` and `finish`, around the weighted mean of the round's updates (coordinator.aggregation.weighted_mean).
+A strategy is the three columns of the paper's Table 1. Its device side, LocalUpdate, is data, a TrainPlan. Its server side is
+two pure functions, `init` and `finish`, around the weighted mean of the round's updates
+(coordinator.aggregation.weighted_mean). coordinator.aggregation.server_optimizers has the strategies with an optimizer on
+the server, coordinator.strategies finds a strategy by its name.
 
     strategy       LocalUpdate   GlobalModelUpdate   GlobalOptimUpdate
     fedavg         SGD           average             -
-    fedadam        SGD           Adam                -
     fedavg-adam    Adam          average             average
 
-McMahan et al. 2017 (FedAvg); Reddi et al. 2021, Algorithm 2, and Leroy et al. 2019 (FedAdam); Mills, Hu and Min 2021
-(FedAvg-Adam). To add one: a subclass of Strategy, and a row of STRATEGIES.
+McMahan et al. 2017 (FedAvg); Mills, Hu and Min 2021 (FedAvg-Adam).
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -25,8 +22,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.norm_clipping import References
-from fedpatch.shared.errors import UsageError, unknown_name
-from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors, moment_name
+from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
 
 
@@ -53,17 +49,40 @@ class ServerState:
 class Strategy:
     """Base class of the strategies, with FedAvg's server side. The class variables describe the training on a device.
 
-    Each argument `schema` is that of the public model without moments.
+    A strategy of your own is a subclass: it names itself, and overrides `finish` (and `optimizer_schema`, if its server keeps
+    tensors from round to round). Each argument `schema` is that of the public model without moments. Arrays are NumPy's;
+    those of a state are never changed in place.
+
+    Attributes:
+        name: 1 to 32 lower-case letters, digits, `-` and `_`.
+        description: One line for lists of strategies.
+        client_optimizer: "sgd" or "adam", the optimizer of the devices.
+        moments: Moments of the client optimizer that travel and are averaged, a selection of MOMENTS.
+        rates_of: The strategy whose learning rates of a task apply where the task has none for this one.
+        beta_1, beta_2, epsilon: Constants of the client optimizer, if that is Adam.
 
     Example:
-        >>> strategy = find_strategy("fedavg")
-        >>> state = strategy.init(tensors, schema)  # doctest: +SKIP
-        >>> state = strategy.finish(state, mean, schema)  # doctest: +SKIP
+        >>> import numpy as np
+        >>> from dataclasses import dataclass, replace
+        >>> from fedpatch import Schema, Strategy, TensorSpec
+        >>> @dataclass(frozen=True)
+        ... class HalfStep(Strategy):
+        ...     name = "half-step"
+        ...     description = "clients SGD, server half of the way to the mean"
+        ...     def finish(self, state, mean, schema):
+        ...         after = super().finish(state, mean, schema)
+        ...         return replace(after, tensors={name: (state.tensors[name] + mean[name]) / 2 for name in mean})
+        >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
+        >>> strategy, ones = HalfStep(), {"fc.bias": np.ones(2, np.float32)}
+        >>> state = strategy.init({"fc.bias": np.zeros(2, np.float32)}, schema)
+        >>> strategy.finish(state, ones, schema).tensors["fc.bias"]
+        array([0.5, 0.5], dtype=float32)
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     client_optimizer: ClassVar[str] = "sgd"
+    rates_of: ClassVar[str] = "fedavg"
     moments: ClassVar[tuple[str, ...]] = ()
     beta_1: ClassVar[float] = 0.9
     beta_2: ClassVar[float] = 0.999
@@ -137,77 +156,6 @@ class FedAvgAdam(Strategy):
     description = "clients Adam with shared moments, server mean of model and moments (Mills et al. 2021)"
     client_optimizer = "adam"
     moments = MOMENTS
-
-
-@dataclass(frozen=True)
-class FedAdam(Strategy):
-    """Clients run SGD, the server runs Adam on the pseudo-gradient delta = Omega - mean, without bias correction.
-
-    Adam updates the trained tensors only. Statistics and buffers are averaged: Adam would make a variance negative.
-    """
-
-    name = "fedadam"
-    description = "clients SGD, server Adam on the mean difference (Reddi et al. 2021)"
-
-    server_learning_rate: float = 0.01
-    server_beta_1: float = 0.9
-    server_beta_2: float = 0.999
-    server_epsilon: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.server_learning_rate) and self.server_learning_rate > 0):
-            raise UsageError(f"{self.name}: server learning rate {self.server_learning_rate} must be a number above 0")
-
-    def optimizer_schema(self, schema: Schema) -> Schema:
-        """Return the schema of the first and second moments of all trainable tensors."""
-        both = schema.with_moments(("exp_avg", "exp_avg_sq"))
-        return both.subset(set(both.names) - set(schema.names))
-
-    def finish(self, state: ServerState, mean: Tensors, schema: Schema) -> ServerState:
-        """Return the state after one step of the server optimizer (Reddi et al. 2021, Algorithm 2, FedAdam).
-
-        Args:
-            state: The state before the round, which is not changed.
-            mean: The weighted mean of the round's updates.
-            schema: Schema of the public model.
-        """
-        averaged = super().finish(state, mean, schema)
-        tensors, server = dict(averaged.tensors), dict(state.server)
-        for spec in schema.specs:
-            if not spec.trainable:
-                continue
-            first, second = moment_name(spec.name, "exp_avg"), moment_name(spec.name, "exp_avg_sq")
-            omega = state.tensors[spec.name].astype(np.float64)
-            delta = omega - mean[spec.name]
-            m = self.server_beta_1 * state.server[first] + (1 - self.server_beta_1) * delta
-            v = self.server_beta_2 * state.server[second] + (1 - self.server_beta_2) * delta**2
-            step = self.server_learning_rate * m / (np.sqrt(v) + self.server_epsilon)
-            tensors[spec.name] = np.asarray(omega - step, spec.dtype)
-            server[first], server[second] = np.asarray(m, spec.dtype), np.asarray(v, spec.dtype)
-        return replace(averaged, tensors=tensors, server=server)
-
-
-STRATEGIES: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in (FedAvg, FedAvgAdam, FedAdam)}
-
-
-def find_strategy(name: str, server_learning_rate: float | None = None) -> Strategy:
-    """Return the strategy of that name.
-
-    Args:
-        name: A key of STRATEGIES.
-        server_learning_rate: Learning rate of the server optimizer; the strategy's own if left out.
-
-    Raises:
-        UsageError: The name is unknown, or the strategy has no server optimizer for the learning rate.
-    """
-    if name not in STRATEGIES:
-        raise unknown_name("strategy", name, list(STRATEGIES))
-    strategy: Callable[..., Strategy] = STRATEGIES[name]
-    if server_learning_rate is None:
-        return strategy()
-    if "server_learning_rate" not in inspect.signature(strategy).parameters:
-        raise UsageError(f"strategy {name!r} has no server optimizer; leave the server learning rate out")
-    return strategy(server_learning_rate=server_learning_rate)
 
 
 def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:

@@ -10,9 +10,10 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -233,24 +234,30 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
 def tasks(as_json: AsJson = False) -> None:
     """List the installed tasks, and the reason for each that cannot be used."""
     from fedpatch.coordinator.cli.tables import print_named
-    from fedpatch.shared.tasks.task import BrokenTask, list_tasks
+    from fedpatch.shared.tasks.task import TASKS
 
-    rows = [
-        {"name": one.name, "problem": one.problem}
-        if isinstance(one, BrokenTask)
-        else {"name": one.name, "description": one.description}
-        for one in list_tasks()
-    ]
-    print_named(rows, as_json=as_json)
+    print_named(_described(TASKS.installed()), as_json=as_json)
 
 
 @command(app, "strategies", example="fedpatch strategies")
 def strategies(as_json: AsJson = False) -> None:
-    """List the federated algorithms, with the work of devices and server in each."""
-    from fedpatch.coordinator.aggregation.strategies import STRATEGIES
+    """List the federated algorithms, with the work of devices and server in each, and the reason for each that is unusable."""
     from fedpatch.coordinator.cli.tables import print_named
+    from fedpatch.coordinator.strategies import STRATEGIES
 
-    print_named([{"name": name, "description": one.description} for name, one in STRATEGIES.items()], as_json=as_json)
+    print_named(_described(STRATEGIES.installed()), as_json=as_json)
+
+
+def _described(installed: Iterable[Any]) -> list[dict[str, str]]:
+    """Return a row for each installed task or strategy: its name, and its description or problem."""
+    from fedpatch.shared.app.plugins import BrokenPlugin
+
+    return [
+        {"name": one.name, "problem": one.problem}
+        if isinstance(one, BrokenPlugin)
+        else {"name": one.name, "description": one.description}
+        for one in installed
+    ]
 
 
 def broker(

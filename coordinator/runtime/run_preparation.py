@@ -11,10 +11,11 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.privacy_policy import check_public, policy_of
-from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
+from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
 from fedpatch.coordinator.settings import LEAST_GROUP, RunSettings
+from fedpatch.coordinator.strategies import rate_of, strategy_for
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
@@ -60,8 +61,7 @@ def prepare(settings: RunSettings) -> Prepared:
     """
     policy = parse_policy(settings.private)
     task = find_task(settings.task)
-    server_learning_rate = settings.server_learning_rate or task.server_learning_rates.get(settings.strategy)
-    strategy = find_strategy(settings.strategy, server_learning_rate)
+    strategy = strategy_for(settings.strategy, task, settings.server_learning_rate)
     _check_target(settings, task)
 
     from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
@@ -102,7 +102,7 @@ def _check_target(settings: RunSettings, task: Task) -> None:
 
 
 def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
-    learning_rate = settings.learning_rate or task.learning_rates.get(strategy.name)
+    learning_rate = settings.learning_rate or rate_of(task.learning_rates, strategy)
     if learning_rate is None:
         raise UsageError(
             f"task {task.name!r} names no learning rate for {strategy.name}; set one with --learning-rate, or in the task's "

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedpatch.shared.app.plugins import disable_ort_telemetry, load_entry_points
-from fedpatch.shared.app.signals import uninterrupted
+from fedpatch.shared.app.plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
-from fedpatch.shared.errors import DataError, UsageError, unknown_name
+from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms, metric_terms
 
 if TYPE_CHECKING:
@@ -30,11 +25,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "fedpatch.tasks"
 MAX_VALIDATION_SHARE = 0.5
-
-_WHERE_IT_LIES = "start the command in the folder that the file lies in, or install the module"
-# Packages of version 0.1, which tasks imported from.
-_FORMER_PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
-_REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
 
 
 @dataclass(frozen=True)
@@ -203,14 +193,6 @@ class Task:
         _ = self.metric_terms
 
 
-@dataclass(frozen=True)
-class BrokenTask:
-    """An installed task that cannot be used, and the reason."""
-
-    name: str
-    problem: str
-
-
 def data_root() -> Path:
     """Folder that holds one folder of data files per task: FEDPATCH_DATA, or ~/.cache/fedpatch/data.
 
@@ -228,126 +210,16 @@ def data_root() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedpatch" / "data"
 
 
-def check_name(ref: str) -> None:
-    """Raise UsageError where `ref` is neither an installed task's name nor of the form module:attribute.
+def _is_task(value: object) -> bool:
+    return isinstance(value, Task)
 
-    Imports nothing: whether a task can be loaded is for `find_task` to say.
-    """
-    if ":" in ref:
-        _parse(ref)
-    else:
-        _candidates(ref)
+
+TASKS: PluginKind[Task] = PluginKind(
+    "task", ENTRY_POINT_GROUP, _is_task, "a fedpatch.Task", lambda task: task.name, "TASK"
+)
+"""The tasks that are installed here. No module is imported before a task is found by its name."""
 
 
 def find_task(ref: str) -> Task:
-    """Return the installed task named `ref`, or the one that `ref` points to as `module:attribute`.
-
-    A module is looked for in the current directory first. Raises UsageError, with the nearest name or with the reason
-    why the import failed.
-    """
-    if ":" in ref:
-        match = _parse(ref)
-        with _current_directory_importable():
-            return _load(f"task {ref!r}", match["module"], match["attribute"], _WHERE_IT_LIES)
-    return _load_installed(ref, _candidates(ref))
-
-
-def _parse(ref: str) -> re.Match[str]:
-    match = _REFERENCE.fullmatch(ref)
-    if match is None:
-        raise UsageError(f"task {ref!r} is neither a name nor module:attribute, such as my_tasks.moons:TASK")
-    return match
-
-
-def _candidates(ref: str) -> Mapping[str, EntryPoint]:
-    installed = load_entry_points(ENTRY_POINT_GROUP)
-    if ref not in installed:
-        if not installed:
-            raise UsageError(
-                f"unknown task {ref!r}: none is installed here; install fedpatch, or name module:attribute"
-            )
-        error = unknown_name("task", ref, list(installed))
-        raise UsageError(f"{error}; {_how_to_name_a_module(ref)}")
-    return installed[ref]
-
-
-def _how_to_name_a_module(ref: str) -> str:
-    stem = ref.removesuffix(".py")
-    found = [name for name in (stem, f"{stem}_task") if name.isidentifier() and Path(f"{name}.py").is_file()]
-    own = f"the task TASK in {found[0]}.py" if found else "a task of your own"
-    return f"{own} is named module:attribute, {f'{found[0]}:TASK' if found else 'such as my_task:TASK'}"
-
-
-def list_tasks() -> list[Task | BrokenTask]:
-    """Return every installed task, sorted by name. One that cannot be loaded is a BrokenTask in the list."""
-    tasks: list[Task | BrokenTask] = []
-    for name, candidates in sorted(load_entry_points(ENTRY_POINT_GROUP).items()):
-        try:
-            tasks.append(_load_installed(name, candidates))
-        except UsageError as error:
-            tasks.append(BrokenTask(name, str(error)))
-    return tasks
-
-
-def _load_installed(name: str, candidates: Mapping[str, EntryPoint]) -> Task:
-    if len(candidates) > 1:
-        raise UsageError(
-            f"task {name!r} is installed more than once, as {' and '.join(sorted(candidates))}; "
-            "uninstall one of them, or name module:attribute"
-        )
-    point = next(iter(candidates.values()))
-    source = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-    what = f"task {name!r} (entry point {point.value}{source})"
-    match = _REFERENCE.fullmatch(point.value)
-    if match is None:
-        raise UsageError(f"{what}: an entry point must be module:attribute")
-    task = _load(what, match["module"], match["attribute"])
-    if task.name != name:
-        raise UsageError(f"{what}: the task there is named {task.name!r}; give both the same name")
-    return task
-
-
-def _load(what: str, module_name: str, attribute: str, remedy: str = "install its package again") -> Task:
-    try:
-        with uninterrupted():  # in the middle of torch's import, an exception aborts the process
-            disable_ort_telemetry()
-            found: Any = import_module(module_name)
-    except Exception as error:  # the module is the user's: any error becomes one sentence
-        problem = f"{type(error).__name__}: {error}{_remedy(error, module_name, remedy)}"
-        raise UsageError(f"{what}: module {module_name!r} cannot be imported: {problem}") from error
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            tasks = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Task)]
-            hint = f" (tasks there: {', '.join(sorted(tasks))})" if tasks else ""
-            raise UsageError(f"{what}: module {module_name!r} has no attribute {attribute!r}{hint}") from None
-    if not isinstance(found, Task):
-        raise UsageError(f"{what}: {attribute!r} is of type {type(found).__name__}, not a fedpatch.Task")
-    return found
-
-
-def _remedy(error: Exception, module_name: str, remedy: str) -> str:
-    """Return the remedy for a missing module: `remedy` for the task's own, else to install the imported package."""
-    if not isinstance(error, ImportError) or not error.name:
-        return ""
-    if error.name.partition(".")[0] in _FORMER_PACKAGES:
-        return "; import from fedpatch instead, such as: from fedpatch import DeviceData, Task"
-    if not isinstance(error, ModuleNotFoundError):
-        return ""
-    if f"{module_name}.".startswith(f"{error.name}."):
-        return f"; {remedy}"
-    package = error.name.partition(".")[0]
-    return "" if package == module_name.partition(".")[0] else f"; install {package!r}, which the task imports"
-
-
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on `sys.path` for one import, so that its files shadow no later import."""
-    current = os.getcwd()
-    sys.path.insert(0, current)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the module may have tidied sys.path itself
-            sys.path.remove(current)
+    """Return the installed task named `ref`, or the task that `ref` names as `module:attribute`. Raises UsageError."""
+    return TASKS.find(ref)

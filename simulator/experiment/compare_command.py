@@ -10,7 +10,7 @@ import typer
 
 from fedpatch.shared.app.command import AsJson, say
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
-from fedpatch.shared.errors import FedpatchError, UsageError, unknown_name
+from fedpatch.shared.errors import FedpatchError, UsageError
 from fedpatch.simulator.spec.compute import (
     STOPPING,
     Clients,
@@ -22,7 +22,7 @@ from fedpatch.simulator.spec.compute import (
     Workers,
     worker_count,
 )
-from fedpatch.simulator.spec.study import EVERYTHING, STRATEGIES_OF_MTFL, Study
+from fedpatch.simulator.spec.study import EVERYTHING, Study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,12 +56,12 @@ def compare(  # noqa: PLR0913  (a command has as many arguments as it has option
 
     A policy that does not fit the model is left out.
     """
+    from fedpatch.coordinator.strategies import find_strategy
     from fedpatch.shared.tasks.task import find_task
     from fedpatch.simulator.experiment.compare import ALONE, POLICIES, recommend, rows
     from fedpatch.simulator.experiment.options import make_study
 
-    if strategy not in STRATEGIES_OF_MTFL:
-        raise unknown_name("strategy", strategy, STRATEGIES_OF_MTFL)
+    find_strategy(strategy)
     found, root = find_task(task), None if data_root is None else data_root.expanduser()
     arms: list[Arm] = []
     processes = worker_count(workers)

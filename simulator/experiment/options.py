@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
-from fedpatch.coordinator.aggregation.strategies import STRATEGIES, FedAdam, find_strategy, refusal_of_rule
+from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
+from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
 from fedpatch.shared.errors import ConfigError, UsageError, unknown_name
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
@@ -20,13 +21,13 @@ from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import ALGORITHMS, EXACT, LEAST_GROUP, MEAN, STRATEGIES_OF_MTFL, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import BASELINES, EXACT, LEAST_GROUP, MEAN, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 SECURE = ("off", "groups")
 
 # Besides the clients' learning rate, a strategy has at most one number of its own.
-_OWN_NUMBER = {"fedadam": "server_learning_rate", "per-fedavg": "adaptation_rate", "pfedme": "proximity"}
+_OWN_NUMBER = {"per-fedavg": "adaptation_rate", "pfedme": "proximity"}
 
 # (learning rate, own number) by strategy and task, for each of SCENARIOS.
 _PUBLISHED: Mapping[tuple[str, str], tuple[tuple[float, float], ...]] = {
@@ -87,12 +88,11 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     clients get noise on their training data (paper, Table 3). Raises UsageError, with all problems at once where they
     are numbers out of their ranges.
     """
-    if strategy not in ALGORITHMS:
-        raise unknown_name("strategy", strategy, ALGORITHMS)
+    check_strategy(strategy)
     parse_norm_bound(norm_bound)
     parse_examples_cap(max_num_examples)
     rule = parse_aggregate_rule(aggregate)
-    if strategy in STRATEGIES_OF_MTFL and (why := refusal_of_rule(rule, find_strategy(strategy))):
+    if strategy not in BASELINES and (why := refusal_of_rule(rule, find_strategy(strategy))):
         raise UsageError(f"--aggregate {aggregate}: {why}")
     if encoding not in ENCODINGS:
         raise unknown_name("encoding", encoding, ENCODINGS)
@@ -123,7 +123,7 @@ def _mask_problems(study: Study) -> Iterator[str]:
         yield f"--secure: {study.secure!r} is none of {', '.join(SECURE)}"
     if not study.masked:
         return
-    if study.strategy not in ("fedavg", "fedadam"):
+    if study.strategy in BASELINES or find_strategy(study.strategy).moments:
         yield f"--secure groups: {study.strategy} cannot be summed under masks; use --strategy fedavg or fedadam"
     if study.norm_bound != UNBOUNDED:
         yield "--norm-bound: it bounds single updates, and only sums of masked groups are known; use --clip"
@@ -165,25 +165,26 @@ def _attack_problems(study: Study, metric: MetricTerms) -> Iterator[str]:
         yield f"--bad: {study.bad} is not a share from 0 to below 1"
     elif bool(study.attack) != (study.bad > 0):
         yield "--bad: the share of bad clients and --attack need each other; give both or none"
-    elif study.attack and study.strategy not in STRATEGIES_OF_MTFL:
-        yield f"--attack: no rule protects {study.strategy}; choose one of {', '.join(STRATEGIES_OF_MTFL)}"
+    elif study.attack and study.strategy in BASELINES:
+        yield f"--attack: no rule protects {study.strategy}; choose one of {', '.join(STRATEGIES.names())}"
     elif study.attack.startswith("backdoor") and metric.name != ACCURACY:
         yield f"--attack: the success of a backdoor is measured by accuracy, and this task's metric is {metric.name}"
 
 
 def _misplaced(study: Study, rates: Rates) -> Iterator[str]:
     """What the strategy has no use for, and rates that nobody could step by."""
-    if study.private != "none" and study.strategy not in STRATEGIES_OF_MTFL:
+    if study.private != "none" and study.strategy in BASELINES:
         yield (
             f"--private: {study.strategy} keeps no patch private, it personalises in its own way; leave it out, or "
-            f"choose one of {', '.join(STRATEGIES_OF_MTFL)}"
+            f"choose one of {', '.join(STRATEGIES.names())}"
         )
     for one in fields(rates):
         value = getattr(rates, one.name)
         if value is None:
             continue
-        if one.name not in ("learning_rate", _OWN_NUMBER.get(study.strategy)):
-            owner = next(strategy for strategy, name in _OWN_NUMBER.items() if name == one.name)
+        if one.name not in ("learning_rate", _own_number(study.strategy)):
+            owners = {name: strategy for strategy, name in _OWN_NUMBER.items()}
+            owner = owners.get(one.name, "a strategy with an optimizer on the server, such as fedadam")
             yield f"{_option(one.name)}: {study.strategy} has no use for it, only {owner}; leave it out"
         elif not 0 < value < math.inf:
             yield f"{_option(one.name)}: {value} is not a number above 0"
@@ -208,10 +209,10 @@ def _privacy_problems(study: Study) -> Iterator[str]:
     if not 0 < study.delta < 1:
         yield f"--delta: {study.delta:g} is not above 0 and below 1"
         return
-    if study.dp != UNBOUNDED and study.strategy not in STRATEGIES:
+    if study.dp != UNBOUNDED and study.strategy in BASELINES:
         yield f"--strategy: {study.strategy} has no federated mean to add noise to; choose fedavg or fedadam with --dp"
         return
-    strategy = STRATEGIES.get(study.strategy)
+    strategy = None if study.strategy in BASELINES else find_strategy(study.strategy)
     for name, text, *_ in settings_problems(
         dp=study.dp,
         noise_multiplier=study.noise_multiplier,
@@ -230,12 +231,31 @@ def _privacy_problems(study: Study) -> Iterator[str]:
             yield f"{_option(name)}: has no effect with --dp {study.dp}, whose clip takes its place; leave it out"
 
 
+def check_strategy(ref: str) -> None:
+    """Raise UsageError unless `ref` is a strategy or a baseline of the simulator. A module is loaded, a name only looked up."""
+    if ":" in ref:
+        find_strategy(ref)
+    elif ref not in (known := [*STRATEGIES.names(), *BASELINES]):
+        raise unknown_name("strategy", ref, known)
+
+
+def _own_number(strategy: str) -> str | None:
+    """Name of the number that only this strategy has, beside the learning rate."""
+    if strategy in BASELINES:
+        return _OWN_NUMBER.get(strategy)
+    return "server_learning_rate" if hasattr(find_strategy(strategy), "server_learning_rate") else None
+
+
 def _filled(given: Rates, study: Study, task: Task) -> Rates:
     """Every number that the strategy steps by."""
     rate, own = _published(study, task)
-    like = "fedavg" if study.strategy == "independent" else study.strategy
-    found: dict[str, float | None] = {"learning_rate": task.learning_rates.get(like, rate)}
-    if own_name := _OWN_NUMBER.get(study.strategy):
+    if study.strategy in BASELINES:
+        like = "fedavg" if study.strategy == "independent" else study.strategy
+        rate = task.learning_rates.get(like, rate)
+    else:
+        rate = rate_of(task.learning_rates, find_strategy(study.strategy))
+    found: dict[str, float | None] = {"learning_rate": rate}
+    if own_name := _own_number(study.strategy):
         found[own_name] = own
     found |= {name: value for name, value in vars(given).items() if value is not None}
     if missing := [_option(name) for name, value in found.items() if value is None]:
@@ -249,8 +269,8 @@ def _filled(given: Rates, study: Study, task: Task) -> Rates:
 
 def _published(study: Study, task: Task) -> tuple[float | None, float | None]:
     """(learning rate, own number) of the strategy; for numbers that the paper's authors tuned, those of the nearest W and C."""
-    if study.strategy == "fedadam":
-        return None, task.server_learning_rates.get("fedadam", FedAdam.server_learning_rate)
+    if _own_number(study.strategy) == "server_learning_rate":
+        return None, getattr(strategy_for(study.strategy, task, None), "server_learning_rate", None)
     if (study.strategy, task.name) not in _PUBLISHED:
         return None, None
     away = [(abs(math.log(study.clients / w)), abs(study.participation - c)) for w, c in SCENARIOS]

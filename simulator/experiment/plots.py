@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.metric_spec import ACCURACY
-from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Outcome, Study
+from fedpatch.simulator.spec.study import BASELINES, Outcome, Study
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +68,7 @@ def draw_outcome(outcome: Outcome) -> Figure:
 
 def title(study: Study) -> str:
     """A study in one line."""
-    private = f", private {study.private}" if study.strategy in STRATEGIES_OF_MTFL else ""
+    private = f", private {study.private}" if study.strategy not in BASELINES else ""
     share = f", {study.participation:.3g} of them in each round" if study.participation < 1 else ""
     return f"{study.task}, {study.strategy}{private}, {study.clients} clients{share}"
 

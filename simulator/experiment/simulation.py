@@ -29,9 +29,10 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, find_strategy
+from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
@@ -58,9 +59,9 @@ from fedpatch.simulator.learners.protocols import Cohort, CohortMember
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
 from fedpatch.simulator.spec.study import (
+    BASELINES,
     EVERYTHING,
     MEAN,
-    STRATEGIES_OF_MTFL,
     UNBOUNDED,
     AttackOutcome,
     Outcome,
@@ -164,9 +165,7 @@ class Simulation:
         self.metric = task.metric_terms
         self.points: list[Point] = []
         self.strategy: Strategy = (
-            find_strategy(study.strategy, study.server_learning_rate)
-            if study.strategy in STRATEGIES_OF_MTFL
-            else FedAvg()
+            find_strategy(study.strategy, study.server_learning_rate) if study.strategy not in BASELINES else FedAvg()
         )
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
         with torch.random.fork_rng(devices=[]):

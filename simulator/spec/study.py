@@ -11,7 +11,6 @@ from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 
-STRATEGIES_OF_MTFL = ("fedavg", "fedadam", "fedavg-adam")
 BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
 MEAN = "mean"
@@ -22,7 +21,6 @@ MAX_GROUP_OF_U8 = 42
 LEAST_GROUP = 8
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
-ALGORITHMS = (*STRATEGIES_OF_MTFL, *BASELINES)
 
 _OPTIONAL_TERMS = (
     ("encoding",),
@@ -41,9 +39,10 @@ _OPTIONAL_TERMS = (
 class Study:
     """The terms of one simulation.
 
-    `strategy` is one of ALGORITHMS. `data` is the data spec of client {index} of {count}; {seed} is put in too where it
-    stands there. `participation` is the paper's C. `learning_rate` is the client optimizer's (Per-FedAvg: beta, pFedMe: eta),
-    `server_learning_rate` only FedAdam's, `adaptation_rate` only Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
+    `strategy` names a strategy (coordinator.strategies) or one of BASELINES. `data` is the data spec of client {index} of
+    {count}; {seed} is put in too where it stands there. `participation` is the paper's C. `learning_rate` is the client
+    optimizer's (Per-FedAvg: beta, pFedMe: eta), `server_learning_rate` that of the server's optimizer, `adaptation_rate` only
+    Per-FedAvg's (alpha), `proximity` only pFedMe's (lambda).
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
     `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
     no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.

@@ -3,6 +3,7 @@
 The names in `__all__` are the public API. Every other name may change in any release.
 
     from fedpatch import DeviceData, Task, metrics, splits   # to write a task
+    from fedpatch import Schema, ServerState, Strategy       # to write a strategy
     from fedpatch import PersonalModel                       # to use a device's model in an application
 
 `import fedpatch` loads neither NumPy nor PyTorch: what needs them is loaded at its first use.
@@ -27,10 +28,12 @@ from fedpatch.shared.errors import (
 )
 
 if TYPE_CHECKING:
+    from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
     from fedpatch.device_agent.models.personal import PersonalModel
     from fedpatch.shared.tasks import metrics, splits
     from fedpatch.shared.tasks.task import DeviceData, Task, data_root
     from fedpatch.shared.tasks.torch_model import private_names
+    from fedpatch.shared.tensors.schema import Schema, TensorSpec
 
 __all__ = [
     "BrokerError",
@@ -40,9 +43,13 @@ __all__ = [
     "ExportRefused",
     "FedpatchError",
     "PersonalModel",
+    "Schema",
     "SchemaMismatch",
+    "ServerState",
     "StateError",
+    "Strategy",
     "Task",
+    "TensorSpec",
     "UpdateRefused",
     "UsageError",
     "__version__",
@@ -55,6 +62,10 @@ __all__ = [
 _LOADED_AT_FIRST_USE = {
     "DeviceData": "fedpatch.shared.tasks.task",
     "PersonalModel": "fedpatch.device_agent.models.personal",
+    "Schema": "fedpatch.shared.tensors.schema",
+    "ServerState": "fedpatch.coordinator.aggregation.strategies",
+    "Strategy": "fedpatch.coordinator.aggregation.strategies",
+    "TensorSpec": "fedpatch.shared.tensors.schema",
     "Task": "fedpatch.shared.tasks.task",
     "data_root": "fedpatch.shared.tasks.task",
     "metrics": "fedpatch.shared.tasks",

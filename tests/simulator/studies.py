@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
-from fedpatch.coordinator.aggregation.strategies import find_strategy
 from fedpatch.coordinator.cohort.sampling import select
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.errors import DataError

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.norm_clipping import check_moments
 from fedpatch.coordinator.aggregation.server_delta import quantised_step, step_seed, without_residuals
-from fedpatch.coordinator.aggregation.strategies import STRATEGIES, ServerState, Strategy
+from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedpatch.coordinator.strategies import STRATEGIES
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec, moment_name, values_digest
 from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback, residual_name
@@ -60,7 +61,7 @@ def decoded(packed: Packed, before: ServerState) -> dict[str, np.ndarray]:
     return unpack(packed.blob, encoding=packed.encoding, raw_bytes=raw_bytes, schema=SCHEMA, base=base)[1]
 
 
-some_strategy = st.sampled_from(sorted(STRATEGIES)).map(lambda name: STRATEGIES[name]())
+some_strategy = st.sampled_from(sorted(STRATEGIES.own)).map(lambda name: STRATEGIES.own[name]())
 
 
 @given(strategy=some_strategy, encoding=st.sampled_from(DELTAS), seed=st.integers(0, 2**20))
@@ -115,7 +116,7 @@ def test_error_of_rounding_never_grows(encoding, goals, devices):
 
     What is given later is then made up for twice: with it, coarse rounding at random would grow without bound.
     """
-    strategy, rng = STRATEGIES["fedavg"](), np.random.default_rng(7)
+    strategy, rng = STRATEGIES.own["fedavg"](), np.random.default_rng(7)
     own = [{**drawn(SCHEMA, 2), "fc.weight": GOALS[goals](rng, (30, 40)).astype(np.float32)} for _ in range(devices)]
     wanted = np.mean([one["fc.weight"] for one in own], axis=0)
     state = began(strategy, 1)
@@ -136,7 +137,7 @@ def test_error_of_rounding_never_grows(encoding, goals, devices):
 
 
 def test_same_seed_gives_the_same_bits():
-    strategy = STRATEGIES["fedavg"]()
+    strategy = STRATEGIES.own["fedavg"]()
     before = began(strategy, 1)
     aimed = strategy.finish(before, drawn(SCHEMA, 2), SCHEMA)
     first, again, other = (quantised_step(before, aimed, SCHEMA, "delta-int4", seed) for seed in (1, 1, 2))
@@ -145,9 +146,9 @@ def test_same_seed_gives_the_same_bits():
     assert len({step_seed(run, number) for run in range(20) for number in range(20)}) == 400
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("name", sorted(STRATEGIES.own))
 def test_resume_takes_the_same_next_step(name, tmp_path):
-    strategy = STRATEGIES[name]()
+    strategy = STRATEGIES.own[name]()
     states = played(strategy, "delta-int4", 4)
     save_checkpoint(tmp_path, states[2][1], SCHEMA, {})
     found = load_checkpoint(tmp_path)[0]
@@ -158,7 +159,7 @@ def test_resume_takes_the_same_next_step(name, tmp_path):
 
 
 def test_residual_is_used_up_or_dropped_by_another_encoding():
-    strategy = STRATEGIES["fedadam"]()
+    strategy = STRATEGIES.own["fedadam"]()
     state = played(strategy, "delta-int4", 6)[-1][1]
     aimed = strategy.finish(state, drawn(SCHEMA, 8), SCHEMA)
     name = residual_name("fc.weight")
@@ -182,7 +183,7 @@ def test_residual_is_used_up_or_dropped_by_another_encoding():
 @settings(deadline=None)
 def test_moments_of_gradients_are_accepted_in_any_encoding(encoding, seed, spread, growth, steps):
     """Rounding makes no first moment greater than its second one allows."""
-    strategy = STRATEGIES["fedavg-adam"]()
+    strategy = STRATEGIES.own["fedavg-adam"]()
     schema = strategy.travelling(SCHEMA)
     plan = strategy.plan(0.001, 10, 1, 0, 0)
     rng = np.random.default_rng(seed)

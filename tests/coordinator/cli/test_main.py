@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.aggregation.strategies import STRATEGIES
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunSummary
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.coordinator.strategies import STRATEGIES
 from tests.coordinator.registry_builders import new_run, seen
 from tests.support.programs import Ended, install
 
@@ -163,7 +163,7 @@ def test_tasks_lists_a_broken_task_with_its_problem(fedpatch, tmp_path, monkeypa
 
 def test_strategies_lists_all_strategies(fedpatch):
     listed = json.loads(fedpatch("strategies", "--json").out)
-    assert {one["name"]: one["description"] for one in listed} == {n: s.description for n, s in STRATEGIES.items()}
+    assert {one["name"]: one["description"] for one in listed} == {n: s.description for n, s in STRATEGIES.own.items()}
     assert "fedavg-adam" in fedpatch("strategies").out
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedpatch.shared.app.plugins import BrokenPlugin
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.errors import DataError, UsageError
-from fedpatch.shared.tasks.task import BrokenTask, DeviceData, Task, check_name, data_root, find_task, list_tasks
+from fedpatch.shared.tasks.task import TASKS, DeviceData, Task, data_root, find_task
 
 MODULE = """
 from fedpatch.shared.tasks.task import Task
@@ -130,7 +131,7 @@ def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
     ("ref", "problem"),
     [
         ("my_things:NUMBER", "'NUMBER' is of type int, not a fedpatch.Task"),
-        ("my_things:TSAK", r"has no attribute 'TSAK' \(tasks there: TASK\)"),
+        ("my_things:TSAK", r"has no attribute 'TSAK' \(there: TASK\)"),
         ("my_things:TASK.twin", "has no attribute 'TASK.twin'"),
         ("nowhere:TASK", "module 'nowhere' cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         ("my_bad:TASK", "module 'my_bad' cannot be imported: SyntaxError"),
@@ -207,11 +208,11 @@ def test_a_module_that_is_not_found_says_from_where_it_would_be(workdir, ref):
 
 def test_a_name_is_checked_without_importing_the_task(install):
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="raise SystemExit('imported')")
-    check_name("two-moons")
-    check_name("moons_task:TASK")
+    TASKS.check_name("two-moons")
+    TASKS.check_name("moons_task:TASK")
     for wrong, said in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
         with pytest.raises(UsageError, match=said):
-            check_name(wrong)
+            TASKS.check_name(wrong)
 
 
 def test_one_distribution_seen_twice_is_no_conflict(install):
@@ -224,10 +225,10 @@ def test_one_distribution_seen_twice_is_no_conflict(install):
 def test_a_broken_task_hides_no_other(install):
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task=MODULE.format(name="two-moons"))
     install("broken", {"broken-task": "broken_task:TASK"}, broken_task="raise RuntimeError('no camera')")
-    listed = {task.name: task for task in list_tasks()}
+    listed = {task.name: task for task in TASKS.installed()}
     assert isinstance(listed["two-moons"], Task)
     broken = listed["broken-task"]
-    assert isinstance(broken, BrokenTask)
+    assert isinstance(broken, BrokenPlugin)
     assert "RuntimeError: no camera" in broken.problem
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpatch.coordinator.aggregation.strategies import find_strategy
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 from fedpatch.shared.tasks.task import DeviceData, Task
@@ -22,8 +22,8 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.reference_learner import OneByOneLearner
 from fedpatch.simulator.learners.stacked_learner import StackedCohort, StackedModel
-from fedpatch.simulator.spec.study import STRATEGIES_OF_MTFL, Study
-from tests.simulator.studies import one_process
+from fedpatch.simulator.spec.study import Study
+from tests.simulator.studies import STRATEGIES, one_process
 
 FEATURES, CLASSES = 6, 3
 EXAMPLES = (23, 9, 40, 4, 23, 16, 31)  # of each client: other numbers of steps, and one with less than a batch
@@ -148,7 +148,7 @@ def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
     return stacked
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:3.*,0.bias"])
 def test_plain_sequence_is_trained_as_one_client_at_a_time(strategy, private):
     same_as_one_at_a_time(_study(strategy, private), _task(_sequential))
@@ -168,7 +168,7 @@ def test_rounds_of_given_steps_or_epochs_are_trained_the_same(terms):
     same_as_one_at_a_time(_study("fedavg", "stats", **terms), _task(_sequential))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES_OF_MTFL)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:out.*,running"])
 def test_any_model_is_trained_as_on_a_device(strategy, private):
     study, task = _study(strategy, private), _task(Residual)

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.aggregation.server_optimizers import ServerOptimizer
+from fedpatch.coordinator.strategies import STRATEGIES
 from fedpatch.shared.errors import ConfigError, UsageError
 from fedpatch.shared.tasks.bundled.cifar10 import TASK as CIFAR10
 from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
@@ -16,7 +18,7 @@ from fedpatch.shared.tasks.bundled.mnist import TASK as MNIST
 from fedpatch.shared.tasks.task import Task
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.paper.experiments import cells_of, study_of
-from fedpatch.simulator.spec.study import ALGORITHMS, BASELINES, STRATEGIES_OF_MTFL, Study
+from fedpatch.simulator.spec.study import BASELINES, Study
 
 TASKS = {"mnist": MNIST, "cifar10": CIFAR10}
 
@@ -115,7 +117,10 @@ def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, nee
         ({"learning_rate": 0.0}, "--learning-rate: 0.0"),
         ({"learning_rate": float("inf")}, "--learning-rate: inf"),
         ({"strategy": "fedadam", "server_learning_rate": -1.0}, "--server-learning-rate: -1.0"),
-        ({"server_learning_rate": 0.1}, "--server-learning-rate: fedavg has no use for it, only fedadam"),
+        (
+            {"server_learning_rate": 0.1},
+            "--server-learning-rate: fedavg has no use for it, only a strategy with an optimizer",
+        ),
         ({"adaptation_rate": 0.1}, "--adaptation-rate: fedavg has no use for it, only per-fedavg"),
         ({"strategy": "per-fedavg", "proximity": 1.0}, "--proximity: per-fedavg has no use for it, only pfedme"),
         ({"strategy": "independent", "private": "affine"}, "--private: independent keeps no patch private"),
@@ -175,7 +180,7 @@ def test_noise_cannot_be_added_to_the_data_specs_of_another_kind():
 
 
 @given(
-    strategy=st.sampled_from(ALGORITHMS),
+    strategy=st.sampled_from([*STRATEGIES.own, *BASELINES]),
     private=st.sampled_from(["none", "stats", "affine", "all", "names:fc1.*"]),
     clients=st.integers(2, 10_000),
     participation=st.floats(0.5, 1.0),
@@ -184,7 +189,9 @@ def test_every_strategy_gets_the_numbers_it_steps_by_and_no_others(strategy, pri
     private = "none" if strategy in BASELINES else private
     study = _study(strategy=strategy, private=private, clients=clients, participation=participation)
     assert study.learning_rate > 0
-    owners = {"fedadam": study.server_learning_rate, "per-fedavg": study.adaptation_rate, "pfedme": study.proximity}
+    owners = {"per-fedavg": study.adaptation_rate, "pfedme": study.proximity}
     assert {name for name, value in owners.items() if value is not None} == {strategy} & set(owners)
-    assert (study.private == "none") or strategy in STRATEGIES_OF_MTFL
+    steps_on_the_server = strategy in STRATEGIES.own and issubclass(STRATEGIES.own[strategy], ServerOptimizer)
+    assert (study.server_learning_rate is not None) == steps_on_the_server
+    assert (study.private == "none") or strategy in STRATEGIES.own
     assert Study.from_dict(study.to_dict()) == study

@@ -1,0 +1,98 @@
+"""The strategies of fedpatch and of other packages, by name.
+
+Another package names its strategies as entry points of the group `fedpatch.strategies`; a file of one's own is named as
+module:attribute. Neither changes what travels: a strategy is data for the devices (a TrainPlan) and a pure function on the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedpatch.coordinator.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedpatch.coordinator.aggregation.strategies import FedAvg, FedAvgAdam, Strategy
+from fedpatch.shared.app.plugins import PluginKind
+from fedpatch.shared.config.fields import NAME
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tensors.arrays import MOMENTS
+
+ENTRY_POINT_GROUP = "fedpatch.strategies"
+
+
+def _is_strategy(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Strategy) and hasattr(value, "name")
+
+
+STRATEGIES: PluginKind[type[Strategy]] = PluginKind(
+    "strategy",
+    ENTRY_POINT_GROUP,
+    _is_strategy,
+    "a subclass of fedpatch.Strategy with a name",
+    lambda strategy: strategy.name,
+    "STRATEGY",
+    own={one.name: one for one in (FedAvg, FedAvgAdam, FedAvgM, FedAdam, FedYogi, FedAdagrad)},
+)
+"""The strategies that are installed here. No other package's module is imported before it is found by its name."""
+
+
+def find_strategy(ref: str, server_learning_rate: float | None = None) -> Strategy:
+    """Return the strategy of that name.
+
+    Args:
+        ref: Name of a strategy, or module:attribute of a class.
+        server_learning_rate: Learning rate of the server optimizer; the strategy's own if left out.
+
+    Raises:
+        UsageError: The name is unknown, the class cannot be loaded or is not usable, or the strategy has no server optimizer
+            for the learning rate.
+
+    Example:
+        >>> find_strategy("fedyogi", 0.1).server_learning_rate
+        0.1
+    """
+    strategy: Callable[..., Strategy] = _checked(ref, STRATEGIES.find(ref))
+    if server_learning_rate is None:
+        return strategy()
+    if "server_learning_rate" not in inspect.signature(strategy).parameters:
+        raise UsageError(f"strategy {ref!r} has no server optimizer; leave the server learning rate out")
+    return strategy(server_learning_rate=server_learning_rate)
+
+
+def rate_of(rates: Mapping[str, float], strategy: Strategy) -> float | None:
+    """Return a task's learning rate for a strategy: its own, else that of the strategy that `rates_of` names, else None."""
+    return rates.get(strategy.name, rates.get(strategy.rates_of))
+
+
+def strategy_for(ref: str, task: Task, server_learning_rate: float | None) -> Strategy:
+    """Return the strategy with the server learning rate that is given, else the task's, else its own.
+
+    Args:
+        ref: Name of a strategy, or module:attribute of a class.
+        task: The task, whose `server_learning_rates` are used.
+        server_learning_rate: The rate that a user chose; None where none was chosen.
+
+    Raises:
+        UsageError: As `find_strategy`.
+    """
+    strategy = find_strategy(ref)
+    return find_strategy(ref, server_learning_rate or rate_of(task.server_learning_rates, strategy))
+
+
+def _checked(ref: str, strategy: type[Strategy]) -> type[Strategy]:
+    """Return `strategy`. Raises UsageError for class variables that devices could not follow."""
+    problem = ""
+    if not re.fullmatch(NAME.regex, strategy.name):
+        problem = f"its name {strategy.name!r} is not allowed; use {NAME.words}"
+    elif strategy.client_optimizer not in ("sgd", "adam"):
+        problem = f"its client_optimizer is {strategy.client_optimizer!r}; devices have sgd and adam"
+    elif unknown := sorted(set(strategy.moments) - set(MOMENTS)):
+        problem = f"its moments have {unknown[0]!r}; use a selection of {', '.join(MOMENTS)}"
+    elif strategy.moments and strategy.client_optimizer != "adam":
+        problem = "it shares moments, which sgd does not have; use client_optimizer adam"
+    if problem:
+        raise UsageError(f"strategy {ref!r}: {problem}")
+    return strategy
