@@ -4,7 +4,8 @@ A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: the table, the task, th
 the share C of them that trains in a round.
 
 Two more tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains
-on. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2).
+on. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2); `tuning` has the
+single trials of that grid.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fedpatch.simulator.spec.study import Study
 
 Rates = tuple[float, float | None]
 TUNING = "tuning"
-TABLES = ("table2", "table3", "aligned", "tuned")
+TABLES = ("table2", "table3", "aligned", "tuned", TUNING)
 WITH_CELLS = (*TABLES, "fig5")
 RECORDED = ("table2", "table3", "aligned")
 """Tables whose cells `check` computes again."""
@@ -88,7 +89,15 @@ class Cell:
     def short_name(self) -> str:
         """Its setting: its name within the table or figure."""
         name = f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
-        return name if self.where != TUNING or self.rates is None else f"{name}/{_rates_name(self.rates)}"
+        return name if self.where != TUNING else f"{name}/{self.rates_name}"
+
+    @property
+    def rates_name(self) -> str:
+        """Its learning rates, `rate0.3-server0.01`; empty for the published ones."""
+        if self.rates is None:
+            return ""
+        client, server = self.rates
+        return f"rate{client}" if server is None else f"rate{client}-server{server}"
 
     @property
     def target_ua(self) -> float | None:
@@ -102,6 +111,8 @@ def cells_of(which: str) -> tuple[Cell, ...]:
         raise unknown_name("table or figure with cells", which, WITH_CELLS)
     if which == "fig5":
         return tuple(_fig5_cells())
+    if which == TUNING:
+        return tuple(trial for cell in cells_of("tuned") for trial in rate_cells(cell))
     cells = _table_cells(which, TABLE_3 if which == "table3" else TABLE_2)
     if which == "aligned":
         return tuple(one for one in cells if (one.task, one.clients) == ("mnist", ALIGNED_CLIENTS))
@@ -217,11 +228,6 @@ def _rates(cell: Cell) -> tuple[float, float | None, float | None, float | None]
         eta, proximity = PFEDME_RATES[cell.task][scenario]
         return eta, None, None, proximity
     return CLIENT_RATES[cell.task, cell.strategy], SERVER_RATE if cell.strategy == "fedadam" else None, None, None
-
-
-def _rates_name(rates: Rates) -> str:
-    client, server = rates
-    return f"rate{client}" if server is None else f"rate{client}-server{server}"
 
 
 def _fits(cell: Cell, pattern: str) -> bool:
