@@ -50,7 +50,7 @@ TUNING_SEED = 1000
 """Chooses the learning rates; no result is reported with it."""
 TUNED_STRATEGIES = ("fedadam", "fedavg-adam")
 RATE_GRID: Mapping[str, tuple[Rates, ...]] = {
-    "fedavg-adam": tuple((rate, None) for rate in (0.0003, 0.001, 0.003, 0.01)),
+    "fedavg-adam": tuple((rate, None) for rate in (0.001, 0.003, 0.01, 0.03)),
     "fedadam": tuple((rate, server) for rate in (0.03, 0.1, 0.3) for server in (0.003, 0.01, 0.03, 0.1)),
 }
 """Learning rates of client and server, tried in this order; of equal ones the first is taken."""
