@@ -89,7 +89,7 @@ def test_tuned_cells_are_computed_after_their_trials(program, player):
     ended = program("paper", "tuned", "--cells", "mnist/fedavg-adam/affine/W400/C1.0")
     assert (ended.code, len(player.studies)) == (0, 5)
     assert "21 / 9*" in ended.out
-    assert {one.learning_rate for one in player.studies} == {0.0003, 0.001, 0.003, 0.01}
+    assert {one.learning_rate for one in player.studies} == {0.001, 0.003, 0.01, 0.03}
 
 
 def test_aligned_cells_have_the_aligned_split(program, player):
