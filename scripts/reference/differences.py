@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fedpatch.simulator.paper.comparison import RELATIVE_SLACK, SLACK_ROUNDS, Comparison, compare
 from fedpatch.simulator.paper.experiments import (
-    ALIGNED_CLIENTS,
+    SPLIT_CLIENTS,
     RATE_GRID,
     TUNED_STRATEGIES,
     TUNING_SEED,
@@ -79,7 +79,7 @@ def accuracy_at_paper(one: Comparison) -> float:
 
 def aligned(store: Results, cell: Cell) -> Comparison | None:
     """Return the same cell with the aligned split, where it is computed."""
-    if cell.clients != ALIGNED_CLIENTS:
+    if cell.clients != SPLIT_CLIENTS:
         return None
     (one,) = compare(store, select_cells("aligned", cell.short_name))
     return one if one.results else None

@@ -21,6 +21,7 @@ from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unk
 from fedpatch.simulator.experiment.plots import require_matplotlib
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.paper.experiments import (
+    SPLITS,
     TUNING,
     TUNING_SEED,
     Cell,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
 CHECK = "check"
-ALL = ("table2", "table3", "fig3", "fig4", "fig5", "aligned", "tuned", TUNING, CHECK)
+ALL = ("table2", "table3", "fig3", "fig4", "fig5", *SPLITS, "tuned", TUNING, CHECK)
 
 
 Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"One of {', '.join(ALL)}.", show_default=False)]
@@ -81,7 +82,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
 
     A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
     folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with no
-    test sample of an unknown label. tuned has those of FedAdam and FedAvg-Adam, with learning rates from a grid; tuning has the
+    test sample of an unknown label; even has them with few such samples. tuned has those of FedAdam and FedAvg-Adam, with learning rates from a grid; tuning has the
     single trials of this grid, with a seed of their own. check computes cells that have a result again (--cells
     table2/mnist/...), and fails where rounds differ by more than a processor's spread.
     """

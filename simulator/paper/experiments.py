@@ -3,8 +3,8 @@
 A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: the table, the task, the strategy, the private values, W clients, and
 the share C of them that trains in a round.
 
-Two more tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains
-on. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2); `tuning` has the
+More tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
+`even` cuts the test examples where the training examples are cut. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2); `tuning` has the
 single trials of that grid.
 """
 
@@ -39,12 +39,13 @@ from fedpatch.simulator.spec.study import Study
 
 Rates = tuple[float, float | None]
 TUNING = "tuning"
-TABLES = ("table2", "table3", "aligned", "tuned", TUNING)
+SPLITS = ("aligned", "even")
+TABLES = ("table2", "table3", *SPLITS, "tuned", TUNING)
 WITH_CELLS = (*TABLES, "fig5")
-RECORDED = ("table2", "table3", "aligned")
+RECORDED = ("table2", "table3", *SPLITS)
 """Tables whose cells `check` computes again."""
-ALIGNED_CLIENTS = 400
-"""The split of the paper gives clients test samples of labels that they never train on only with so many clients."""
+SPLIT_CLIENTS = 400
+"""Only with so many clients does the paper's split give them many test samples of labels that they never train on."""
 
 TUNING_SEED = 1000
 """Chooses the learning rates; no result is reported with it."""
@@ -114,8 +115,8 @@ def cells_of(which: str) -> tuple[Cell, ...]:
     if which == TUNING:
         return tuple(trial for cell in cells_of("tuned") for trial in rate_cells(cell))
     cells = _table_cells(which, TABLE_3 if which == "table3" else TABLE_2)
-    if which == "aligned":
-        return tuple(one for one in cells if (one.task, one.clients) == ("mnist", ALIGNED_CLIENTS))
+    if which in SPLITS:
+        return tuple(one for one in cells if (one.task, one.clients) == ("mnist", SPLIT_CLIENTS))
     return tuple(one for one in cells if which != "tuned" or one.strategy in TUNED_STRATEGIES)
 
 
@@ -180,7 +181,7 @@ def study_of(cell: Cell, seed: int) -> Study:
 
     The seed draws the split too, as a trial of the paper's does. Table 3 gives noise to a fifth of the clients.
     """
-    kind, noise = "aligned" if cell.where == "aligned" else "shard", f",noisy-fraction={NOISY_FRACTION}"
+    kind, noise = cell.where if cell.where in SPLITS else "shard", f",noisy-fraction={NOISY_FRACTION}"
     rate, server_rate, adaptation_rate, proximity = _rates(cell)
     return Study(
         task=cell.task,

@@ -92,10 +92,11 @@ def test_tuned_cells_are_computed_after_their_trials(program, player):
     assert {one.learning_rate for one in player.studies} == {0.001, 0.003, 0.01, 0.03}
 
 
-def test_aligned_cells_have_the_aligned_split(program, player):
-    program("paper", "aligned", "--cells", "mnist/fedavg/all/W400/C1.0")
+@pytest.mark.parametrize("split", ["aligned", "even"])
+def test_cells_of_a_split_have_this_split(program, player, split):
+    program("paper", split, "--cells", "mnist/fedavg/all/W400/C1.0")
     (study,) = player.studies
-    assert study.data.startswith("aligned:")
+    assert study.data.startswith(f"{split}:")
 
 
 def test_a_summary_computes_nothing(program, player, tmp_path):
