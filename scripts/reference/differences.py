@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from fedpatch.simulator.paper.comparison import RELATIVE_SLACK, SLACK_ROUNDS, Comparison, compare
 from fedpatch.simulator.paper.experiments import (
-    SPLIT_CLIENTS,
     RATE_GRID,
+    SPLIT_CLIENTS,
     TUNED_STRATEGIES,
     TUNING_SEED,
     Cell,

@@ -4,8 +4,8 @@ A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: the table, the task, th
 the share C of them that trains in a round.
 
 More tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
-`even` cuts the test examples where the training examples are cut. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2); `tuning` has the
-single trials of that grid.
+`even` cuts the test examples where the training examples are cut. `tuned` takes the learning rates of a grid that reach the
+target first, as the paper did (section 5.2); `tuning` has the single trials of that grid.
 """
 
 from __future__ import annotations
