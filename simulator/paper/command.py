@@ -20,9 +20,17 @@ from fedpatch.shared.app.signals import EXIT_INTERRUPTED, interruptible, stoppab
 from fedpatch.shared.errors import FedpatchError, UpdateRefused, UsageError, unknown_name
 from fedpatch.simulator.experiment.plots import require_matplotlib
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
-from fedpatch.simulator.paper.experiments import Cell, select_cells, select_named_cells, study_of
+from fedpatch.simulator.paper.experiments import (
+    SPLITS,
+    TUNING,
+    TUNING_SEED,
+    Cell,
+    select_cells,
+    select_named_cells,
+    study_of,
+)
 from fedpatch.simulator.paper.recheck import Recheck, discard_stale, folder_of, rechecks, require_recorded
-from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Result, Results, read_json
+from fedpatch.simulator.paper.results import UNFINISHED, Attempt, Result, Results, measured_seeds, read_json
 from fedpatch.simulator.paper.runner import CellWatcher, Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
 from fedpatch.simulator.spec.compute import STOPPING, Device, device_name, worker_count
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
 CHECK = "check"
-ALL = ("table2", "table3", "fig3", "fig4", "fig5", "aligned", "tuned", CHECK)
+ALL = ("table2", "table3", "fig3", "fig4", "fig5", *SPLITS, "tuned", TUNING, CHECK)
 
 
 Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"One of {', '.join(ALL)}.", show_default=False)]
@@ -74,8 +82,9 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
 
     A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
     folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with no
-    test sample of an unknown label. tuned has those of FedAdam and FedAvg-Adam, with learning rates from a grid. check computes
-    cells that have a result again (--cells table2/mnist/...), and fails where rounds differ by more than a processor's spread.
+    test sample of an unknown label; even has them with few such samples. tuned has those of FedAdam and FedAvg-Adam, with
+    learning rates from a grid; tuning has the single trials of this grid, with a seed of their own. check computes cells that
+    have a result again (--cells table2/mnist/...), and fails where rounds differ by more than a processor's spread.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)
@@ -87,7 +96,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
             raise UsageError(
                 f"{which} is a measurement on the CPU, and a picture; leave out --cells, --markdown and --device"
             )
-        measure = None if summary else partial(_measure, which, results, rounds)
+        measure = None if summary else partial(_measure, which, results, rounds, sitting)
         _draw_measured(which, results, range(seeds), measure, as_json=as_json)
         return
     if rounds is not None:
@@ -100,7 +109,8 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     chosen = select_cells(which, cells)
     if which == "fig5":
         require_matplotlib()
-    exit_code = 0 if summary else _compute(chosen, range(seeds), store, sitting)
+    chosen_seeds = (TUNING_SEED,) if which == TUNING else range(seeds)
+    exit_code = 0 if summary else _compute(chosen, chosen_seeds, store, sitting)
     if which == "tuned":
         chosen = tuple(choose_rates(one, store) for one in chosen)
     _show(which, chosen, store, "markdown" if markdown else "json" if as_json else "text")
@@ -262,26 +272,29 @@ def _draw_fig5(comparisons: Sequence[Comparison], folder: Path) -> None:
 def _draw_measured(
     which: str, folder: Path, seeds: Sequence[int], measure: Callable[[int], dict[str, Any]] | None, *, as_json: bool
 ) -> None:
-    """Prints the paths of the pictures, one set per seed; without `measure`, of what is there."""
+    """Measure the seeds and draw them in one set of pictures; without `measure`, draw all seeds that are there."""
     from fedpatch.simulator.paper.figures import draw_fig3, draw_fig4
 
     require_matplotlib()
     draw = {"fig3": draw_fig3, "fig4": draw_fig4}[which]
-    pictures: list[str] = []
-    for seed in seeds:
-        measured = measure(seed) if measure else _read_measured(folder / which / f"seed{seed}.json")
-        _require_whole(measured, which, seed)
-        pictures += map(str, draw(measured, folder / which / f"{which}-seed{seed}"))
+    chosen = seeds if measure else measured_seeds(folder / which) or seeds
+    measured = [measure(seed) if measure else _read_measured(folder / which / f"seed{seed}.json") for seed in chosen]
+    for seed, one in zip(chosen, measured, strict=True):
+        _require_whole(one, which, seed)
+    if len({(one["rounds"], one["steps_per_round"]) for one in measured}) > 1:
+        raise UsageError(f"the seeds of {which} have other numbers of rounds; measure them again with one --rounds")
+    pictures = [str(path) for path in draw(measured, folder / which / which)]
     typer.echo(json.dumps({"pictures": pictures}) if as_json else "\n".join(pictures))
 
 
-def _measure(which: str, folder: Path, rounds: int | None, seed: int) -> dict[str, Any]:
+def _measure(which: str, folder: Path, rounds: int | None, sitting: Attempt, seed: int) -> dict[str, Any]:
     """Measures and saves it, below `folder`."""
     from fedpatch.simulator.paper.inspection import run_fig3, run_fig4
 
     run = {"fig3": run_fig3, "fig4": run_fig4}[which]
+    origin = {"command": sitting.command, "commit": sitting.commit, "processor": sitting.processor}
     with interruptible():
-        return run(folder, seed, rounds, say)
+        return run(folder, seed, rounds, say, origin)
 
 
 def _read_measured(path: Path) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 A cell's name is `table2/mnist/fedavg/affine/W200/C1.0`: the table, the task, the strategy, the private values, W clients, and
 the share C of them that trains in a round.
 
-Two more tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains
-on. `tuned` takes the learning rates of a grid that reach the target first, as the paper did (section 5.2).
+More tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
+`even` cuts the test examples where the training examples are cut. `tuned` takes the learning rates of a grid that reach the
+target first, as the paper did (section 5.2); `tuning` has the single trials of that grid.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ from fedpatch.simulator.spec.study import Study
 
 Rates = tuple[float, float | None]
 TUNING = "tuning"
-TABLES = ("table2", "table3", "aligned", "tuned")
+SPLITS = ("aligned", "even")
+TABLES = ("table2", "table3", *SPLITS, "tuned", TUNING)
 WITH_CELLS = (*TABLES, "fig5")
-RECORDED = ("table2", "table3", "aligned")
+RECORDED = ("table2", "table3", *SPLITS)
 """Tables whose cells `check` computes again."""
-ALIGNED_CLIENTS = 400
-"""The split of the paper gives clients test samples of labels that they never train on only with so many clients."""
+SPLIT_CLIENTS = 400
+"""Only with so many clients does the paper's split give them many test samples of labels that they never train on."""
 
 TUNING_SEED = 1000
 """Chooses the learning rates; no result is reported with it."""
 TUNED_STRATEGIES = ("fedadam", "fedavg-adam")
 RATE_GRID: Mapping[str, tuple[Rates, ...]] = {
-    "fedavg-adam": tuple((rate, None) for rate in (0.0003, 0.001, 0.003, 0.01)),
+    "fedavg-adam": tuple((rate, None) for rate in (0.001, 0.003, 0.01, 0.03)),
     "fedadam": tuple((rate, server) for rate in (0.03, 0.1, 0.3) for server in (0.003, 0.01, 0.03, 0.1)),
 }
 """Learning rates of client and server, tried in this order; of equal ones the first is taken."""
@@ -88,7 +90,15 @@ class Cell:
     def short_name(self) -> str:
         """Its setting: its name within the table or figure."""
         name = f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
-        return name if self.where != TUNING or self.rates is None else f"{name}/{_rates_name(self.rates)}"
+        return name if self.where != TUNING else f"{name}/{self.rates_name}"
+
+    @property
+    def rates_name(self) -> str:
+        """Its learning rates, `rate0.3-server0.01`; empty for the published ones."""
+        if self.rates is None:
+            return ""
+        client, server = self.rates
+        return f"rate{client}" if server is None else f"rate{client}-server{server}"
 
     @property
     def target_ua(self) -> float | None:
@@ -102,9 +112,11 @@ def cells_of(which: str) -> tuple[Cell, ...]:
         raise unknown_name("table or figure with cells", which, WITH_CELLS)
     if which == "fig5":
         return tuple(_fig5_cells())
+    if which == TUNING:
+        return tuple(trial for cell in cells_of("tuned") for trial in rate_cells(cell))
     cells = _table_cells(which, TABLE_3 if which == "table3" else TABLE_2)
-    if which == "aligned":
-        return tuple(one for one in cells if (one.task, one.clients) == ("mnist", ALIGNED_CLIENTS))
+    if which in SPLITS:
+        return tuple(one for one in cells if (one.task, one.clients) == ("mnist", SPLIT_CLIENTS))
     return tuple(one for one in cells if which != "tuned" or one.strategy in TUNED_STRATEGIES)
 
 
@@ -169,7 +181,7 @@ def study_of(cell: Cell, seed: int) -> Study:
 
     The seed draws the split too, as a trial of the paper's does. Table 3 gives noise to a fifth of the clients.
     """
-    kind, noise = "aligned" if cell.where == "aligned" else "shard", f",noisy-fraction={NOISY_FRACTION}"
+    kind, noise = cell.where if cell.where in SPLITS else "shard", f",noisy-fraction={NOISY_FRACTION}"
     rate, server_rate, adaptation_rate, proximity = _rates(cell)
     return Study(
         task=cell.task,
@@ -217,11 +229,6 @@ def _rates(cell: Cell) -> tuple[float, float | None, float | None, float | None]
         eta, proximity = PFEDME_RATES[cell.task][scenario]
         return eta, None, None, proximity
     return CLIENT_RATES[cell.task, cell.strategy], SERVER_RATE if cell.strategy == "fedadam" else None, None, None
-
-
-def _rates_name(rates: Rates) -> str:
-    client, server = rates
-    return f"rate{client}" if server is None else f"rate{client}-server{server}"
 
 
 def _fits(cell: Cell, pattern: str) -> bool:

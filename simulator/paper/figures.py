@@ -3,6 +3,8 @@
 Fig. 4 of the paper: user accuracy at every local step, without patches and with each kind of patch.
 
 Fig. 5 of the paper: user accuracy per round of four algorithms, a panel per data set, W and C.
+
+Each line is the mean over the seeds, its band the 95 % confidence interval of this mean.
 """
 
 from __future__ import annotations
@@ -30,27 +32,30 @@ from fedpatch.simulator.spec.published import SCENARIOS, TARGET_UA
 
 _CURVES = (("ind", "independent", GREEN), ("fl", "FL(FedAvg)", ORANGE), ("mtfl", "MTFL(FedAvg)", BLUE))
 _SHIFTS = (("mean", "shift of the mean"), ("var", "shift of the variance"))
+_BAND = 0.25
+_Curves = Sequence[Mapping[str, Sequence[float]]]
+"""Of each seed, training and test accuracy at every step."""
 
 
-def draw_fig3(measured: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Panel (a) as `stem`-a and panel (b) as `stem`-b; `measured` holds what both want, (b)'s layers under "layers"."""
-    panel_a = draw_fig3a(measured, stem.with_name(f"{stem.name}-a"))
-    return [*panel_a, *draw_fig3b(measured["layers"], stem.with_name(f"{stem.name}-b"))]
+def draw_fig3(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """Draw panel (a) as `stem`-a and panel (b) as `stem`-b, means over the seeds; (b) draws each seed's "layers"."""
+    panel_a = draw_fig3a(seeds, stem.with_name(f"{stem.name}-a"))
+    return [*panel_a, *draw_fig3b([one["layers"] for one in seeds], stem.with_name(f"{stem.name}-b"))]
 
 
-def draw_fig3a(measured: Mapping[str, Any], stem: Path) -> list[Path]:
-    """User accuracy at every step of a few rounds, aggregations as vertical lines.
+def draw_fig3a(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """Draw user accuracy at every step of a few rounds, aggregations as vertical lines.
 
-    `measured` is {"ind": [...], "fl": [...], "mtfl": [...], "steps_per_round": n}; a list holds, per round, user accuracy
-    after aggregation and then after each of n steps. Returns the paths of the PNG and the SVG.
+    An entry of `seeds` is {"ind": [...], "fl": [...], "mtfl": [...], "steps_per_round": n}; a list holds, per round, user
+    accuracy after aggregation and then after each of n steps. Returns the paths of the PNG and the SVG.
     """
-    steps = int(measured["steps_per_round"])
+    steps = int(seeds[0]["steps_per_round"])
     with drawing(1, 1, width_in=6.0, height_in=3.4) as (figure, panels):
         panel, lines = panels[0][0], {}
         for key, label, colour in _CURVES:
-            places = step_positions(len(measured[key]), steps)
-            (lines[label],) = panel.plot(places, 100 * np.asarray(measured[key]), color=colour)
-        last = step_positions(len(measured["fl"]), steps)[-1]
+            curves = [100 * np.asarray(one[key]) for one in seeds]
+            lines[label] = _draw_band(panel, step_positions(len(curves[0]), steps), curves, color=colour)
+        last = step_positions(len(seeds[0]["fl"]), steps)[-1]
         for place in range(steps, last, steps):
             panel.axvline(place, color="#b0b0b0", linewidth=0.6, linestyle=":")
         panel.set(xlabel="local step (dotted: aggregation)", ylabel="user accuracy (%)")
@@ -59,19 +64,19 @@ def draw_fig3a(measured: Mapping[str, Any], stem: Path) -> list[Path]:
         return save(figure, stem)
 
 
-def draw_fig3b(layers: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
-    """How far aggregation moves what a batch norm layer puts out, with the layer private and with it federated.
+def draw_fig3b(seeds: Sequence[Sequence[Mapping[str, Any]]], stem: Path) -> list[Path]:
+    """Draw how far aggregation moves the outputs of a batch norm layer, with the layer private and with it federated.
 
-    `layers` has one entry per layer and round: {"layer", "round", "mean_shift_private", "mean_shift_federated",
+    Each seed has one entry per layer and round: {"layer", "round", "mean_shift_private", "mean_shift_federated",
     "var_shift_private", "var_shift_federated", "share_holding_mean", "share_holding_var"}: the two sides of Eq. (10),
     averaged over neurons and clients, and the share of them for which it holds. A row of panels per layer. Returns the
     paths of the PNG and the SVG.
     """
-    names = list(dict.fromkeys(one["layer"] for one in layers))
+    names = list(dict.fromkeys(one["layer"] for one in seeds[0]))
     with drawing(len(names), 3, width_in=10.0, height_in=0.6 + 2.5 * len(names), sharex="row") as (figure, panels):
         lines: dict[str, Any] = {}
         for row, name in zip(panels, names, strict=True):
-            here = sorted((one for one in layers if one["layer"] == name), key=lambda one: int(one["round"]))
+            here = [_layer(layers, name) for layers in seeds]
             for panel, (moment, title) in zip(row[:2], _SHIFTS, strict=True):
                 lines |= _draw_shift(panel, here, moment)
                 panel.set_title(f"{name}: {title}", fontsize=9)
@@ -83,24 +88,50 @@ def draw_fig3b(layers: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
         return save(figure, stem)
 
 
-def _draw_shift(panel: Any, entries: Sequence[Mapping[str, Any]], moment: str) -> dict[str, Any]:
-    """On a logarithmic axis: a shift is large at first, and small at the end."""
+def _layer(layers: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Return the entries of one layer by round."""
+    return sorted((one for one in layers if one["layer"] == name), key=lambda one: int(one["round"]))
+
+
+def _draw_band(panel: Any, places: Sequence[int] | np.ndarray, curves: Sequence[Any], **looks: Any) -> Any:
+    """Draw the mean of curves, one for each seed, and the 95 % confidence interval where there are several.
+
+    Args:
+        panel: Axes of matplotlib.
+        places: Positions on the x axis.
+        curves: Values of each seed at `places`.
+        **looks: Looks of the line; the band has its colour.
+
+    Returns:
+        The line.
+    """
+    mean, half = mean_and_confidence(curves)
+    (line,) = panel.plot(places, mean, **looks)
+    if half is not None:
+        faint = _BAND * looks.get("alpha", 1.0)
+        panel.fill_between(places, mean - half, mean + half, color=looks["color"], alpha=faint, linewidth=0)
+    return line
+
+
+def _draw_shift(panel: Any, seeds: Sequence[Sequence[Mapping[str, Any]]], moment: str) -> dict[str, Any]:
+    """Draw on a logarithmic axis: a shift is large at first, and small at the end."""
     lines = {}
     for side, label, colour in (
         ("private", "private (Eq. 10, left)", BLUE),
         ("federated", "federated (right)", ORANGE),
     ):
-        (lines[label],) = panel.plot(_rounds(entries), [one[f"{moment}_shift_{side}"] for one in entries], color=colour)
+        curves = [[one[f"{moment}_shift_{side}"] for one in entries] for entries in seeds]
+        lines[label] = _draw_band(panel, _rounds(seeds[0]), curves, color=colour)
     panel.set_yscale("log")
     panel.margins(x=0)
     return lines
 
 
-def _draw_shares(panel: Any, entries: Sequence[Mapping[str, Any]], name: str) -> None:
+def _draw_shares(panel: Any, seeds: Sequence[Sequence[Mapping[str, Any]]], name: str) -> None:
     for (moment, _), dashes in zip(_SHIFTS, ("-", "--"), strict=True):
-        shares = [100 * one[f"share_holding_{moment}"] for one in entries]
+        shares = [[100 * one[f"share_holding_{moment}"] for one in entries] for entries in seeds]
         label = {"mean": "mean", "var": "variance"}[moment]
-        panel.plot(_rounds(entries), shares, color="#404040", linestyle=dashes, label=label)
+        _draw_band(panel, _rounds(seeds[0]), shares, color="#404040", linestyle=dashes, label=label)
     panel.set(ylim=(0, 102), ylabel="neurons where it holds (%)")
     panel.set_title(f"{name}: Eq. (10)", fontsize=9)
     panel.margins(x=0)
@@ -118,15 +149,15 @@ _INSET_ROUNDS = 4
 _FAINT = 0.35
 
 
-def draw_fig4(measured: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Three panels, each with one kind of patch beside none; training accuracy faint, test accuracy solid.
+def draw_fig4(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """Draw three panels, each with one kind of patch beside none; training accuracy faint, test accuracy solid.
 
-    `measured` is {"policies": {policy: {"train": [...], "test": [...]}}, "steps_per_round": n}, policies none, stats,
-    affine and all; a list holds, per round, user accuracy after aggregation and then after each of n steps. All is
-    smoothed but the inset of panel (b), where the drops at aggregation are to be seen. Returns the paths of the PNG and
-    the SVG.
+    An entry of `seeds` is {"policies": {policy: {"train": [...], "test": [...]}}, "steps_per_round": n}, policies none,
+    stats, affine and all; a list holds, per round, user accuracy after aggregation and then after each of n steps. All is
+    smoothed but the inset of panel (b), which shows the drops at aggregation. Returns the paths of the PNG and the SVG.
     """
-    policies, steps = measured["policies"], int(measured["steps_per_round"])
+    steps = int(seeds[0]["steps_per_round"])
+    policies = {name: [one["policies"][name] for one in seeds] for name in seeds[0]["policies"]}
     with drawing(1, len(_PANELS), width_in=11.0, height_in=3.6, sharey=True) as (figure, panels):
         lines: dict[str, Any] = {}
         for panel, (policy, title) in zip(panels[0], _PANELS, strict=True):
@@ -142,39 +173,39 @@ def draw_fig4(measured: Mapping[str, Any], stem: Path) -> list[Path]:
         return save(figure, stem)
 
 
-def _draw_pair(panel: Any, curves: Mapping[str, list[float]], label: str, colour: str, steps: int) -> dict[str, Any]:
+def _draw_pair(panel: Any, seeds: _Curves, label: str, colour: str, steps: int) -> dict[str, Any]:
     lines = {}
     for part, alpha, width in (("test", 1.0, 1.4), ("train", _FAINT, 1.1)):
-        series = _smoothed(curves[part], steps)
-        places = step_positions(len(series), steps)
-        (lines[f"{label}, {part}"],) = panel.plot(places, series, color=colour, alpha=alpha, linewidth=width)
+        series = [_smoothed(one[part], steps) for one in seeds]
+        places, looks = step_positions(len(series[0]), steps), {"color": colour, "alpha": alpha, "linewidth": width}
+        lines[f"{label}, {part}"] = _draw_band(panel, places, series, **looks)
     return lines
 
 
-def _draw_inset(panel: Any, none: Mapping[str, list[float]], patched: Mapping[str, list[float]], steps: int) -> None:
-    """A few rounds in the middle of the run, as they were measured."""
+def _draw_inset(panel: Any, none: _Curves, patched: _Curves, steps: int) -> None:
+    """Draw a few rounds in the middle of the run, as they were measured."""
     per_round = steps + 1
-    rounds = len(none["test"]) // per_round
-    first = max(0, rounds // 2 - _INSET_ROUNDS // 2) * per_round
+    count = len(none[0]["test"])
+    first = max(0, count // per_round // 2 - _INSET_ROUNDS // 2) * per_round
     window = slice(first, first + _INSET_ROUNDS * per_round)
     inset = panel.inset_axes((0.42, 0.12, 0.55, 0.42))
-    for curves, colour in ((none, ORANGE), (patched, BLUE)):
-        places = step_positions(len(curves["test"]), steps)[window]
-        inset.plot(places, 100 * np.asarray(curves["test"][window]), color=colour, linewidth=1.0)
+    for seeds, colour in ((none, ORANGE), (patched, BLUE)):
+        curves = [100 * np.asarray(one["test"][window]) for one in seeds]
+        _draw_band(inset, step_positions(count, steps)[window], curves, color=colour, linewidth=1.0)
     inset.set_title("test, not smoothed", fontsize=7, pad=2)
     inset.tick_params(labelsize=6)
     inset.margins(x=0)
 
 
-def _limits(policies: Mapping[str, Mapping[str, list[float]]], steps: int) -> tuple[float, float]:
-    """From where the slowest curve is after a twentieth of the run, so that the steep beginning does not flatten the rest."""
-    series = [_smoothed(values, steps) for one in policies.values() for values in one.values()]
+def _limits(policies: Mapping[str, _Curves], steps: int) -> tuple[float, float]:
+    """Return limits from the slowest curve after a twentieth of the run: the steep beginning would flatten the rest."""
+    series = [_smoothed(values, steps) for seeds in policies.values() for one in seeds for values in one.values()]
     low = min(float(one[len(one) // 20 :].min()) for one in series)
     high = max(float(one.max()) for one in series)
     return np.floor(low), min(100.3, high + 0.05 * (high - low))
 
 
-def _smoothed(values: list[float], steps: int) -> np.ndarray:
+def _smoothed(values: Sequence[float], steps: int) -> np.ndarray:
     return 100 * smooth(values, _SMOOTHED_ROUNDS * (steps + 1))
 
 
@@ -225,12 +256,8 @@ def _draw_row(row: Sequence[Any], comparisons: Sequence[Comparison]) -> dict[str
 
 def _draw_curve(panel: Any, one: Comparison) -> dict[str, Any]:
     label, colour, dashes = _LINES[one.cell.strategy, one.cell.private]
-    mean, half = mean_and_confidence([result.curve for result in one.results])
-    rounds = np.arange(len(mean))
-    (line,) = panel.plot(rounds, 100 * mean, color=colour, linestyle=dashes)
-    if half is not None:
-        panel.fill_between(rounds, 100 * (mean - half), 100 * (mean + half), color=colour, alpha=0.25, linewidth=0)
-    return {label: line}
+    curves = [100 * np.asarray(result.curve) for result in one.results]
+    return {label: _draw_band(panel, range(len(curves[0])), curves, color=colour, linestyle=dashes)}
 
 
 def _highest_percent(comparisons: Sequence[Comparison]) -> float:

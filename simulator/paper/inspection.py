@@ -40,11 +40,22 @@ Curves = dict[str, list[float]]
 
 
 @one_thread()
-def run_fig4(results_dir: Path, seed: int, rounds: int | None, on_progress: Say) -> dict[str, Any]:
+def run_fig4(
+    results_dir: Path, seed: int, rounds: int | None, on_progress: Say, origin: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
     """User accuracy on training and test data at every local step, for FL and each kind of patch (Fig. 4).
 
-    Returns, and writes to fig4/seed<seed>.json below `results_dir`, what simulator.paper.figures draws. A policy that is
-    finished is not measured again. All is measured by one process.
+    A policy that is finished is not measured again. All is measured by one process.
+
+    Args:
+        results_dir: Folder of results; the file is fig4/seed<seed>.json below it.
+        seed: Seed of the split and of the training.
+        rounds: Rounds to measure; None for the paper's.
+        on_progress: Receives a line now and then.
+        origin: Command, commit and processor, kept in the file; those of the last command that measured a part.
+
+    Returns:
+        The content of the file, which simulator.paper.figures draws.
     """
     rounds = rounds or FIG4_ROUNDS
     path = results_dir / "fig4" / f"seed{seed}.json"
@@ -56,15 +67,25 @@ def run_fig4(results_dir: Path, seed: int, rounds: int | None, on_progress: Say)
         study = _study("mnist", policy, seed, rounds, steps=FIG4_STEPS)
         policies[policy], seconds = _curves(study, rounds, on_progress)
         measured["seconds"] = round(measured.get("seconds", 0.0) + seconds, 1)
-        _write(path, measured)
+        _write(path, measured, origin)
     return measured
 
 
 @one_thread()
-def run_fig3(results_dir: Path, seed: int, rounds: int | None, on_progress: Say) -> dict[str, Any]:
+def run_fig3(
+    results_dir: Path, seed: int, rounds: int | None, on_progress: Say, origin: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
     """User accuracy at every step of the first rounds, and both sides of Eq. (10), measured (Fig. 3).
 
-    Returns, and writes to fig3/seed<seed>.json below `results_dir`, what simulator.paper.figures draws.
+    Args:
+        results_dir: Folder of results; the file is fig3/seed<seed>.json below it.
+        seed: Seed of the split and of the training.
+        rounds: Rounds to measure; None for 20.
+        on_progress: Receives a line now and then.
+        origin: Command, commit and processor, kept in the file; those of the last command that measured a part.
+
+    Returns:
+        The content of the file, which simulator.paper.figures draws.
     """
     rounds = rounds or FIG3_ROUNDS
     path = results_dir / "fig3" / f"seed{seed}.json"
@@ -73,12 +94,12 @@ def run_fig3(results_dir: Path, seed: int, rounds: int | None, on_progress: Say)
         if key not in measured:
             study = replace(_study("mnist", policy, seed, rounds, steps=FIG3_STEPS), strategy=strategy)
             measured[key] = _curves(study, rounds, on_progress)[0]["test"]
-            _write(path, measured)
+            _write(path, measured, origin)
     if "layers" not in measured:
         layers = _shifts(_study("mnist", "all", seed, rounds), "MNIST ", on_progress)
         layers += _shifts(_study("cifar10", "all", seed, min(rounds, FIG3_CNN_ROUNDS)), "CIFAR10 ", on_progress)
         measured["layers"] = layers
-        _write(path, measured)
+        _write(path, measured, origin)
     return measured
 
 
@@ -194,7 +215,7 @@ def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
     return dict(terms)
 
 
-def _write(path: Path, measured: dict[str, Any]) -> None:
-    measured["versions"] = versions()
+def _write(path: Path, measured: dict[str, Any], origin: Mapping[str, str | None] | None) -> None:
+    measured |= {"versions": versions(), **(origin or {})}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(measured, separators=(",", ":")).encode(), mode=0o644)

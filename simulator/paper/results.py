@@ -244,6 +244,12 @@ def _check_terms(path: Path, result: Result, cell: Cell, wanted: Study) -> None:
     )
 
 
+def measured_seeds(folder: Path) -> list[int]:
+    """Return the seeds of the files `seed0.json`, ... in the folder of a figure that is measured within rounds."""
+    found = (_SEED.fullmatch(f"-{one.name}") for one in folder.glob("seed*.json"))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def read_json(path: Path, *, remedy: str = "compute it again") -> dict[str, Any] | None:
     """The object in a file; None where there is none. Raises UsageError where it is damaged: it is deleted to `remedy`."""
     try:

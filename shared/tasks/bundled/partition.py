@@ -1,6 +1,7 @@
 """Data specs of the bundled tasks, and the partitions of examples among devices that they name.
 
     shard:I/N     the paper's non-IID split (section 4.1); this is device I of N, numbered from 0
+    even:I/N      the same, but the shards' sizes are rounded so that training and test shards end at the same fractions
     aligned:I/N   the same, but a device is tested only on labels that it trains on
 
     ,seed=7                another assignment of shards (default 0); the same on every device of a fleet
@@ -27,6 +28,7 @@ from fedpatch.shared.errors import DataError, UsageError
 SHARDS_PER_DEVICE = 2
 MAX_VALIDATION_SHARE = 0.5  # as that of Task.validation_share
 
+KINDS = ("aligned", "even", "shard")
 _EXAMPLE = "shard:0/10 or aligned:3/200,seed=7,noisy-fraction=0.2"
 _PLACE = re.compile(r"(?P<kind>\w+):(?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
 _SEED = re.compile(r"[0-9]{1,18}")
@@ -61,8 +63,8 @@ def parse_data_spec(text: str) -> DataSpec:
     if match is None:
         raise _wrong(text, f"{place!r} is not KIND:I/N")
     kind, index, count = match["kind"], int(match["index"]), int(match["count"])
-    if kind not in ("shard", "aligned"):
-        raise _wrong(text, f"kind {kind!r} is unknown (known: aligned, shard)")
+    if kind not in KINDS:
+        raise _wrong(text, f"kind {kind!r} is unknown (known: {', '.join(KINDS)})")
     if index >= count:
         raise _wrong(text, f"there is no device {index} among {count}; they are numbered from 0")
     given: dict[str, Any] = {}
@@ -115,7 +117,7 @@ class Split:
     """Partition of a data set among the devices of one kind, count and seed.
 
     Attributes:
-        kind: "shard" or "aligned".
+        kind: One of KINDS.
         train_order: Positions of the training examples, sorted by label.
         train_bounds: Start of each training shard in that order, and the end of the last one.
         test_order: Positions of the test examples, sorted by label.
@@ -137,7 +139,8 @@ class Split:
         The examples, sorted by label, are cut into 2N shards of (almost) equal size; each device gets two, at random.
         With `shard` the test examples are cut in the same way on their own and assigned alike. As the shards' sizes are
         rounded and the labels not equally frequent in both parts, the two cuts do not quite meet: a few test examples
-        carry a label that their device never trained on (7.5 % of MNIST's at N = 400). `aligned` puts a test example
+        carry a label that their device never trained on (7.5 % of MNIST's at N = 400). `even` rounds the shards' ends
+        instead of their sizes, so that only the frequencies of the labels differ (1.2 %). `aligned` puts a test example
         where training examples of its label are.
 
         Args:
@@ -153,12 +156,13 @@ class Split:
         """
         shards = SHARDS_PER_DEVICE * spec.count
         train_order, test_order = _by_label(train_labels), _by_label(test_labels)
-        train_bounds = _cut("training", len(train_order), shards)
+        cut = _cut_evenly if spec.kind == "even" else _cut
+        train_bounds = cut("training", len(train_order), shards)
         if spec.kind == "aligned":
             places = _counterparts(train_labels[train_order], test_labels[test_order])
             test_bounds = np.searchsorted(places, train_bounds)  # they ascend, for both parts are sorted by label
         else:
-            test_bounds = _cut("test", len(test_order), shards)
+            test_bounds = cut("test", len(test_order), shards)
         drawn = np.random.default_rng([spec.seed, _ASSIGNMENT]).permutation(shards)
         assigned = drawn.reshape(spec.count, SHARDS_PER_DEVICE)
         return cls(spec.kind, train_order, train_bounds, test_order, test_bounds, assigned)
@@ -210,11 +214,21 @@ def _by_label(labels: np.ndarray) -> np.ndarray:
 
 def _cut(part: str, size: int, shards: int) -> np.ndarray:
     """Where each shard of `size` sorted examples begins, and where the last ends; the first size % shards are one longer."""
+    _require_enough(part, size, shards)
+    numbers = np.arange(shards + 1)
+    return numbers * (size // shards) + np.minimum(numbers, size % shards)
+
+
+def _cut_evenly(part: str, size: int, shards: int) -> np.ndarray:
+    """The same, but shard i ends at the fraction (i + 1) / shards of the examples, rounded down."""
+    _require_enough(part, size, shards)
+    return np.arange(shards + 1) * size // shards
+
+
+def _require_enough(part: str, size: int, shards: int) -> None:
     if size < shards:
         most = size // SHARDS_PER_DEVICE
         raise DataError(f"{size} {part} examples cannot be cut into {shards} shards; at most {most} devices can share")
-    numbers = np.arange(shards + 1)
-    return numbers * (size // shards) + np.minimum(numbers, size % shards)
 
 
 def _joined(order: np.ndarray, bounds: np.ndarray, shards: np.ndarray) -> np.ndarray:

@@ -89,13 +89,14 @@ def test_tuned_cells_are_computed_after_their_trials(program, player):
     ended = program("paper", "tuned", "--cells", "mnist/fedavg-adam/affine/W400/C1.0")
     assert (ended.code, len(player.studies)) == (0, 5)
     assert "21 / 9*" in ended.out
-    assert {one.learning_rate for one in player.studies} == {0.0003, 0.001, 0.003, 0.01}
+    assert {one.learning_rate for one in player.studies} == {0.001, 0.003, 0.01, 0.03}
 
 
-def test_aligned_cells_have_the_aligned_split(program, player):
-    program("paper", "aligned", "--cells", "mnist/fedavg/all/W400/C1.0")
+@pytest.mark.parametrize("split", ["aligned", "even"])
+def test_cells_of_a_split_have_this_split(program, player, split):
+    program("paper", split, "--cells", "mnist/fedavg/all/W400/C1.0")
     (study,) = player.studies
-    assert study.data.startswith("aligned:")
+    assert study.data.startswith(f"{split}:")
 
 
 def test_a_summary_computes_nothing(program, player, tmp_path):
@@ -178,27 +179,53 @@ def test_fig_5_is_drawn(program, tmp_path):
     assert ended.err.splitlines()[-2:] == ["drawn: results/fig5/fig5.png", "drawn: results/fig5/fig5.svg"]
 
 
+FIG_4 = {
+    "policies": dict.fromkeys(("none", "stats", "affine", "all"), CURVES),
+    "steps_per_round": 2,
+    "rounds": 2,
+}
+
+
 @pytest.mark.parametrize("way", [(), ("--summary",)])
 def test_fig_4_is_measured_and_drawn(program, monkeypatch, tmp_path, way):
-    measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), CURVES), "steps_per_round": 2}
     asked = []
 
-    def run_fig4(results_dir, seed, rounds, on_progress):
+    def run_fig4(results_dir, seed, rounds, on_progress, origin):
+        assert {"command", "commit", "processor"} == set(origin)
         asked.append((results_dir, seed, rounds))
         on_progress("round 1")
-        return measured
+        return FIG_4
 
     monkeypatch.setitem(
         sys.modules, "fedpatch.simulator.paper.inspection", SimpleNamespace(run_fig3=None, run_fig4=run_fig4)
     )
     (tmp_path / "results" / "fig4").mkdir(parents=True)
-    (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(measured))
+    (tmp_path / "results" / "fig4" / "seed0.json").write_text(json.dumps(FIG_4))
     ended = program("paper", "fig4", "--rounds", 2, *way)
-    pictures = ["results/fig4/fig4-seed0.png", "results/fig4/fig4-seed0.svg"]
+    pictures = ["results/fig4/fig4.png", "results/fig4/fig4.svg"]
     assert (ended.code, ended.out.splitlines()) == (0, pictures)
     assert all((tmp_path / path).exists() for path in pictures)
     assert asked == ([] if way else [(Path("results"), 0, 2)])
     assert ended.err == ("" if way else "round 1\n")
+
+
+def test_summary_of_fig_4_draws_the_band_of_all_seeds_that_are_there(program, tmp_path):
+    folder = tmp_path / "results" / "fig4"
+    folder.mkdir(parents=True)
+    for seed in (0, 3):
+        (folder / f"seed{seed}.json").write_text(json.dumps(FIG_4))
+    assert program("paper", "fig4", "--summary").code == 0
+    assert "FillBetweenPolyCollection" in (folder / "fig4.svg").read_text()
+
+
+def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_path):
+    folder = tmp_path / "results" / "fig4"
+    folder.mkdir(parents=True)
+    (folder / "seed0.json").write_text(json.dumps(FIG_4))
+    (folder / "seed1.json").write_text(json.dumps({**FIG_4, "rounds": 600}))
+    ended = program("paper", "fig4", "--summary")
+    assert ended.code == 2
+    assert "the seeds of fig4 have other numbers of rounds; measure them again with one --rounds" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import statistics
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,7 +92,7 @@ def test_the_same_results_give_the_same_file(tmp_path: Path):
 def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
     curves = {"train": rising(12), "test": rising(12)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
-    text = picture_text(draw_fig4(measured, tmp_path / "fig4"))
+    text = picture_text(draw_fig4([measured], tmp_path / "fig4"))
     for words in ("local step", "FL(FedAvg), train", "MTFL(FedAvg), test", "test, not smoothed"):
         assert f"<!-- {words} -->" in text
     assert text.count("private") == 3
@@ -100,7 +101,23 @@ def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
 def test_fig_4_is_drawn_of_few_rounds_too(tmp_path: Path):
     curves = {"train": rising(1), "test": rising(1)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
-    picture_text(draw_fig4(measured, tmp_path / "fig4"))
+    picture_text(draw_fig4([measured], tmp_path / "fig4"))
+
+
+def bands(svg: Path) -> int:
+    """Number of bands in a picture."""
+    return svg.read_text("utf-8").count("FillBetweenPolyCollection")
+
+
+def test_fig_4_with_several_seeds_has_a_band_for_each_line(tmp_path: Path):
+    def seed(shift: float) -> dict[str, Any]:
+        curves = {key: [one + shift for one in rising(12)] for key in ("train", "test")}
+        return {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
+
+    one = draw_fig4([seed(0)], tmp_path / "one")[1]
+    several = draw_fig4([seed(0), seed(0.1)], tmp_path / "several")[1]
+    assert bands(one) == 0
+    assert bands(several) == 3 * 4 + 2
 
 
 def test_fig_3_has_two_panels(tmp_path: Path):
@@ -112,7 +129,7 @@ def test_fig_3_has_two_panels(tmp_path: Path):
         for t in (3, 1, 2)
     ]
     measured = {"ind": rising(3), "fl": rising(3), "mtfl": rising(3), "steps_per_round": STEPS, "layers": layers}
-    paths = draw_fig3(measured, tmp_path / "fig3")
+    paths = draw_fig3([measured], tmp_path / "fig3")
     assert [path.name for path in paths] == ["fig3-a.png", "fig3-a.svg", "fig3-b.png", "fig3-b.svg"]
     assert "<!-- independent -->" in picture_text(paths[:2])
     panel_b = picture_text(paths[2:])

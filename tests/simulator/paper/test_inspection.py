@@ -178,6 +178,14 @@ def test_what_is_measured_already_is_not_measured_again(said, tmp_path, monkeypa
     assert asked == ["all", "none", "stats", "affine", "all"]
 
 
+def test_a_measurement_names_its_command_commit_and_processor(said, tmp_path):
+    origin = {"command": "fedpatch simulate paper fig4", "commit": "0c32035a", "processor": "AMD EPYC"}
+    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=said.append, origin=origin)
+    kept = json.loads((tmp_path / "fig4" / "seed3.json").read_bytes())
+    assert {name: kept[name] for name in origin} == origin
+    assert set(kept["versions"]) >= {"python", "torch"}
+
+
 def test_a_damaged_measurement_is_measured_anew(said, tmp_path):
     path = tmp_path / "fig4" / "seed3.json"
     path.parent.mkdir()

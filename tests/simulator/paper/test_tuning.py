@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.simulator.paper.comparison import compare, markdown
 from fedpatch.simulator.paper.experiments import RATE_GRID, TUNING_SEED, rate_cells, select_cells
 from fedpatch.simulator.paper.results import Attempt, Results
-from fedpatch.simulator.paper.runner import Sum
+from fedpatch.simulator.paper.runner import Sum, run_paper
 from fedpatch.simulator.paper.tuning import choose_rates, run_tuned
 from fedpatch.simulator.spec.study import Study
 from tests.simulator.fake_simulation import Player, result
@@ -75,3 +76,12 @@ def test_choose_rates_without_a_trial_that_reaches_the_target_takes_the_highest_
     assert choose_rates(CELL, results).rates == TRIALS[0].rates
     results.write(TRIALS[2], TUNING_SEED, result(TRIALS[2], TUNING_SEED, 30))
     assert choose_rates(CELL, results).rates == TRIALS[2].rates
+
+
+def test_a_trial_of_the_grid_is_a_cell_with_its_rates_in_its_name(results):
+    (trial,) = select_cells("tuning", "mnist/fedadam/affine/W400/C1.0/rate0.1-server0.01")
+    assert trial.rates == (0.1, 0.01)
+    assert trial in TRIALS
+    run_paper([trial], (TUNING_SEED,), results, Attempt(), simulate=Player())
+    comparison = compare(results, [trial])
+    assert "| fedadam rate0.1-server0.01 | affine | 3 / 27" in markdown(comparison)
