@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.support.documents import Document, Out, Show, Toy, deliver, kept, machine_line, read_document, table
+from benchmarks.support.programs import ROOT
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.formatting import size
@@ -18,8 +19,9 @@ from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
-from fedpatch.simulator.paper.experiments import cells_of, study_of
-from fedpatch.simulator.spec.study import Study
+from fedpatch.simulator.paper.experiments import Cell, cells_of, study_of
+from fedpatch.simulator.paper.results import Results
+from fedpatch.simulator.spec.study import EXACT, Study
 
 BENCHMARK = "masking.rounds"
 PARTICIPATIONS = (1.0, 0.5)
@@ -29,7 +31,7 @@ MODEL_ENCODING = "delta-int8"
 VARIANTS: dict[str, dict[str, Any]] = {
     "masked, keep 1": {"secure": "groups", "keep": 1, "encoding": MODEL_ENCODING},
     "masked, keep 8": {"secure": "groups", "keep": 8, "encoding": MODEL_ENCODING},
-    "fp32": {"encoding": "fp32"},
+    EXACT: {"encoding": EXACT},
     MODEL_ENCODING: {"encoding": MODEL_ENCODING},
 }
 GOALS = (
@@ -69,7 +71,8 @@ def rounds(
         for participation, seed, variant in _cases(seeds, toy=toy):
             if any(_is(run, participation, seed, variant) for run in document["runs"]):
                 continue
-            run = _played(_study(participation, seed, toy=toy), variant, workers)
+            known = None if toy or variant != EXACT else _recorded(participation, seed)
+            run = known or _played(_study(participation, seed, toy=toy), variant, workers)
             document["runs"].append(run)
             kept(document, out)
             typer.echo(f"C={participation}, seed {seed}, {variant}: {run['rounds_to_target']} rounds", err=True)
@@ -86,8 +89,7 @@ def _begun(out: Path | None, seeds: int) -> Document:
 def _cases(seeds: int, *, toy: bool) -> Iterator[tuple[float, int, str]]:
     for seed in range(1 if toy else seeds):
         for participation in PARTICIPATIONS[: 1 if toy else None]:
-            for variant in VARIANTS:
-                yield participation, seed, variant
+            yield from ((participation, seed, variant) for variant in VARIANTS)
 
 
 def _is(run: Document, participation: float, seed: int, variant: str) -> bool:
@@ -106,18 +108,33 @@ def _study(participation: float, seed: int, *, toy: bool) -> Study:
             target_ua=0.5,
             seed=seed,
         )
+    return study_of(_cell(participation), seed)
+
+
+def _cell(participation: float) -> Cell:
     name = f"mnist/fedavg/affine/W200/C{participation}"
-    return study_of(next(cell for cell in cells_of("table2") if cell.short_name == name), seed)
+    return next(cell for cell in cells_of("table2") if cell.short_name == name)
+
+
+def _recorded(participation: float, seed: int) -> Document | None:
+    """Return the run of results/table2 with whole values; its bytes are not counted."""
+    results, cell = Results(ROOT / "results"), _cell(participation)
+    result = results.read(cell, seed)
+    if result is None:
+        return None
+    figures = {"rounds_to_target": result.rounds_to_target, "bytes_up_per_update": None, "bytes_of_a_client": None}
+    return _named(result.study, EXACT) | figures | {"curve": list(result.curve), "seconds": result.seconds}
+
+
+def _named(study: Study, variant: str) -> Document:
+    named = {"participation": study.participation, "seed": study.seed, "variant": variant}
+    return named | {"clients": study.clients}
 
 
 def _played(study: Study, variant: str, workers: int) -> Document:
     outcome = simulate(replace(study, **VARIANTS[variant]), workers=workers)
     total = outcome.bytes_to_target
-    return {
-        "participation": study.participation,
-        "seed": study.seed,
-        "variant": variant,
-        "clients": study.clients,
+    return _named(study, variant) | {
         "rounds_to_target": outcome.rounds_to_target,
         "bytes_up_per_update": outcome.bytes_up_per_update,
         "bytes_of_a_client": None if total is None else total / study.clients,
@@ -172,13 +189,14 @@ def _row(runs: Iterable[Document], participation: float, variant: str) -> list[s
     mine = [run for run in runs if (run["participation"], run["variant"]) == (participation, variant)]
     reached = [run["rounds_to_target"] for run in mine]
     known = [one for one in reached if one is not None]
+    sizes = [run["bytes_up_per_update"] for run in mine if run["bytes_up_per_update"] is not None]
     paid = [run["bytes_of_a_client"] for run in mine if run["bytes_of_a_client"] is not None]
     return [
         f"{participation}",
         variant,
         ", ".join("-" if one is None else str(one) for one in reached),
         f"{statistics.fmean(known):.1f}" if known else "-",
-        size(statistics.fmean(run["bytes_up_per_update"] for run in mine)),
+        size(statistics.fmean(sizes)) if sizes else "-",
         size(statistics.fmean(paid)) if paid else "-",
     ]
 
