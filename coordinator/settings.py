@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
 from fedpatch.coordinator.cohort.quorum import HELP
+from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import parse_address
@@ -250,11 +251,20 @@ class RoundSettings(Settings):
     group_size: int = setting(
         32, group=_SECURE, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of a masked group, at most."
     )
+    min_group: int = setting(
+        LEAST_GROUP,
+        group=_SECURE,
+        ge=LEAST_GROUP,
+        le=MAX_GROUP // 2,
+        unit="devices",
+        help="Size of a masked group, at least. Devices whose owners ask for larger groups decline.",
+    )
     threshold: str = setting(
         "half",
         group=_SECURE,
         choices=("half", "two_thirds"),
-        help="Share of a group, more than which must stay to the end; otherwise the group is lost.",
+        help="Share of a group, more than which must stay to the end; otherwise the group is lost. two_thirds: devices also "
+        "sign their keys with certificates of the fleet's CA, whose key must not be on the coordinator's machine.",
     )
     keep: int = setting(
         1, group=_SECURE, ge=1, le=8, unit="values", help="One of so many values travels in a round: 1, 2, 4 or 8."
@@ -315,8 +325,10 @@ class RoundSettings(Settings):
             "norm_bound": "off",
             "max_num_examples": "off",
             "aggregate": "mean",
-            "encoding": MASKED_ENCODINGS[0 if values["group_size"] <= MAX_GROUP_OF_U8 else 1],
-            "devices": max(values["devices"], LEAST_GROUP),
+            "encoding": MASKED_ENCODINGS[
+                0 if largest_group(values["group_size"], values["min_group"]) <= MAX_GROUP_OF_U8 else 1
+            ],
+            "devices": max(values["devices"], values["min_group"]),
         }
 
     def check(self) -> list[tuple[str, ...]]:
@@ -391,15 +403,22 @@ class RoundSettings(Settings):
         if self.dp != "off":
             words = f"{self.dp} adds noise to single sums on the coordinator, and {only_sums}; leave one of the two out"
             problems.append(("dp", words, "secure"))
+        return [*problems, *self._group_problems()]
+
+    def _group_problems(self) -> Iterator[tuple[str, ...]]:
+        """Problems of the groups of a masked run, and of the encoding of their sums."""
+        largest = largest_group(self.group_size, self.min_group)
         if self.encoding not in MASKED_ENCODINGS:
             words = f"{self.encoding} cannot be summed under masks; use masked-u8 or masked-u16, or leave it out"
-            problems.append(("encoding", words, "secure"))
-        elif self.encoding == MASKED_ENCODINGS[0] and self.group_size > MAX_GROUP_OF_U8:
-            words = f"masked-u8 is for groups of {MAX_GROUP_OF_U8}; use masked-u16 for groups of {self.group_size}"
-            problems.append(("encoding", words, "group_size"))
+            yield "encoding", words, "secure"
+        elif self.encoding == MASKED_ENCODINGS[0] and largest > MAX_GROUP_OF_U8:
+            words = f"masked-u8 is for groups of {MAX_GROUP_OF_U8}; use masked-u16 for groups of {largest}"
+            yield "encoding", words, "group_size"
+        if self.min_group > self.group_size:
+            words = f"{self.min_group} is above group_size = {self.group_size}; make it smaller"
+            yield "min_group", words, "group_size"
         if self.keep not in KEEPS:
-            problems.append(("keep", f"{self.keep} is none of 1, 2, 4 and 8; use one of these"))
-        return problems
+            yield "keep", f"{self.keep} is none of 1, 2, 4 and 8; use one of these"
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""

@@ -124,6 +124,13 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         unit="devices",
         help="Smallest group of a masked round.",
     )
+    min_threshold: str = setting(
+        "half",
+        group=_LIMITS,
+        choices=("half", "two_thirds"),
+        help="Smallest threshold of a masked round. two_thirds: also keys that the members signed with their certificates, so "
+        "that no coordinator can make up members.",
+    )
     clip: float = setting(
         0.0,
         group=_LIMITS,
@@ -224,4 +231,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         if self.secure == REQUIRED and not is_available():
             text = "masked updates need cryptography, which is not installed; pip install 'fedpatch[secure]'"
             problems.append(("secure", text))
+        if self.min_threshold == "two_thirds" and not (self.cert_file and self.ca_file):
+            text = "two_thirds needs a certificate of the fleet's CA; set cert_file and ca_file (fedpatch-agent enrol FILE)"
+            problems.append(("min_threshold", text, "cert_file"))
         return problems

@@ -65,7 +65,7 @@ class MaskedGroup:
         masking: Names of the masking set, once it is fixed.
         reported: Names of the members whose update is in the sum, once they are fixed.
         reveals: The reveals by name.
-        offenders: Senders of wrong shares.
+        offenders: Senders of wrong shares of most members.
 
     Example:
         >>> group = MaskedGroup(request, roster)  # doctest: +SKIP

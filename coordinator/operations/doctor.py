@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.pki.certificate_status import check_authority
+from fedpatch.coordinator.pki.masking_authority import check_masking
 from fedpatch.coordinator.rounds.run_spec import encoding_for
 from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id, fleet_lock_file
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
@@ -28,7 +29,8 @@ from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.messages import MASKED_FEATURE, CoordinatorState, DeviceState
+from fedpatch.shared.wire.masking_messages import ThresholdRule
+from fedpatch.shared.wire.messages import MASKED_FEATURE, SIGNED_FEATURE, CoordinatorState, DeviceState
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -46,6 +48,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     check_clock(checkup, tls=broker.tls)
     check_own_certificate(settings, "coordinator", "", checkup)
     check_authority(settings, checkup)
+    check_masking(settings, checkup)
     running = _is_running(directory, settings.fleet)
     prepared = None
     if running:
@@ -170,6 +173,10 @@ def _misfits(
     if settings.masked and maskless:
         remedy = "install fedpatch[agent] of this version with cryptography there, or set secure = off"
         yield "device_masking", maskless, "cannot mask updates, and will not be asked", remedy
+    unsigned = [name for name, state in online.items() if SIGNED_FEATURE not in state.features and name not in maskless]
+    if settings.masked and settings.threshold == ThresholdRule.TWO_THIRDS and unsigned:
+        remedy = "give them certificates (fedpatch device add, fedpatch-agent enrol), or set threshold = half"
+        yield "device_signing", unsigned, "cannot sign their masking keys, and will not be asked", remedy
     if prepared is None:
         return
     task, schema = prepared.task.name, prepared.schema.digest

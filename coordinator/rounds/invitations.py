@@ -136,7 +136,8 @@ class Invitations:
             encoding=self.encoding(device),
             deadline_s=remaining_s,
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
-            measure_independent=self._measures and self._fleet.knows(device, INDEPENDENT_FEATURE),
+            measure_independent=self._measures
+            and (self._secure is not None or self._fleet.knows(device, INDEPENDENT_FEATURE)),
         )
 
     @property
@@ -152,6 +153,8 @@ class Invitations:
             chunk_bytes=spec.chunk_bytes,
             deadline_s=0.0,
             features=COORDINATOR_FEATURES,
+            # In a masked round all devices are asked for the same: the sum of one figure would be that figure.
+            measure_independent=self._measures and secure is not None,
             privacy=self._privacy,
             secure=secure,
         )

@@ -14,7 +14,7 @@ from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, Decline, DeviceState, Failed
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, Decline, DeviceState, Failed
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
 # Details stay in the device's log, since the text of an exception may hold private names and values.
@@ -66,6 +66,7 @@ def lasts(decline: Decline) -> bool:
 QUARANTINED, DRAINED, REVOKED = "quarantined", "drained", "revoked"
 NO_PRIVACY = "its version does not know dp, which this run needs; update it"
 CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
+CANNOT_SIGN = "cannot sign its masking keys; give it a certificate (fedpatch-agent enrol), or take threshold = half"
 _NAMED = 5
 
 
@@ -184,7 +185,7 @@ class Fleet:
         """Return the parts of a presence that are kept, so that each device takes the same memory."""
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
-        known = tuple(word for word in (*DEVICE_FEATURES, MASKED_FEATURE) if word in state.features)
+        known = tuple(word for word in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE) if word in state.features)
         return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
 
     def encoding(self, device: str) -> str:

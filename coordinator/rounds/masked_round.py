@@ -22,6 +22,7 @@ from fedpatch.coordinator.rounds.run_spec import SecurePolicy
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.masking.keys import pair_mask_seed
+from fedpatch.shared.masking.signed_keys import check_signed_keys
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Reveal, Roster, SecureTerms, Shares
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Progress
@@ -129,12 +130,25 @@ class MaskedRound:
         return bool(self.groups)
 
     def add_keys(self, device: str, keys: MaskingKeys | None) -> bool:
-        """Take the keys of an acceptance; return False for none or unusable ones, and for others than those of its group."""
-        if keys is None or not _usable(keys):
+        """Take the keys of an acceptance; return False for none or unusable ones, and for others than those of its group.
+
+        Where keys must be signed, unsigned ones are unusable: the other members would refuse the whole roster.
+        """
+        if keys is None or not _usable(keys) or not self._signed(device, keys):
             return False
         if not self.drawn:
             self.keys[device] = keys
         return self.keys.get(device) == keys
+
+    def _signed(self, device: str, keys: MaskingKeys) -> bool:
+        if self._policy.authorities is None:
+            return True
+        try:
+            # The broker has checked the dates of the certificate, and the members check them again.
+            check_signed_keys(device, keys, self._request, self._policy.authorities)
+        except WireError:
+            return False
+        return True
 
     def _draw(self, now: float) -> list[Effect]:
         """Draw the groups of the devices that accepted; return the effects that save the rosters and send them."""

@@ -27,7 +27,7 @@ from dataclasses import replace
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
-from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, NO_PRIVACY, QUARANTINED, REVOKED, Fleet
+from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, CANNOT_SIGN, NO_PRIVACY, QUARANTINED, REVOKED, Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
@@ -62,7 +62,15 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, policy_of
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.messages import MASKED_FEATURE, PRIVACY_FEATURE, Decline, DeviceState, Envelope, Offer
+from fedpatch.shared.wire.messages import (
+    MASKED_FEATURE,
+    PRIVACY_FEATURE,
+    SIGNED_FEATURE,
+    Decline,
+    DeviceState,
+    Envelope,
+    Offer,
+)
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3
@@ -101,7 +109,8 @@ class Engine:
     ) -> None:
         self.spec = spec
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
-        needs |= {MASKED_FEATURE: CANNOT_MASK} if spec.secure is not None else {}
+        if spec.secure is not None:
+            needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
         self.open: ActiveRound | None = None
         self.records = list(records)

@@ -21,6 +21,7 @@ from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan, is_delta
@@ -128,6 +129,7 @@ class SecurePolicy:
         clip: Greatest L2 norm of a device's step; None: it follows from the model (coordinator.aggregation.masked_scale).
         weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
         share_deadline_s: Time for the members of a group to send their shares, in seconds.
+        authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
     """
 
     size: int
@@ -138,6 +140,12 @@ class SecurePolicy:
     clip: float | None
     weight_cap: int | None
     share_deadline_s: float
+    authorities: Authorities | None = None
+
+    @property
+    def strict(self) -> bool:
+        """Whether the devices' keys must be signed."""
+        return self.authorities is not None
 
     @property
     def largest(self) -> int:

@@ -161,6 +161,7 @@ class Aggregator:
             clip=policy.clip or scale.clip,
             weight_cap=policy.weight_cap or 1,
             grid=write_grid(scale.ranges),
+            strict=policy.strict,
         )
 
     def save(self, record: RoundRecord) -> None:

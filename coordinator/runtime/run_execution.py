@@ -16,6 +16,7 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
 from fedpatch.coordinator.observability.status_message import View
+from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
@@ -115,6 +116,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
         UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
         BrokerError: The broker does not answer. Nothing is written.
     """
+    masking_authorities(settings)  # raises before anything is begun
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     with ExitStack() as locks, ExitStack() as stack:
@@ -202,6 +204,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
 
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:
     state_dir = settings.state_dir.absolute()
+    masking_authorities(settings)  # raises before anything is begun
     prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
         raise SchemaMismatch(

@@ -12,9 +12,10 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 )
 from fedpatch.coordinator.aggregation.privacy_policy import check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
-from fedpatch.coordinator.settings import LEAST_GROUP, RunSettings
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.strategies import rate_of, strategy_for
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
@@ -173,14 +174,15 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
 
 
 def secure_policy(settings: RunSettings) -> SecurePolicy:
-    """Return the conditions of a masked run."""
+    """Return the conditions of a masked run. Raises UsageError where keys must be signed, and the CA's key is here."""
     return SecurePolicy(
         size=settings.group_size,
-        least=LEAST_GROUP,
+        least=settings.min_group,
         threshold=ThresholdRule(settings.threshold),
         bits=8 * (1 + MASKED_ENCODINGS.index(settings.encoding)),
         keep=settings.keep,
         clip=settings.clip,
         weight_cap=settings.weight_cap,
         share_deadline_s=settings.share_deadline_s,
+        authorities=masking_authorities(settings),
     )

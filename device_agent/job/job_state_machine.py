@@ -303,7 +303,11 @@ class Job:
         )
         if reason is not None or self._masking is None or request.secure is None:
             return reason
-        if self._masking.begin(_round_name(key), request) is None:
+        try:
+            keys = self._masking.begin(_round_name(key), request)
+        except WireError as error:
+            return Decline(DeclineReason.UNSUPPORTED, str(error)[:500])
+        if keys is None:
             detail = "this device has revealed its shares of this round already"
             return Decline(_known_to_coordinator(DeclineReason.SECURE_TERMS, request), detail)
         return None
@@ -401,7 +405,11 @@ class Job:
         if state.name != _round_name(self.key):
             return []
         self._vector_waits = False
-        return [MaskUpdate(self._training_key, self.request, state.group.context, self._masking.masks())]
+        try:
+            masks = self._masking.masks()
+        except WireError as error:
+            return self._give_up(FailReason.MASKING, str(error))
+        return [MaskUpdate(self._training_key, self.request, state.group.context, masks)]
 
     def _training_answered(
         self, event: TrainingProgressed | VectorTrained | UpdateTrained | TrainingFailed, now: float
@@ -665,7 +673,8 @@ def continues(
         deltas=known.deltas,
         deadline_s=known.deadline_s,
         features=known.features,
-        measure_independent=known.measure_independent,
+        # All devices of a masked round are asked for the same, which is part of its keys.
+        measure_independent=known.measure_independent if request.secure is None else request.measure_independent,
     )
     return same_model and same_terms == known
 

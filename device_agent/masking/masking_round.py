@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
@@ -16,6 +16,7 @@ from fedpatch.shared.wire.masking_messages import (
     MAX_GROUP,
     SHARE_BYTES,
     Bytes32,
+    MaskingKeys,
     MemberBitmap,
     Reveal,
     Roster,
@@ -50,15 +51,20 @@ class RoundName:
 class MaskingRound:
     """State of a device in one masked round. It is on disk before any message that depends on it is sent.
 
+    With the answer to `unmask` the secrets are erased, and so are the shares that were not revealed: no later message, and
+    nobody who reads the disk, gets them.
+
     Attributes:
         name: The round.
         request: `request_digest` of its request.
         terms: Terms of the request.
         secrets: Secrets of the device, new in this round.
+        keys: Public keys of the secrets, signed where the terms are strict.
         roster: The group; None: not received yet.
         boxes: The boxes sent to the other members.
         own_shares: The device's own share of its own secrets.
-        inbox: Shares of the other members, in the order of the roster; empty where there is none. None: not received yet.
+        inbox: Shares of all members, in the order of the roster; empty where there is none. None: not received yet. Once they
+            are revealed, only the revealed share of each member is left.
         masking_set: Bitmap of the members that mask (U2).
         update: Digest of the masked update: no other one is sent under these keys. None before there is one.
         reported: Bitmap of the members whose sum was asked for (U3); None: nothing was revealed.
@@ -68,6 +74,7 @@ class MaskingRound:
     request: Bytes32
     terms: SecureTerms
     secrets: SecretKeys
+    keys: MaskingKeys
     roster: Roster | None = None
     boxes: Annotated[tuple[bytes, ...], Meta(max_length=MAX_GROUP)] = ()
     own_shares: SharePair = field(default=b"", repr=False)
@@ -95,12 +102,17 @@ class MaskingRound:
         """Return the answer to the roster."""
         return Shares(self.group.context, self.boxes, commitment_to(self.secrets.self_mask, self.group.context))
 
+    def revealed(self, reported: bytes) -> MaskingRound:
+        """Return the state after `unmask`: of each member of the masking set one share is left, never both."""
+        assert self.inbox is not None
+        bits = int.from_bytes(reported, "little")
+        shares = tuple(
+            pair[:SHARE_BYTES] if bits >> index & 1 else pair[SHARE_BYTES:] for index, pair in enumerate(self.inbox)
+        )
+        return replace(self, secrets=SecretKeys.erased(), boxes=(), own_shares=b"", inbox=shares, reported=reported)
+
     def reveal_message(self) -> Reveal:
-        """Return the answer to `unmask`: of each member of the masking set one share, never both."""
+        """Return the answer to `unmask`: the shares that are left."""
         assert self.inbox is not None
         assert self.reported is not None
-        reported = int.from_bytes(self.reported, "little")
-        shares = tuple(
-            pair[:SHARE_BYTES] if reported >> index & 1 else pair[SHARE_BYTES:] for index, pair in enumerate(self.inbox)
-        )
-        return Reveal(self.group.context, self.reported, shares)
+        return Reveal(self.group.context, self.reported, self.inbox)

@@ -7,9 +7,9 @@
 | any | a request of another round, or another request | new keys | KEYED |
 | any but REVEALED | the same request | the same keys | unchanged |
 | KEYED | `roster` with these keys, within the terms | `shares` | SHARED |
-| SHARED and later | the same `roster` | the same `shares` | unchanged |
+| SHARED, READY | the same `roster` | the same `shares` | unchanged |
 | SHARED | `inbox` with a masking set of at least the threshold | none; the update may be masked | READY |
-| READY | `unmask`, a subset of the masking set of at least the threshold | `reveal` | REVEALED |
+| READY | `unmask`, a subset of the masking set of at least the threshold | `reveal`; all secrets are erased | REVEALED |
 | REVEALED | the same `unmask` | the same `reveal` | unchanged |
 
 Any other message has no answer and changes nothing; the reason is for the device's log. So a device gives of every other member
@@ -19,6 +19,7 @@ either the share of the self-mask or the share of the mask key, never both, what
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.shared.errors import WireError
@@ -26,10 +27,20 @@ from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, membe
 from fedpatch.shared.masking.keys import SecretKeys, open_box, seal_box
 from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
-from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
+from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
 from fedpatch.shared.wire.messages import WorkRequest
 
 MaskingBody = Roster | Inbox | Unmask
+
+
+class KeyCertificates(Protocol):
+    """The certificate of this device, and the CA that signs those of the others."""
+
+    def sign(self, keys: MaskingKeys, request: bytes) -> MaskingKeys:
+        """Return the keys with certificate and signature. Raises WireError."""
+
+    def check(self, member: GroupMember, request: bytes) -> None:
+        """Raise WireError unless the member has signed its keys for this request."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class MaskingRounds:
         device: Name of the device.
         random: Returns random bytes: `os.urandom`.
         restored: State from before a restart.
+        certificates: Signs this device's keys and checks those of others; None: it has no certificate of the fleet's CA.
 
     Example:
         >>> import os
@@ -62,15 +74,22 @@ class MaskingRounds:
         (True, False)
     """
 
-    def __init__(self, device: str, random: Random, restored: MaskingRound | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        random: Random,
+        restored: MaskingRound | None = None,
+        certificates: KeyCertificates | None = None,
+    ) -> None:
         self.state = restored
+        self._certificates = certificates
         self._device = device
         self._random = random
 
     @property
     def is_ready(self) -> bool:
-        """Whether the update can be masked: the masking set is known."""
-        return self.state is not None and self.state.phase in (MaskingPhase.READY, MaskingPhase.REVEALED)
+        """Whether the update can be masked: the masking set is known, and the secrets are not erased yet."""
+        return self.state is not None and self.state.phase is MaskingPhase.READY
 
     def begin(self, name: RoundName, request: WorkRequest) -> MaskingKeys | None:
         """Begin a round, or go on with it, and return the public keys for `accept`.
@@ -81,6 +100,9 @@ class MaskingRounds:
 
         Returns:
             The keys; None for a round in which this device has revealed shares already: it takes no part in it again.
+
+        Raises:
+            WireError: The keys must be signed, and this device cannot sign them. The state is the one of before.
         """
         assert request.secure is not None
         digest, state = request_digest(name.task, name.run, name.round, request), self.state
@@ -88,9 +110,13 @@ class MaskingRounds:
             if state.phase is MaskingPhase.REVEALED:
                 return None
             if state.request == digest:
-                return state.secrets.public()
-        self.state = MaskingRound(name, digest, request.secure, SecretKeys.new(self._random))
-        return self.state.secrets.public()
+                return state.keys
+        secrets = SecretKeys.new(self._random)
+        keys = secrets.public()
+        if request.secure.strict:
+            keys = self._signing().sign(keys, digest)
+        self.state = MaskingRound(name, digest, request.secure, secrets, keys)
+        return keys
 
     def forget(self) -> None:
         """Forget the round: another one has begun that is not masked."""
@@ -139,10 +165,11 @@ class MaskingRounds:
     def note_update(self, digest: str) -> MaskingRound | None:
         """Note the masked update; None if another one was made under the same keys, which must not be sent.
 
-        Two different vectors under the same masks would show their difference.
+        Two different vectors under the same masks would show their difference. None too once shares are revealed: the sum
+        goes without this device.
         """
-        state, _, _ = self._membership()
-        if state.update not in (None, digest):
+        state = self.state
+        if state is None or not self.is_ready or state.update not in (None, digest):
             return None
         self.state = replace(state, update=digest)
         return self.state
@@ -160,6 +187,8 @@ class MaskingRounds:
 
     def _on_roster(self, state: MaskingRound, roster: Roster) -> MaskingAnswer:
         if state.roster is not None:
+            if state.phase is MaskingPhase.REVEALED:
+                return MaskingAnswer(problem="the shares of this round are revealed already, and its secrets erased")
             if state.roster == roster:
                 return MaskingAnswer(state, state.shares_message())
             return MaskingAnswer(problem="a second roster for the same keys; the first one counts")
@@ -184,14 +213,22 @@ class MaskingRounds:
         index, terms = group.index(self._device), state.terms
         if index is None:
             raise WireError(f"the roster does not name {self._device}")
-        own = state.secrets.public()
-        if (group.members[index].keys.share, group.members[index].keys.mask) != (own.share, own.mask):
+        if group.members[index].keys != state.keys:
             raise WireError("the roster has other keys for this device")
         if not terms.group_min <= len(group) <= terms.group_max:
             raise WireError(f"a group of {len(group)} is outside the terms, {terms.group_min} to {terms.group_max}")
         if group.threshold != (agreed := threshold_of(terms.threshold, len(group))):
             raise WireError(f"a threshold of {group.threshold} is not that of the terms, {agreed}")
+        if terms.strict:
+            for place, member in enumerate(group.members):
+                if place != index:
+                    self._signing().check(member, state.request)
         return index
+
+    def _signing(self) -> KeyCertificates:
+        if self._certificates is None:
+            raise WireError("keys must be signed, and this device has no certificate of its fleet's CA")
+        return self._certificates
 
     # ---- inbox
 
@@ -242,7 +279,7 @@ class MaskingRounds:
             raise WireError("the reported members are not a part of the masking set")
         if len(reported) < group.threshold:
             raise WireError(f"a sum of {len(reported)} devices is below the threshold of {group.threshold}")
-        revealed = replace(state, reported=unmask.reported)
+        revealed = state.revealed(unmask.reported)
         return MaskingAnswer(revealed, revealed.reveal_message())
 
     def _group_of(self, state: MaskingRound, context: bytes) -> tuple[MaskingGroup, int]:

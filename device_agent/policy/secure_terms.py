@@ -8,7 +8,7 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import check_terms
 from fedpatch.shared.masking.keys import is_available
-from fedpatch.shared.wire.masking_messages import SecureTerms
+from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
@@ -24,6 +24,8 @@ class SecureLimits:
         mode: One of SECURE_MODES. "required": no update leaves unmasked, whatever a coordinator asks for.
         min_group: Smallest group that the coordinator may form.
         clip: Longest L2 norm of a step that a request may allow; 0: any. A smaller clip lets less of this device through.
+        min_threshold: Least rule for the number of members that must reveal; with two_thirds keys must be signed too.
+        signs: Whether this device can sign its keys with a certificate of the fleet's CA.
 
     Example:
         >>> SecureLimits("off").offers, SecureLimits("required").forbids_unmasked
@@ -33,6 +35,8 @@ class SecureLimits:
     mode: str = ALLOWED
     min_group: int = MIN_GROUP
     clip: float = 0.0
+    min_threshold: ThresholdRule = ThresholdRule.HALF
+    signs: bool = False
 
     @property
     def offers(self) -> bool:
@@ -51,7 +55,7 @@ class SecureLimits:
             if not self.forbids_unmasked:
                 return None
             return _no(DeclineReason.INSECURE_REQUEST, "the owner lets no update leave this device unmasked")
-        if why := _impossible(request, terms):
+        if why := self._impossible(request, terms):
             return _no(DeclineReason.UNSUPPORTED, why)
         if terms.group_min < self.min_group:
             why = f"groups may have {terms.group_min} devices; the owner's limit is min_group = {self.min_group}"
@@ -59,20 +63,26 @@ class SecureLimits:
         if self.clip and terms.clip > self.clip:
             why = f"a step may have a norm of {terms.clip:g}; the owner's limit is clip = {self.clip:g}"
             return _no(DeclineReason.SECURE_TERMS, why)
+        if self.min_threshold is ThresholdRule.TWO_THIRDS and not terms.strict:
+            why = (
+                "keys are not signed, and half of a group may open it; the owner's limit is min_threshold = two_thirds"
+            )
+            return _no(DeclineReason.SECURE_TERMS, why)
         return None
 
-
-def _impossible(request: WorkRequest, terms: SecureTerms) -> str:
-    """Return why no device of this version can follow the terms; "" where it can."""
-    if terms.strict:
-        return "signed keys are not known here"
-    if request.plan.moments:
-        return "moments of the optimizer cannot be masked"
-    try:
-        check_terms(terms, request.encoding)
-    except WireError as error:
-        return f"terms of the masked round: {error}"
-    return ""
+    def _impossible(self, request: WorkRequest, terms: SecureTerms) -> str:
+        """Return why this device cannot follow the terms; "" where it can."""
+        if terms.strict and not self.signs:
+            return "keys must be signed, and this device has no certificate of its fleet's CA (cert_file, ca_file)"
+        if request.plan.moments:
+            return "moments of the optimizer cannot be masked"
+        if request.privacy is not None:
+            return "masked rounds have no terms of differential privacy"
+        try:
+            check_terms(terms, request.encoding)
+        except WireError as error:
+            return f"terms of the masked round: {error}"
+        return ""
 
 
 def _no(reason: DeclineReason, why: str) -> AdmissionDecision:

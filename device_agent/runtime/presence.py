@@ -18,6 +18,7 @@ from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
     MASKED_FEATURE,
+    SIGNED_FEATURE,
     DeviceState,
     Envelope,
     JobStatus,
@@ -70,6 +71,7 @@ class Presence:
         detector: Finds another agent with the same id.
         vitals: When to send vitals; None where the owner shares none.
         masks: Whether the device masks updates.
+        signs: Whether it can sign the keys of masked rounds.
         hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
     """
 
@@ -81,6 +83,7 @@ class Presence:
         vitals: VitalsPace | None = None,
         *,
         masks: bool = False,
+        signs: bool = False,
         hides_examples: bool = False,
     ) -> None:
         self.connected = False
@@ -90,7 +93,8 @@ class Presence:
         self._detector = detector
         self._vitals = vitals
         self._retain = True
-        self._features = (*DEVICE_FEATURES, MASKED_FEATURE) if masks else DEVICE_FEATURES
+        masking = (MASKED_FEATURE, SIGNED_FEATURE) if signs else (MASKED_FEATURE,)
+        self._features = (*DEVICE_FEATURES, *masking) if masks else DEVICE_FEATURES
         self._hides_examples = hides_examples
 
     def link_up(self, *, retain: bool) -> None:

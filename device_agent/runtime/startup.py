@@ -27,6 +27,7 @@ from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
@@ -50,6 +51,7 @@ from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.wire.masking_messages import ThresholdRule
 
 # Two agents that push each other off the broker, each after the longest pause, hear of each other every other pause.
 _FORGET_AFTER_PAUSES = 3.0
@@ -143,7 +145,14 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         "boots": boots,
     }
     owner = _make_owner(settings, directory, queue, trainer, ports.root)
-    secure = SecureLimits(settings.secure, settings.min_group, settings.clip)
+    certificates = CertificateFiles.of(settings.tls_files, identity.device, identity.fleet)
+    secure = SecureLimits(
+        settings.secure,
+        settings.min_group,
+        settings.clip,
+        ThresholdRule(settings.min_threshold),
+        signs=certificates is not None,
+    )
     limits = OwnerLimits(
         directory / PATCHES,
         private=settings.private,
@@ -177,7 +186,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         Job(
             max_blob_bytes=settings.max_model_mib * 2**20,
             ask_to_send=parse_admission_mode(settings.admission).follows_preferences,
-            masking=MaskingRounds(identity.device, os.urandom, MaskingFile(directory).load())
+            masking=MaskingRounds(identity.device, os.urandom, MaskingFile(directory).load(), certificates)
             if secure.offers
             else None,
         ),
@@ -194,6 +203,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
             detector,
             VitalsPace() if settings.share_vitals else None,
             masks=secure.offers,
+            signs=secure.signs,
             hides_examples=secure.forbids_unmasked,
         ),
         housekeeping=Housekeeping(trainer, IdleTimer(settings.idle_release_s), ports.manager, metrics=metrics),

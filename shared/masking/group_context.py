@@ -111,6 +111,8 @@ def check_terms(terms: SecureTerms, encoding: str) -> None:
         raise WireError(f"encoding {encoding!r} does not belong to {terms.bits} bits of a masked value")
     if terms.keep not in KEEPS:
         raise WireError(f"keep is {terms.keep}; it must be one of {', '.join(map(str, KEEPS))}")
+    if terms.strict and terms.threshold is not ThresholdRule.TWO_THIRDS:
+        raise WireError("signed keys belong to a threshold of two_thirds, and the terms have another one")
     if terms.group_min > terms.group_max:
         raise WireError(f"group_min {terms.group_min} is above group_max {terms.group_max}")
     if highest_code(terms.bits, terms.group_max) < 1:
@@ -137,7 +139,8 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
     """Return the SHA-256 of everything in a request that decides what is trained and how it is masked.
 
     Deadline, epoch, chunk sizes, the way to the model and the sender's features may differ between the devices of a group, or
-    after a restart of the coordinator, and are left out.
+    after a restart of the coordinator, and are left out. The measurement of learning alone is not: a coordinator that asked
+    one device of a group for it would find the figure of that device in the sum.
 
     Args:
         task: Name of the task.
@@ -158,7 +161,7 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
     return _digest(
         [
             *(_REQUEST, task, run, round_number, request.schema, request.private),
-            *(_plan(request.plan), request.model.digest, request.encoding, secure),
+            *(_plan(request.plan), request.model.digest, request.encoding, request.measure_independent, secure),
         ]
     )
 

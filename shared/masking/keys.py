@@ -52,6 +52,11 @@ class SecretKeys:
         """Return new secrets from random bytes."""
         return cls(random(SECRET_BYTES), random(SECRET_BYTES), random(SECRET_BYTES))
 
+    @classmethod
+    def erased(cls) -> SecretKeys:
+        """Return no secrets, in the place of those that have served."""
+        return cls(b"", b"", b"")
+
     def __repr__(self) -> str:
         return "SecretKeys()"
 

@@ -2,12 +2,15 @@
 
 That secret is the self-mask of a member that reported, which a commitment checks, or the mask key of a member that was lost,
 which its public key checks. It is never both. A wrong share is found because the rebuilt secret fails the check: other subsets
-of shares are tried, and a member whose share does not lie on the polynomial of a good subset is named.
+of shares are tried, until one is good. A share that is not on its polynomial is the fault of the member that revealed it or of
+the member that dealt it, which nobody else can see. So a member is named where its shares of more than half of the masking set
+are wrong: fewer may be the work of others, who would get it into quarantine.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +44,7 @@ class Opening:
 
     Attributes:
         masks: Masks to add to the sum of the reported updates, which then is the sum of their vectors.
-        wrong: Members that revealed a share which is not of the secret.
+        wrong: Members whose revealed shares of more than half of the masking set are not of the secrets.
     """
 
     masks: tuple[Mask, ...]
@@ -105,7 +108,8 @@ def open_group(
             secret = subsets.join(shares, member, partial(_is_mask_key, group.members[member].keys.mask))
             # The lost member's part of each pair is absent from the sum: adding it cancels the other member's part.
             masks += [_pair_mask(group, member, other, secret) for other in sorted(reported)]
-    return Opening(tuple(masks), frozenset(subsets.wrong))
+    named = (index for index, count in subsets.wrong.items() if 2 * count > len(masking_set))
+    return Opening(tuple(masks), frozenset(named))
 
 
 def _pair_mask(group: MaskingGroup, index: int, other: int, mask_key: bytes) -> Mask:
@@ -126,7 +130,7 @@ class _Subsets:
     """Joins shares of several secrets; members that were wrong once are tried last."""
 
     def __init__(self, group: MaskingGroup) -> None:
-        self.wrong: set[int] = set()
+        self.wrong: Counter[int] = Counter()
         self._group = group
 
     def join(self, shares: Mapping[int, bytes], member: int, is_right: Callable[[bytes], bool]) -> bytes:
@@ -143,7 +147,7 @@ class _Subsets:
         """First the members without a wrong share, then random subsets, repeatably."""
         if len(indices) < threshold:
             return
-        yield sorted(indices, key=lambda index: index in self.wrong)[:threshold]
+        yield sorted(indices, key=lambda index: self.wrong[index])[:threshold]
         if len(indices) == threshold:
             return
         choice = random.Random(self._group.context)

@@ -23,6 +23,8 @@ MAX_GROUP = 64
 MIN_GROUP = 2
 MAX_GRID_TENSORS = 1024
 MAX_BOX_BYTES = 120
+MAX_CERTIFICATE_BYTES = 750
+"""Bytes of a device's certificate in DER: with 64 of them a roster fits into a message. Those of fedpatch have at most 700."""
 SHARE_BYTES = 33
 """Bytes of one Shamir share, an integer below 2^256 + 297 (shared.masking.secret_sharing)."""
 
@@ -55,7 +57,7 @@ class SecureTerms:
         clip: Longest L2 norm of a device's step; a longer one is shortened on the device.
         weight_cap: Most examples that count as a weight.
         grid: Range of a value of each travelling tensor, as float32, least significant byte first, in the order of names.
-        strict: Whether keys must be signed by device certificates.
+        strict: Whether keys must be signed by device certificates (shared.masking.signed_keys); only with two_thirds.
     """
 
     threshold: ThresholdRule
@@ -78,12 +80,12 @@ class MaskingKeys:
         share: Key for the boxes of secret shares.
         mask: Key for the masks that two devices have in common.
         certificate: Certificate of the device in DER, where the terms are strict; else empty.
-        signature: ECDSA signature over both keys, where the terms are strict; else empty.
+        signature: ECDSA signature over request, device and both keys, where the terms are strict; else empty.
     """
 
     share: Bytes32
     mask: Bytes32
-    certificate: Annotated[bytes, Meta(max_length=1500)] = b""
+    certificate: Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)] = b""
     signature: Annotated[bytes, Meta(max_length=80)] = b""
 
 

@@ -29,6 +29,8 @@ DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp")
 INDEPENDENT_FEATURE, PRIVACY_FEATURE = DEVICE_FEATURES
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
+# A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
+SIGNED_FEATURE = "masked_signed"
 # Features of a device's answers that the coordinator of this version understands:
 COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_FEATURE)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
@@ -320,7 +322,7 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES, and MASKED_FEATURE where it can mask an update.
+        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, and SIGNED_FEATURE where it can sign keys.
     """
 
     online: bool

@@ -72,6 +72,7 @@ class MaskedDevice:
         self.request: WorkRequest | None = None
         self.tamper: Callable[[Envelope], Envelope] = lambda envelope: envelope
         self.cut_off = 0
+        self.features: tuple[str, ...] = ()
         self.spoil: Callable[[Array], Array] = lambda elements: elements
 
     def answers(self, envelope: Envelope) -> list[Any]:
@@ -161,7 +162,7 @@ class MaskedFleet:
     def come(self) -> MaskedFleet:
         """All devices come online."""
         for name in self.devices:
-            presence = replace(there(), features=(MASKED_FEATURE,))
+            presence = replace(there(), features=(MASKED_FEATURE, *self.devices[name].features))
             self._perform(DevicePresence(name, presence))
         return self.settle()
 

@@ -58,6 +58,8 @@ def test_settings_of_a_masked_run_can_be_loaded_again_by_a_resume():
         ("group_size", 7, "is below 8"),
         ("group_size", 65, "is above 64"),
         ("threshold", "all", "half, two_thirds"),
+        ("min_group", 7, "is below 8"),
+        ("min_group", 33, "is above 32"),
     ],
 )
 def test_setting_that_does_not_fit_is_refused_with_the_remedy(name, value, words):
@@ -69,6 +71,16 @@ def test_setting_that_does_not_fit_is_refused_with_the_remedy(name, value, words
 def test_masked_encoding_of_8_bits_for_a_large_group_is_refused():
     [problem] = problems(secure="groups", group_size=64, encoding="masked-u8")
     assert "masked-u16" in problem
+
+
+def test_smallest_group_above_the_largest_is_refused():
+    [problem] = problems(secure="groups", group_size=8, min_group=9)
+    assert "is above group_size = 8" in problem
+
+
+def test_smallest_group_is_waited_for_and_merged_groups_fit_the_encoding():
+    settings = loaded(secure="groups", min_group=24)
+    assert (settings.devices, settings.encoding) == (24, "masked-u16")
 
 
 def test_masked_encoding_without_secure_is_refused():

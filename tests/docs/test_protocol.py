@@ -35,6 +35,7 @@ from fedpatch.shared.wire.messages import (
     ENCODINGS,
     MASKED_FEATURE,
     MAX_CHUNKS,
+    SIGNED_FEATURE,
     JobStatus,
     Manifest,
     ModelDelta,
@@ -98,7 +99,7 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     """In the table of what version 1 has grown by."""
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
     told = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
-    assert told == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE)} | {
+    assert told == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE)} | {
         (one, "coordinator") for one in COORDINATOR_FEATURES
     }
 

@@ -110,7 +110,8 @@ class MaskedDevice:
     def save(self, state: MaskingRound) -> None:
         """Write the state to the disk."""
         self.disk = to_bytes(state)
-        self.secrets.add(state.secrets)
+        if state.secrets != SecretKeys.erased():
+            self.secrets.add(state.secrets)
 
     def reboot(self) -> None:
         """Start again from the disk."""

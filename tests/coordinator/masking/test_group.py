@@ -99,6 +99,7 @@ def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
         assert group.state is GroupState.LOST
         return
     revealing = data.draw(st.permutations(sorted(data.draw(most(size)) & set(group.masking))))
+    masked = {name: members.masked(name).astype(np.int64) for name in group.reported}
     reveals = {name: members.reveal(name) for name in revealing}
     group.begin_unmasking()
     for count, name in enumerate(revealing, 1):
@@ -110,7 +111,7 @@ def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
         assert group.state is GroupState.LOST
         return
     opened = group.result()
-    total = np.sum([members.masked(name).astype(np.int64) for name in opened.devices], axis=0).astype(np.uint8)
+    total = np.sum([masked[name] for name in opened.devices], axis=0).astype(np.uint8)
     expected = np.sum([members.vectors[name].astype(np.int64) for name in group.reported], axis=0) % 256
     assert (add_masks(total, opened.masks) == expected).all()
     assert group.offenders == frozenset()

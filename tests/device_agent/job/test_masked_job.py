@@ -189,6 +189,39 @@ def test_second_update_under_the_same_keys_is_not_offered():
     assert isinstance(effects[-1], EndJob)
 
 
+def test_mask_key_of_small_order_in_the_roster_is_a_failure_of_the_masking():
+    """The coordinator of this version refuses such keys; a device trusts no coordinator to do so."""
+    job, keys = training()
+    _, inbox, group = group_with(keys)
+    theirs = OTHERS[0].accept(MASKED, NAME)
+    members = [GroupMember("pi", keys), GroupMember("pj-0", replace(theirs, mask=bytes(32))), group.members[2]]
+    roster = Roster(0, 2, tuple(members))
+    receive(job, roster)
+    context = MaskingGroup.of_roster(request_digest(TASK, RUN, 1, MASKED), roster).context
+    receive(job, replace(inbox, context=context))
+    assert bodies(job.handle(VectorTrained(KEY), 15.0)) == [Failed(FailReason.MASKING)]
+
+
+def test_update_that_is_masked_after_the_reveal_is_not_offered():
+    """The sum goes without it, and the secrets are erased."""
+    job, keys = training()
+    group = in_group(job, keys)
+    job.handle(VectorTrained(KEY), 15.0)
+    receive(job, Unmask(group.context, b"\x06"))
+    assert bodies(job.handle(UpdateTrained(KEY, UPDATE), 16.0)) == [Failed(FailReason.MASKING)]
+
+
+def test_request_with_another_measurement_is_another_round_for_the_keys():
+    """A device that alone was asked for a figure would show it in the sum."""
+    job, keys = training()
+    [accept] = [
+        body
+        for body in bodies(ask_masked(job, replace(MASKED, measure_independent=True), epoch=2))
+        if isinstance(body, Accept)
+    ]
+    assert accept.keys != keys
+
+
 def test_unmask_is_answered_after_the_job_and_in_any_epoch():
     job, keys = training()
     group = in_group(job, keys)

@@ -83,9 +83,26 @@ def test_device_that_has_revealed_takes_no_part_in_the_round_again(request_):
 def test_repeated_messages_have_the_same_answers_also_after_a_restart():
     group = ready()
     device = group.devices[0]
-    first = [device.take(group.roster).body, device.take(group.unmask(ALL)).body]
+    shares = device.take(group.roster).body
     device.reboot()
-    assert [device.take(group.roster).body, device.take(group.unmask(ALL)).body] == first
+    assert device.take(group.roster).body == shares
+    reveal = device.take(group.unmask(ALL)).body
+    device.reboot()
+    assert device.take(group.unmask(ALL)).body == reveal
+
+
+def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
+    """Neither the disk nor the memory has them: whoever takes the device later learns the revealed shares alone."""
+    group = ready()
+    device = group.devices[0]
+    state = device.state
+    secrets = [state.secrets.share, state.secrets.mask, state.secrets.self_mask, *(pair[33:] for pair in state.inbox)]
+    assert all(secret in device.disk for secret in secrets)
+    device.take(group.unmask(ALL))
+    assert not any(secret in device.disk for secret in secrets)
+    assert not device.rounds.is_ready
+    assert "erased" in refused(device, group.roster)
+    assert device.rounds.note_update("ab" * 32) is None
 
 
 def test_forgotten_round_answers_nothing():
@@ -99,9 +116,9 @@ def test_reveal_has_one_share_of_each_member_of_the_masking_set():
     group = shared()
     masking = frozenset({0, 1, 2, 4})
     group.distribute(masking)
+    inbox = group.devices[0].state.inbox
     reveal = group.devices[0].take(group.unmask(frozenset({0, 1, 2}))).body
     assert [len(share) for share in reveal.shares] == [33, 33, 33, 0, 33]
-    inbox = group.devices[0].state.inbox
     assert (reveal.shares[1], reveal.shares[4]) == (inbox[1][:33], inbox[4][33:])
     check_transcript(group.devices, [group.group])
 
@@ -297,8 +314,9 @@ def test_transcript_check_finds_both_kinds_of_share():
     """The check itself: a device that forgets its answer is found."""
     group = ready()
     device = group.devices[0]
+    before = device.rounds.state
     device.take(group.unmask(ALL))
-    device.rounds.state = replace(device.rounds.state, reported=None)
+    device.rounds.state = before
     device.take(group.unmask(ALL - {4}))
     with pytest.raises(AssertionError):
         check_transcript(group.devices, [group.group])

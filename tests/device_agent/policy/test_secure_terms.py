@@ -10,7 +10,9 @@ from fedpatch.device_agent.policy import secure_terms
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.secure_terms import ALLOWED, OFF, REQUIRED, SecureLimits
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MASKED_FEATURE, Decline
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
 from tests.device_agent.jobs import REQUEST, requested
@@ -33,7 +35,30 @@ def secure(**changes):
         (SecureLimits(min_group=2), secure(keep=3), DeclineReason.UNSUPPORTED, "keep is 3"),
         (SecureLimits(min_group=2), secure(bits=16), DeclineReason.UNSUPPORTED, "16 bits"),
         (SecureLimits(min_group=2), secure(grid=b"\x00\x00\x00\x00"), DeclineReason.UNSUPPORTED, "not a positive"),
-        (SecureLimits(min_group=2), secure(strict=True), DeclineReason.UNSUPPORTED, "signed keys"),
+        (
+            SecureLimits(min_group=2),
+            secure(strict=True, threshold=ThresholdRule.TWO_THIRDS),
+            DeclineReason.UNSUPPORTED,
+            "no certificate of its fleet's CA",
+        ),
+        (
+            SecureLimits(min_group=2, signs=True),
+            secure(strict=True),
+            DeclineReason.UNSUPPORTED,
+            "belong to a threshold of two_thirds",
+        ),
+        (
+            SecureLimits(min_group=2, min_threshold=ThresholdRule.TWO_THIRDS, signs=True),
+            secure(threshold=ThresholdRule.TWO_THIRDS),
+            DeclineReason.SECURE_TERMS,
+            "min_threshold = two_thirds",
+        ),
+        (
+            SecureLimits(min_group=2),
+            replace(MASKED, privacy=PrivacyTerms("gaussian", 1.0, 1.0, 1e-5, 10)),
+            DeclineReason.UNSUPPORTED,
+            "no terms of differential privacy",
+        ),
         (
             SecureLimits(min_group=2),
             replace(MASKED, plan=replace(MASKED.plan, moments=("exp_avg",))),
@@ -57,6 +82,10 @@ def test_request_below_the_terms_is_declined_with_its_word(limits, request_, rea
         (SecureLimits(REQUIRED, min_group=2), MASKED),
         (SecureLimits(min_group=8), secure(group_min=8, group_max=10)),
         (SecureLimits(min_group=2, clip=0.5), secure(clip=0.5)),
+        (
+            SecureLimits(min_group=2, min_threshold=ThresholdRule.TWO_THIRDS, signs=True),
+            secure(strict=True, threshold=ThresholdRule.TWO_THIRDS),
+        ),
     ],
 )
 def test_request_within_the_terms_is_not_declined(limits, request_):

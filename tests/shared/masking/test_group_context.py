@@ -37,6 +37,8 @@ def secure(**changes):
     [
         replace(REQUEST, schema="5d" * 32),
         replace(REQUEST, private="all"),
+        # In a sum of one device that was asked for it, the figure would be that device's.
+        replace(REQUEST, measure_independent=True),
         replace(REQUEST, encoding="masked-u16"),
         replace(REQUEST, model=replace(REQUEST.model, digest="ac" * 32)),
         *(
@@ -72,7 +74,7 @@ def test_digest_depends_on_task_run_and_round():
 
 
 def test_digest_does_not_depend_on_what_may_differ_between_devices_and_epochs():
-    other = replace(REQUEST, deadline_s=5.0, chunk_bytes=7, features=("x",), measure_independent=True)
+    other = replace(REQUEST, deadline_s=5.0, chunk_bytes=7, features=("x",))
     other = replace(other, model=replace(other.model, chunk_bytes=5, chunk_count=2))
     assert request_digest("digits", "run-1", 1, other) == BASE
 
@@ -104,6 +106,7 @@ def test_roster_with_members_out_of_order_or_twice_is_a_wire_error(members):
         ({"keep": 3}, "keep is 3"),
         ({"bits": 12}, "12 bits"),
         ({"group_min": 11}, "group_min 11 is above"),
+        ({"strict": True}, "threshold of two_thirds"),
         ({"grid": b"\x00\x00\x80"}, "3 bytes"),
         ({"grid": b"\x00\x00\x00\x00"}, "not a positive number"),
         ({"grid": b"\x00\x00\xc0\x7f"}, "not a positive number"),

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpatch.shared.masking.keys import seal_box
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.masking.opening import OpeningFailed
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from tests.support.masked_group import PlayedGroup, check_transcript, request_of, terms_of
 
 SIZE = 16  # elements of a vector
+ALL_OF_SIX = frozenset(range(6))
 
 
 def played(size, *, masking, reported, revealing, bits=8, seed=0, rule=ThresholdRule.HALF):
@@ -80,8 +82,8 @@ def with_wrong_share(reveals, liar, member):
 
 @pytest.mark.parametrize("member", [1, 4])
 @pytest.mark.parametrize("liar", [0, 2])
-def test_wrong_share_is_named_and_does_not_change_the_sum(member, liar):
-    """Of a self-mask (member 1 reported), and of a mask key (member 4 was lost)."""
+def test_wrong_share_does_not_change_the_sum_and_blames_nobody(member, liar):
+    """Of a self-mask (member 1 reported), and of a mask key (member 4 was lost); either side of the share may have lied."""
     group = PlayedGroup.of(6)
     group.share()
     group.distribute(frozenset(range(6)))
@@ -89,8 +91,37 @@ def test_wrong_share_is_named_and_does_not_change_the_sum(member, liar):
     total = sum((group.devices[one].masked(np.full(SIZE, one, np.uint8)) for one in reported), np.zeros(SIZE, np.uint8))
     reveals = with_wrong_share(group.reveals(reported, range(6)), liar, member)
     opening = group.open(frozenset(range(6)), reported, reveals)
-    assert opening.wrong == {liar}
+    assert opening.wrong == frozenset()
     assert add_masks(total, opening.masks).tolist() == [6] * SIZE
+
+
+def test_sender_of_wrong_shares_of_most_members_is_named():
+    group = PlayedGroup.of(6)
+    group.share()
+    group.distribute(ALL_OF_SIX)
+    reveals = group.reveals(ALL_OF_SIX, range(6))
+    for member in range(4):
+        reveals = with_wrong_share(reveals, 2, member)
+    assert group.open(ALL_OF_SIX, ALL_OF_SIX, reveals).wrong == {2}
+
+
+def test_members_that_deal_wrong_shares_cannot_get_another_one_blamed():
+    """Two of six deal to member 0 what is not of their secrets; it reveals what it got."""
+    group = PlayedGroup.of(6)
+    group.share()
+    reported = frozenset(range(6))
+    for dealer in (3, 5):
+        device, shares = group.devices[dealer], group.shares[dealer]
+        forged = (bytes(32) + b"\x01", bytes(32) + b"\x02")
+        box = seal_box(
+            device.state.secrets.share, group.roster.members[0].keys.share, group.context, (dealer, 0), forged
+        )
+        group.shares[dealer] = replace(shares, boxes=(box, *shares.boxes[1:]))
+    group.distribute(reported)
+    vectors = [device.masked(np.full(SIZE, 7, np.uint8)) for device in group.devices]
+    opening = group.open(reported, reported, group.reveals(reported, range(6)))
+    assert opening.wrong == frozenset()
+    assert add_masks(sum(vectors, np.zeros(SIZE, np.uint8)), opening.masks).tolist() == [42] * SIZE
 
 
 @pytest.mark.parametrize("member", [1, 4])

@@ -1,0 +1,120 @@
+"""Keys that devices sign with their certificates: what counts as signed, and what a coordinator cannot make up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.signed_keys import Authorities, check_signed_keys, sign_keys
+from fedpatch.shared.wire.codec import MAX_MESSAGE_BYTES, encode
+from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Roster
+from fedpatch.shared.wire.messages import Envelope
+from tests.support.identities import DAY_S, Certified
+
+KEYS = MaskingKeys(b"\x01" * 32, b"\x02" * 32)
+REQUEST, OTHER_REQUEST = b"\x03" * 32, b"\x04" * 32
+NOW = time.time()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    """Two devices and a watcher with certificates."""
+    return Certified(tmp_path_factory.mktemp("ca"), "kitchen").make("pi-1", "pi-2", watchers=["anna"])
+
+
+def authorities(fleet: Certified) -> Authorities:
+    return Authorities.of_pem("kitchen", fleet.ca_file.read_bytes())
+
+
+def signed(fleet: Certified, holder: str = "pi-1", device: str = "pi-1", request: bytes = REQUEST) -> MaskingKeys:
+    """Keys of a device, signed with the certificate of `holder`."""
+    certificate, key = (path.read_bytes() for path in fleet.pair(holder))
+    return sign_keys(device, KEYS, request, certificate=certificate, private_key=key)
+
+
+def refusal(keys: MaskingKeys, trusted: Authorities, device: str = "pi-1", now: float | None = NOW) -> str:
+    with pytest.raises(WireError) as refused:
+        check_signed_keys(device, keys, REQUEST, trusted, now)
+    return str(refused.value)
+
+
+def test_keys_of_a_device_of_the_fleet_are_signed(fleet):
+    check_signed_keys("pi-1", signed(fleet), REQUEST, authorities(fleet), NOW)
+
+
+def test_unsigned_keys_are_refused(fleet):
+    assert "not signed" in refusal(KEYS, authorities(fleet))
+    assert "not signed" in refusal(replace(signed(fleet), signature=b""), authorities(fleet))
+
+
+@pytest.mark.parametrize("changed", [{"share": b"\x09" * 32}, {"mask": b"\x09" * 32}, {"signature": b"\x30\x00"}])
+def test_other_keys_than_the_signed_ones_are_refused(fleet, changed):
+    assert "not one of these keys" in refusal(replace(signed(fleet), **changed), authorities(fleet))
+
+
+def test_signature_of_another_round_is_refused(fleet):
+    """A replay: the request's digest names run, round and all terms."""
+    assert "in this round" in refusal(signed(fleet, request=OTHER_REQUEST), authorities(fleet))
+
+
+@pytest.mark.parametrize(("holder", "device"), [("pi-2", "pi-1"), ("pi-2", "pi-2")])
+def test_certificate_of_another_device_is_refused(fleet, holder, device):
+    assert "is one of 'pi-2'" in refusal(signed(fleet, holder, device), authorities(fleet))
+
+
+@pytest.mark.parametrize("holder", ["anna", "coordinator"])
+def test_certificate_of_a_member_that_is_no_device_is_refused(fleet, holder):
+    """The coordinator has one too, and could else be all members of a group."""
+    keys = signed(fleet, holder, holder)
+    assert "not of a device of fleet 'kitchen'" in refusal(keys, authorities(fleet), holder)
+
+
+def test_certificate_of_another_ca_is_refused(fleet, tmp_path):
+    other = Certified(tmp_path / "ca", "kitchen").make("pi-1")
+    assert "not issued by the CA of this fleet" in refusal(signed(other), authorities(fleet))
+
+
+def test_certificate_of_another_fleet_is_refused(tmp_path):
+    """Also where one CA serves both."""
+    garden = Certified(tmp_path / "ca", "garden").make("pi-1")
+    assert "fleet 'garden'" in refusal(signed(garden), authorities(garden))
+
+
+@pytest.mark.parametrize(("days", "word"), [(60, "expired"), (-60, "not yet valid")])
+def test_certificate_outside_its_dates_is_refused(fleet, days, word):
+    assert word in refusal(signed(fleet), authorities(fleet), now=NOW + days * DAY_S)
+    check_signed_keys("pi-1", signed(fleet), REQUEST, authorities(fleet))
+
+
+@pytest.mark.parametrize("certificate", [b"\x30", b"\x30\x03\x02\x01\x01", bytes(100)])
+def test_damaged_certificate_is_refused(fleet, certificate):
+    assert "cannot be read" in refusal(replace(signed(fleet), certificate=certificate), authorities(fleet))
+
+
+def test_file_without_a_ca_is_refused(fleet):
+    for pem in (b"", b"no certificate", fleet.pair("pi-1")[0].read_bytes()):
+        with pytest.raises(WireError, match="no certificate"):
+            Authorities.of_pem("kitchen", pem)
+
+
+def test_key_that_cannot_sign_is_refused(fleet):
+    key = rsa.generate_private_key(65537, 1024).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    certificate = fleet.pair("pi-1")[0].read_bytes()
+    with pytest.raises(WireError, match="not over P-256"):
+        sign_keys("pi-1", KEYS, REQUEST, certificate=certificate, private_key=key)
+    with pytest.raises(WireError, match="cannot be read"):
+        sign_keys("pi-1", KEYS, REQUEST, certificate=certificate, private_key=b"")
+
+
+def test_signed_roster_of_64_devices_with_the_longest_names_fits_into_a_message(tmp_path: Path):
+    fleet = Certified(tmp_path / "ca", "k" * 32).make("d" * 32)
+    certificate, key = (path.read_bytes() for path in fleet.pair("d" * 32))
+    keys = sign_keys("d" * 32, KEYS, REQUEST, certificate=certificate, private_key=key)
+    members = tuple(GroupMember(f"{number:02}{'d' * 30}", keys) for number in range(64))
+    assert len(encode(Envelope(Roster(0, 43, members), task="t" * 60, run="r" * 60))) < MAX_MESSAGE_BYTES
