@@ -17,7 +17,7 @@ import typer
 
 from fedpatch.shared.app.command import AsJson, Group, command, say, with_debug
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
-from fedpatch.shared.errors import FedpatchError, UsageError
+from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.experiment.compare_command import compare
 from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.fleet.command import fleet
@@ -32,10 +32,8 @@ from fedpatch.simulator.spec.compute import (
     Participation,
     TaskName,
     Workers,
-    device_name,
-    worker_count,
 )
-from fedpatch.simulator.spec.study import BASELINES, AttackOutcome, Outcome, Point, Study
+from fedpatch.simulator.spec.study import AttackOutcome, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -187,17 +185,15 @@ def simulate(
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)
         return
-    from fedpatch.shared.tasks.task import find_task
-    from fedpatch.simulator.experiment.options import make_study
+    from fedpatch.simulator.experiment.options import terms
+    from fedpatch.simulator.experiment.user_study import study_of
 
-    no_terms = {"task", "private", "workers", "device", "out", "as_json", "debug", "log_format", "version", "data_root"}
-    given = {name: value for name, value in context.params.items() if name not in no_terms}
-    if secure != "off" and _is_default(context, "strategy"):
-        given["strategy"] = strategy = "fedavg"
-    own = private if private is not None else "affine" if strategy not in BASELINES else "none"
-    study = make_study(task=find_task(task), task_ref=task, private=own, **given)
+    given = {name: value for name, value in context.params.items() if name in terms()}
+    if _is_default(context, "strategy"):
+        given["strategy"] = None  # it depends on --secure
+    study, _ = study_of(task, given)
     root = None if data_root is None else data_root.expanduser()
-    _end(_carry_out(study, worker_count(workers), device_name(device), out, root), out, as_json)
+    _end(_carry_out(study, workers, device, out, root), out, as_json)
 
 
 app.callback()(with_debug(simulate))
@@ -223,42 +219,27 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
             )
 
 
-def _carry_out(study: Study, workers: int, device: str, out: Path | None, root: Path | None) -> Outcome:
-    from fedpatch.simulator.experiment.output_folder import StudyFolder
+def _carry_out(study: Study, workers: int | None, device: str, out: Path | None, root: Path | None) -> Outcome:
     from fedpatch.simulator.experiment.progress import make_progress
-    from fedpatch.simulator.experiment.simulation import simulate as simulated
+    from fedpatch.simulator.experiment.user_study import carry_out
 
-    folder = None if out is None else StudyFolder(out, study)
-    if folder is not None and folder.outcome is not None and folder.outcome.complete:
-        say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
-        return folder.outcome
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
         with stoppable(STOPPING) as stopped, make_progress(sys.stderr, study, plain=plain) as progress:
             watch = _Watch(progress, stopped)
-            outcome = simulated(
+            return carry_out(
                 study,
                 workers=workers,
                 device=device,
+                out=out,
+                root=root,
                 on_point=watch.take,
                 stopped=watch.stopped,
-                saved=folder.unfinished if folder else None,
-                root=root,
+                say=progress.say,
             )
     except KeyboardInterrupt:
         _say_how_to_go_on(out)
         raise
-    except (FedpatchError, OSError):
-        raise
-    except (
-        Exception
-    ) as error:  # the model, the loss and the metric are the user's: whatever they raise is told in a sentence
-        raise FedpatchError(
-            f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
-        ) from error
-    if folder is not None:
-        folder.write(outcome)
-    return outcome
 
 
 class _Watch:

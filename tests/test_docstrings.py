@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 
 ROOMS = (
     "coordinator/aggregation",
+    "coordinator/api",
     "coordinator/cohort",
     "coordinator/guard",
     "coordinator/rounds",
@@ -33,6 +34,7 @@ ROOMS = (
     "shared/errors.py",
     "shared/mqtt",
     "shared/onnx",
+    "shared/scripting",
     "shared/task_checks",
     "shared/tasks",
     "shared/tensors",

@@ -6,8 +6,7 @@ A running coordinator reads the same state directory and applies a change within
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,21 +15,18 @@ import typer
 
 from fedpatch.coordinator.cli.options import InnerStateDir, StateDir
 from fedpatch.shared.app.command import AsJson, Group, command, with_debug
-from fedpatch.shared.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
+    from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.rounds.run_records import DeviceInfo
-    from fedpatch.coordinator.storage.quarantine_table import HoldsTable
-    from fedpatch.coordinator.storage.run_registry import Registry
 
 _Fleet = Annotated[str | None, typer.Option(metavar="NAME", help="Only devices of this fleet.")]
 _Device = Annotated[str, typer.Argument(metavar="ID", help="The device.")]
 _Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, shown with the device.")]
-_MAX_REASON = 500
 
 
-def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractContextManager[Registry]]) -> None:
-    """Add the commands to `app`; `reading` opens the registry of a state directory."""
+def add_devices(app: typer.Typer, reading: Callable[[Path | None], Client]) -> None:
+    """Add the commands to `app`; `reading` returns the client of a state directory."""
     devices_app = typer.Typer(cls=Group, invoke_without_command=True)
     app.add_typer(devices_app, name="devices", epilog="Example: fedpatch devices --fleet kitchen")
 
@@ -49,9 +45,7 @@ def add_devices(app: typer.Typer, reading: Callable[[Path | None], AbstractConte
             return
         from fedpatch.coordinator.cli.tables import print_devices
 
-        with reading(state_dir) as registry:
-            found = [one for one in registry.devices() if fleet in (None, one.fleet)]
-        print_devices(found, time.time(), as_json=as_json)
+        print_devices(reading(state_dir).devices(fleet), time.time(), as_json=as_json)
 
     devices_app.callback()(with_debug(devices))
     _add_hold(devices_app)
@@ -96,48 +90,29 @@ def _add_lift(app: typer.Typer) -> None:
 
 
 def _hold(device: str, kind: str, reason: str, state_dir: Path | None, fleet: str | None, as_json: bool) -> None:
-    if not reason.strip() or len(reason) > _MAX_REASON or not reason.isprintable():
-        raise UsageError(f"--reason must have 1 to {_MAX_REASON} printable characters")
-    with _changing(device, state_dir, fleet, as_json) as (holds, found):
-        if not holds.put(found.fleet, found.id, kind, reason, time.time()):
-            typer.echo(f"{found.id} is {kind} already; reason and time stay as they were", err=True)
+    from fedpatch.coordinator.api.client import Client
+
+    client = Client(state_dir)
+    change = (client.quarantine if kind == "quarantined" else client.drain)(device, reason, fleet)
+    if not change.changed:
+        typer.echo(f"{change.device.id} is {kind} already; reason and time stay as they were", err=True)
+    _print(change.device, as_json)
 
 
 def _lift(device: str, kind: str, state_dir: Path | None, fleet: str | None, as_json: bool) -> None:
-    with _changing(device, state_dir, fleet, as_json) as (holds, found):
-        if not holds.lift(found.fleet, found.id, kind):
-            typer.echo(f"{found.id} was not {kind}", err=True)
+    from fedpatch.coordinator.api.client import Client
+
+    client = Client(state_dir)
+    change = (client.release if kind == "quarantined" else client.resume_device)(device, fleet)
+    if not change.changed:
+        typer.echo(f"{change.device.id} was not {kind}", err=True)
+    _print(change.device, as_json)
 
 
-@contextmanager
-def _changing(
-    device: str, state_dir: Path | None, fleet: str | None, as_json: bool
-) -> Iterator[tuple[HoldsTable, DeviceInfo]]:
-    """Yield the holds of a registry and the device; print its state afterwards."""
+def _print(device: DeviceInfo, as_json: bool) -> None:
     from fedpatch.coordinator.cli.tables import print_devices, print_json
-    from fedpatch.coordinator.storage.database import must_exist
-    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-    from fedpatch.coordinator.storage.state_dirs import find
 
-    path = find(state_dir) / REGISTRY_FILE
-    must_exist(path)  # raises before a registry is created
-    with Registry(path) as registry:
-        found = _find(registry, device, fleet)
-        yield registry.holds, found
-        registry.holds.keep()
-        now_is = _find(registry, found.id, found.fleet)
     if as_json:
-        print_json(asdict(now_is))
+        print_json(asdict(device))
     else:
-        print_devices([now_is], time.time(), as_json=False)
-
-
-def _find(registry: Registry, device: str, fleet: str | None) -> DeviceInfo:
-    known = [one for one in registry.devices() if fleet in (None, one.fleet)]
-    found = [one for one in known if one.id == device]
-    if not found:
-        raise unknown_name("device", device, [one.id for one in known[:100]])
-    if len(found) > 1:
-        fleets = ", ".join(one.fleet for one in found)
-        raise UsageError(f"there is a device {device!r} in each of the fleets {fleets}; name one with --fleet")
-    return found[0]
+        print_devices([device], time.time(), as_json=False)

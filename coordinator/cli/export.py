@@ -43,10 +43,9 @@ def add_export(app: typer.Typer) -> None:
         """
         import msgspec
 
-        from fedpatch.coordinator.operations.export import export_global_model
-        from fedpatch.coordinator.storage.state_dirs import find
+        from fedpatch.coordinator.api.client import Client
 
-        exported = export_global_model(find(state_dir, run), run, out, round)
+        exported = Client(state_dir).export(run, out, round)
         if as_json:
             known = msgspec.to_builtins(exported.metadata)
             paths = {"model": str(exported.path), "metadata": str(exported.metadata_path)}

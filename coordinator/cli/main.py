@@ -37,9 +37,9 @@ from fedpatch.shared.errors import BrokerError, UsageError
 from fedpatch.shared.task_checks.command import add_check_task
 
 if TYPE_CHECKING:
+    from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.observability.live_view import RunView
     from fedpatch.coordinator.rounds.run_records import RunSummary
-    from fedpatch.coordinator.storage.run_registry import Registry
 
 
 def add_unit(app: typer.Typer) -> None:
@@ -207,9 +207,7 @@ def runs(
 
     if rebuild:
         _rebuild(state_dir)
-    with _registry(state_dir) as registry:
-        found = registry.runs()
-    print_runs(found, as_json=as_json)
+    print_runs(_client(state_dir).runs(), as_json=as_json)
 
 
 @command(app, "show", example="fedpatch show last")
@@ -219,15 +217,13 @@ def show(run: Run, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     --json prints the document of `fedpatch run`; stopped_because is running while the run goes on.
     """
     from fedpatch.coordinator.cli.tables import print_run
-    from fedpatch.coordinator.rounds.run_records import summary_of
 
-    with _registry(state_dir, run) as registry:
-        info = registry.run(run)
-        rounds = registry.records_as_written(info.id)
+    client = _client(state_dir, run)
+    shown = client.show(run)
     if as_json:
-        typer.echo(summary_of(info, rounds).to_json())
+        typer.echo(shown.to_json())
     else:
-        print_run(info, rounds)
+        print_run(client.run_info(shown.run), shown.rounds)
 
 
 @command(app, "tasks", example="fedpatch tasks")
@@ -291,7 +287,7 @@ broker_app.callback()(with_debug(broker))
 
 add_acl(broker_app)
 add_check_task(app, NAME)
-add_devices(app, lambda state_dir: _registry(state_dir))
+add_devices(app, lambda state_dir: _client(state_dir))
 for add in (add_identities, add_doctor, add_export, add_inventory, add_privacy, add_report, add_unit, add_watch):
     add(app)
 
@@ -302,24 +298,23 @@ def _view() -> RunView:
     return make_view(sys.stderr, plain=logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG))
 
 
-def _registry(state_dir: Path | None, run: str | None = None) -> Registry:
-    """Open a registry for reading; print its path where it was found by default."""
-    from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
+def _client(state_dir: Path | None, run: str | None = None) -> Client:
+    """Return the client of a state directory; print the path where it was found by default."""
+    from fedpatch.coordinator.api.client import Client
+    from fedpatch.coordinator.storage.run_registry import LAST
     from fedpatch.coordinator.storage.state_dirs import default, find
 
     found = find(state_dir, run)
     if state_dir is None and run in (None, LAST) and found != default():
         say(f"in {found}")
-    return Registry(found / REGISTRY_FILE, readonly=True)
+    return Client(found)
 
 
 def _rebuild(state_dir: Path | None) -> None:
     """Rebuild the registry from the files of the runs; print the result on stderr."""
-    from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
-    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
-    from fedpatch.coordinator.storage.state_dirs import find
+    from fedpatch.coordinator.api.client import Client
 
-    rebuilt = rebuild_registry(find(state_dir) / REGISTRY_FILE)
+    rebuilt = Client(state_dir).rebuild()
     for path in rebuilt.set_aside:
         say(f"set aside: {path}")
     for path in rebuilt.without_journal:

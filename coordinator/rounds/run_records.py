@@ -14,14 +14,18 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fedpatch.shared.app.formatting import accuracy
+from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 from fedpatch.shared.wire.field_types import Count, Measure, Positive
 from fedpatch.shared.wire.messages import UpdateReport
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _ALWAYS = frozenset({"measured", "user_accuracy", "gaining", "losing", "gain"})
 
@@ -270,14 +274,19 @@ def measure_words(records: Sequence[RoundRecord]) -> str:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The result of a run.
+    """The result of a run, also so far.
 
-    Attributes:
+    Args:
         run: Name of the run.
         stopped_because: "target_ua", "max_rounds", "deadline", "interrupted" or "failed".
         user_accuracy: That of the last aggregated round (`last_user_accuracy`).
         model: Path of the exported global model; "" if there is none.
         rounds: The records of its rounds.
+
+    Example:
+        >>> from fedpatch import RunSummary
+        >>> RunSummary("20261124-091500-5f3a2c", "max_rounds", 0.97, "model.npz", rounds=()).user_accuracy
+        0.97
     """
 
     run: str
@@ -305,6 +314,36 @@ class RunSummary:
     def to_json(self) -> str:
         """Return one JSON object, on one line."""
         return json.dumps(self.to_dict(), allow_nan=False)
+
+    def to_frame(self) -> DataFrame:
+        """Return a data frame with a row for each round, indexed by `round`.
+
+        Its columns are the figures of a record, the seconds of each phase (`train_s`, ...) and of the whole round (`seconds`).
+        Counts by reason or device are in `rounds`, user accuracies by device in `devices_frame`.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return frame_of(map(_row, self.rounds), "round")
+
+    def devices_frame(self) -> DataFrame:
+        """Return a data frame with the user accuracy of each device in each round: columns `round`, `device`, `user_accuracy`.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return frame_of(
+            {"round": record.round, "device": device, "user_accuracy": value}
+            for record in self.rounds
+            for device, value in record.user_accuracies.items()
+        )
+
+
+def _row(record: RoundRecord) -> dict[str, Any]:
+    """The figures of a record, without counts by name."""
+    plain = {key: value for key, value in asdict(record).items() if not isinstance(value, dict | list | tuple)}
+    phases = {f"{phase}_s": seconds for phase, seconds in asdict(record.phase_seconds).items()}
+    return {**plain, **phases, "seconds": record.seconds}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -15,7 +16,9 @@ def plain_console(stream: TextIO) -> Console:
 
 
 def can_draw(console: Console) -> bool:
-    """Whether the console is a terminal that can move its cursor and show more than ASCII."""
+    """Whether the console is a notebook with widgets, or a terminal that can move its cursor and show more than ASCII."""
+    if console.is_jupyter:
+        return find_spec("ipywidgets") is not None
     return console.file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only
 
 

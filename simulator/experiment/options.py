@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
@@ -115,6 +116,11 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
     return replace(study, data=_data(study, task, noisy_fraction), **numbers)
+
+
+def terms() -> frozenset[str]:
+    """Return the names of all terms of a study that a user can give."""
+    return frozenset(signature(make_study).parameters) - {"task", "task_ref"}
 
 
 def _mask_problems(study: Study) -> Iterator[str]:

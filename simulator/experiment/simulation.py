@@ -7,6 +7,7 @@ LocalUpdate is computed differs.
 from __future__ import annotations
 
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import update_seed
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
+from fedpatch.shared.scripting.turns import TORCH_TURN
 from fedpatch.shared.task_checks.trial_training import require_trainable
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.task import Task, data_root, find_task
@@ -75,7 +77,12 @@ SAVE_SHARE = 0.05
 """Of the time, at most, that goes into saving: a population in which each client has a model of its own is large."""
 
 
-def simulate(
+_BLOCKS_CHANGE = threading.Lock()
+_thread_counts: list[int] = []
+"""The number of threads before the first open block of `one_thread`, and 1 for each open block."""
+
+
+def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     study: Study,
     *,
     workers: int = 1,
@@ -85,6 +92,7 @@ def simulate(
     saved: Path | None = None,
     root: Path | None = None,
     on_end: Callable[[Mapping[int, float]], None] | None = None,
+    task: Task | None = None,
 ) -> Outcome:
     """Simulate `study` over `workers` processes; the result does not depend on how many.
 
@@ -92,16 +100,19 @@ def simulate(
     the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
     and gives the outcome again when there is nothing left to do. Who has the outcome deletes the folder. `root` is the folder
     for data files (None: `data_root()`). `on_end` gets the user accuracy of every client that counts, after the last round.
+    `task` is the study's task where its name does not find it; it is for one worker. Simulations in threads of one process
+    take turns, a round each.
 
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
-    task = find_task(study.task)
+    task = task or find_task(study.task)
     folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
-    population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
-    bad = bad_clients_of(study, population)
-    population = population if bad is None else bad.population
     with one_thread():
-        simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device), bad)
+        with TORCH_TURN:
+            population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
+            bad = bad_clients_of(study, population)
+            population = population if bad is None else bad.population
+            simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device), bad)
         try:
             before = states.load(saved, study) if saved else None
             if before is not None:
@@ -125,7 +136,9 @@ def _play(
     while not simulation.over:
         if stopped():
             break
-        on_point(simulation.step())
+        with TORCH_TURN:
+            point = simulation.step()
+        on_point(point)
         if saved and (begun := time.monotonic()) > due:
             states.save(saved, simulation.study, simulation.state())
             due = time.monotonic() + max(SAVE_EVERY_S, (time.monotonic() - begun) / SAVE_SHARE)
@@ -388,13 +401,22 @@ class Simulation:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products this small run no faster on two, and collapse when anything else runs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Let torch compute with one thread: products this small run no faster on two, and collapse when anything else runs.
+
+    The number of threads belongs to the process. The last of several blocks that overlap restores it.
+    """
+    with _BLOCKS_CHANGE:
+        if not _thread_counts:
+            _thread_counts.append(torch.get_num_threads())
+        _thread_counts.append(1)
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _BLOCKS_CHANGE:
+            _thread_counts.pop()
+            if len(_thread_counts) == 1:
+                torch.set_num_threads(_thread_counts.pop())
 
 
 def _check_steps(study: Study) -> None:

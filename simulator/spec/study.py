@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
@@ -180,10 +184,22 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation gave: `points[t]` belongs to t completed rounds.
+    """The result of a simulation.
 
-    `complete` is False where it was interrupted before the target or the last round. `attack` is there if the study has one
-    and is complete.
+    Args:
+        study: Its terms.
+        points: The curve; `points[t]` belongs to t completed rounds.
+        complete: False where it was interrupted before the target or the last round.
+        versions: Versions of the programs that computed it.
+        attack: Of a complete study with an attack: the attack's result.
+
+    Example:
+        >>> import fedpatch
+        >>> outcome = fedpatch.simulate(clients=4, rounds=1, strategy="fedavg", progress=False, workers=1)
+        >>> outcome.rounds_to_target is None, len(outcome.points)
+        (True, 2)
+        >>> outcome.to_frame()["user_accuracy"].idxmax()  # doctest: +SKIP
+        1
     """
 
     study: Study
@@ -228,6 +244,10 @@ class Outcome:
     def seconds(self) -> float:
         """Computing time of all points, over all the sittings it took."""
         return math.fsum(one.seconds for one in self.points)
+
+    def to_frame(self) -> DataFrame:
+        """A data frame with a row for each point, indexed by `round`. Raises UsageError without pandas."""
+        return frame_of(map(asdict, self.points), "round")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `curve` is user accuracy alone, by completed rounds."""

@@ -5,6 +5,7 @@ The names in `__all__` are the public API. Every other name may change in any re
     from fedpatch import DeviceData, Task, metrics, splits   # to write a task
     from fedpatch import Schema, ServerState, Strategy       # to write a strategy
     from fedpatch import PersonalModel                       # to use a device's model in an application
+    from fedpatch import Client, run, simulate               # to train and evaluate in a script or a notebook
 
 `import fedpatch` loads neither NumPy nor PyTorch: what needs them is loaded at its first use.
 """
@@ -29,20 +30,34 @@ from fedpatch.shared.errors import (
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+    from fedpatch.coordinator.api.client import Client
+    from fedpatch.coordinator.api.events import RoundEnded, RoundOpened, RunMessage
+    from fedpatch.coordinator.api.running import run, start_run
+    from fedpatch.coordinator.rounds.run_records import RunSummary
     from fedpatch.device_agent.models.personal import PersonalModel
+    from fedpatch.shared.scripting.jobs import BackgroundJob
     from fedpatch.shared.tasks import metrics, splits
     from fedpatch.shared.tasks.task import DeviceData, Task, data_root
     from fedpatch.shared.tasks.torch_model import private_names
     from fedpatch.shared.tensors.schema import Schema, TensorSpec
+    from fedpatch.simulator.experiment.user_study import simulate, start_simulation
+    from fedpatch.simulator.spec.study import Outcome
 
 __all__ = [
+    "BackgroundJob",
     "BrokerError",
+    "Client",
     "ConfigError",
     "DataError",
     "DeviceData",
     "ExportRefused",
     "FedpatchError",
+    "Outcome",
     "PersonalModel",
+    "RoundEnded",
+    "RoundOpened",
+    "RunMessage",
+    "RunSummary",
     "Schema",
     "SchemaMismatch",
     "ServerState",
@@ -56,21 +71,36 @@ __all__ = [
     "data_root",
     "metrics",
     "private_names",
+    "run",
+    "simulate",
     "splits",
+    "start_run",
+    "start_simulation",
 ]
 
 _LOADED_AT_FIRST_USE = {
+    "BackgroundJob": "fedpatch.shared.scripting.jobs",
+    "Client": "fedpatch.coordinator.api.client",
     "DeviceData": "fedpatch.shared.tasks.task",
+    "Outcome": "fedpatch.simulator.spec.study",
     "PersonalModel": "fedpatch.device_agent.models.personal",
     "Schema": "fedpatch.shared.tensors.schema",
     "ServerState": "fedpatch.coordinator.aggregation.strategies",
     "Strategy": "fedpatch.coordinator.aggregation.strategies",
     "TensorSpec": "fedpatch.shared.tensors.schema",
+    "RoundEnded": "fedpatch.coordinator.api.events",
+    "RoundOpened": "fedpatch.coordinator.api.events",
+    "RunMessage": "fedpatch.coordinator.api.events",
+    "RunSummary": "fedpatch.coordinator.rounds.run_records",
     "Task": "fedpatch.shared.tasks.task",
     "data_root": "fedpatch.shared.tasks.task",
     "metrics": "fedpatch.shared.tasks",
     "private_names": "fedpatch.shared.tasks.torch_model",
+    "run": "fedpatch.coordinator.api.running",
+    "simulate": "fedpatch.simulator.experiment.user_study",
     "splits": "fedpatch.shared.tasks",
+    "start_run": "fedpatch.coordinator.api.running",
+    "start_simulation": "fedpatch.simulator.experiment.user_study",
 }
 
 

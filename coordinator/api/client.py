@@ -1,0 +1,191 @@
+"""A client of a state directory: its runs and devices as values, and the commands that change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
+from fedpatch.coordinator.rounds.run_records import DeviceInfo, RunInfo, RunSummary, summary_of
+from fedpatch.coordinator.storage.database import must_exist
+from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
+from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.scripting.frames import Rows
+
+if TYPE_CHECKING:
+    from fedpatch.coordinator.api.events import RunEvent
+    from fedpatch.coordinator.api.running import Play
+    from fedpatch.coordinator.operations.device_holds import HoldChange
+    from fedpatch.coordinator.operations.export import GlobalExport
+    from fedpatch.coordinator.storage.registry_rebuild import Rebuilt
+    from fedpatch.shared.scripting.jobs import BackgroundJob
+
+
+class Client:
+    """Reads and changes what a coordinator keeps in its state directory, also while it runs.
+
+    A run is named by its id, the beginning of its id, or "last".
+
+    Args:
+        state_dir: The state directory, or the directory of a demo. None: ./fedpatch-state, else that of a demo here.
+
+    Example:
+        >>> from fedpatch import Client
+        >>> client = Client("fedpatch-state")
+        >>> client.state_dir().name
+        'fedpatch-state'
+        >>> client.show("last").user_accuracy  # doctest: +SKIP
+        0.97
+        >>> client.devices().to_frame()[["online", "reported"]]  # doctest: +SKIP
+
+    Raises:
+        UsageError: There is no such run or device, or no registry.
+        StateError: The registry is damaged.
+    """
+
+    def __init__(self, state_dir: str | Path | None = None) -> None:
+        self._named = None if state_dir is None else Path(state_dir)
+
+    def state_dir(self, run: str | None = None) -> Path:
+        """Return the state directory, or the one that has the run."""
+        return find(self._named, run)
+
+    def runs(self) -> Rows[RunInfo]:
+        """Return all runs, the newest first."""
+        with Registry(self.state_dir() / REGISTRY_FILE, readonly=True) as registry:
+            return Rows(registry.runs())
+
+    def run_info(self, run: str = LAST) -> RunInfo:
+        """Return a run with its settings. UsageError for an unknown one."""
+        with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
+            return registry.run(run)
+
+    def show(self, run: str = LAST) -> RunSummary:
+        """Return a run with the records of its rounds; `stopped_because` is "running" while it goes on."""
+        with Registry(self.state_dir(run) / REGISTRY_FILE, readonly=True) as registry:
+            info = registry.run(run)
+            return summary_of(info, registry.records_as_written(info.id))
+
+    def devices(self, fleet: str | None = None) -> Rows[DeviceInfo]:
+        """Return all devices ever seen, or those of a fleet."""
+        with Registry(self.state_dir() / REGISTRY_FILE, readonly=True) as registry:
+            return Rows(one for one in registry.devices() if fleet in (None, one.fleet))
+
+    def quarantine(self, device: str, reason: str, fleet: str | None = None) -> HoldChange:
+        """Reject a device's messages and ask it no more, within seconds.
+
+        Args:
+            device: Id of the device.
+            reason: The reason, which is shown with the device.
+            fleet: Its fleet, where several have a device of this id.
+        """
+        return self._hold(device, QUARANTINED, reason, fleet)
+
+    def drain(self, device: str, reason: str = "maintenance", fleet: str | None = None) -> HoldChange:
+        """Ask a device no more; its current work still counts.
+
+        Args:
+            device: Id of the device.
+            reason: The reason, which is shown with the device.
+            fleet: Its fleet, where several have a device of this id.
+        """
+        return self._hold(device, DRAINED, reason, fleet)
+
+    def release(self, device: str, fleet: str | None = None) -> HoldChange:
+        """Release a device from quarantine and reset its offences."""
+        return self._lift(device, QUARANTINED, fleet)
+
+    def resume_device(self, device: str, fleet: str | None = None) -> HoldChange:
+        """End the maintenance of a drained device."""
+        return self._lift(device, DRAINED, fleet)
+
+    def report(
+        self,
+        *runs: str,
+        out: str | Path | None = None,
+        csv: str | Path | None = None,
+        png: str | Path | None = None,
+    ) -> dict[str, str | None]:
+        """Write runs as one HTML page.
+
+        Args:
+            runs: The runs; none for the last one.
+            out: File of the page; None: RUN.html in the current directory.
+            csv: File for all rounds; None for none.
+            png: File for the curves; None for none.
+
+        Returns:
+            The paths by "report", "csv" and "png".
+        """
+        try:
+            from fedpatch.coordinator.report.load import Wanted, read_runs, write_report
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"a report needs the package {error.name}, which is not installed; pip install 'fedpatch[coordinator]'"
+            ) from error
+        wanted = Wanted(*(None if path is None else Path(path) for path in (out, csv, png)))
+        wanted.check()
+        return write_report(read_runs(self._named, runs or (LAST,)), wanted)
+
+    def export(self, run: str = LAST, out: str | Path | None = None, round: int | None = None) -> GlobalExport:
+        """Write a run's global model as ONNX, with its metadata beside it.
+
+        Args:
+            run: The run.
+            out: File to write; None: model.onnx beside the run's checkpoints.
+            round: Its last round, or the one before; None: the last.
+
+        Returns:
+            Paths and metadata; `is_earlier` where the newest checkpoint is damaged.
+        """
+        from fedpatch.coordinator.operations.export import export_global_model
+
+        return export_global_model(self.state_dir(run), run, None if out is None else Path(out), round)
+
+    def resume(self, run: str = LAST, *, progress: bool | None = None, **changes: Any) -> RunSummary:
+        """Resume a run with its settings, and return when it has ended.
+
+        Args:
+            run: The run.
+            progress: As of `fedpatch.run`.
+            changes: New values of `broker`, `password`, `password_file`, `rounds`, `target_ua`, `metrics`, `encoding` or
+                `insecure`.
+        """
+        from fedpatch.coordinator.api.running import play_here
+
+        return play_here(self._resuming(run, changes), progress)
+
+    def start_resume(self, run: str = LAST, **changes: Any) -> BackgroundJob[RunEvent, RunSummary]:
+        """Resume a run in a thread of its own, as `fedpatch.start_run` does.
+
+        Args:
+            run: The run.
+            changes: As of `resume`.
+        """
+        from fedpatch.coordinator.api.running import play_in_thread
+
+        return play_in_thread(self._resuming(run, changes), f"run {run}")
+
+    def rebuild(self) -> Rebuilt:
+        """Replace a damaged or lost registry by one that is made from the runs' files."""
+        from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
+
+        return rebuild_registry(self.state_dir() / REGISTRY_FILE)
+
+    def _resuming(self, run: str, changes: dict[str, Any]) -> Play:
+        from fedpatch.coordinator.runtime.run_execution import resume_run
+
+        found = find_to_resume(self._named, run)
+        must_exist(found / REGISTRY_FILE)  # raises before a registry is created
+        return lambda view, ports: resume_run(found, run, view, ports=ports, **changes)
+
+    def _hold(self, device: str, kind: str, reason: str, fleet: str | None) -> HoldChange:
+        from fedpatch.coordinator.operations.device_holds import hold
+
+        return hold(self.state_dir(), device, kind, reason, fleet)
+
+    def _lift(self, device: str, kind: str, fleet: str | None) -> HoldChange:
+        from fedpatch.coordinator.operations.device_holds import lift
+
+        return lift(self.state_dir(), device, kind, fleet)

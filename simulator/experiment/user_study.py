@@ -1,0 +1,236 @@
+"""The user's own simulation from Python or the command line: terms, output folder, progress, background thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any
+
+from fedpatch.shared.app.signals import stoppable
+from fedpatch.shared.app.terminal import can_draw, plain_console
+from fedpatch.shared.errors import FedpatchError, unknown_name
+from fedpatch.shared.scripting.jobs import BackgroundJob, Cancellation
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.simulator.experiment.options import make_study, terms
+from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
+from fedpatch.simulator.spec.compute import STOPPING, device_name, worker_count
+from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
+
+Stopped = Callable[[], bool]
+
+
+def study_of(task: str | Task, given: Mapping[str, Any]) -> tuple[Study, Task | None]:
+    """Make a study of the terms that were given; the others have the defaults of the task and the paper.
+
+    Args:
+        task: The task, by name, as module:attribute, or itself.
+        given: Terms by the names of `make_study`. None stands for the default. That of `strategy` is fedavg-adam, of masked
+            groups fedavg; that of `private` is affine, and none where the strategy keeps no patch.
+
+    Returns:
+        The study, and the task if its name does not find it.
+
+    Raises:
+        UsageError: A term is unknown or wrong.
+    """
+    known = {name: value for name, value in given.items() if value is not None}
+    for name in known:
+        if name not in terms():
+            raise unknown_name("term", name, sorted(terms()))
+    masked = known.get("secure", "off") != "off"
+    strategy = known.setdefault("strategy", "fedavg" if masked else "fedavg-adam")
+    known.setdefault("private", "none" if strategy in BASELINES else "affine")
+    known.setdefault("clients", 10)
+    if isinstance(task, Task):
+        return make_study(task=task, task_ref=task.name, **known), task
+    return make_study(task=find_task(task), task_ref=task, **known), None
+
+
+def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
+    study: Study,
+    *,
+    workers: int | None = None,
+    device: str = "cpu",
+    out: Path | None = None,
+    root: Path | None = None,
+    on_point: Callable[[Point], None] = lambda point: None,
+    stopped: Stopped = lambda: False,
+    say: Callable[[str], object] = lambda line: None,
+    task: Task | None = None,
+) -> Outcome:
+    """Simulate a study, or go on with it where `out` holds an unfinished one, and write its files.
+
+    Args:
+        study: The study.
+        workers: Number of processes; None: one for each processor.
+        device: "cpu" or "cuda".
+        out: Folder for outcome, curve and pictures; None: no files.
+        root: Folder for data files; None: `data_root()`.
+        on_point: Gets each point of the curve.
+        stopped: Asked between rounds whether to stop.
+        say: Gets a line for the user.
+        task: The task if its name does not find it. It is simulated in this process.
+
+    Returns:
+        The outcome; not complete where it was stopped.
+
+    Raises:
+        FedpatchError: The task, the data or the terms do not fit, or the training diverged.
+    """
+    from fedpatch.simulator.experiment.simulation import simulate as simulated
+
+    processes, name = worker_count(workers), device_name(device)
+    folder = None
+    if out is not None:
+        from fedpatch.simulator.experiment.output_folder import StudyFolder
+
+        folder = StudyFolder(out, study)
+        if folder.outcome is not None and folder.outcome.complete:
+            say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
+            return folder.outcome
+    try:
+        outcome = simulated(
+            study,
+            workers=1 if task is not None else processes,
+            device=name,
+            on_point=on_point,
+            stopped=stopped,
+            saved=folder.unfinished if folder else None,
+            root=root,
+            task=task,
+        )
+    except (FedpatchError, OSError):
+        raise
+    except Exception as error:  # model, loss and metric are the user's, and may raise anything
+        raise FedpatchError(
+            f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+        ) from error
+    if folder is not None:
+        folder.write(outcome)
+    return outcome
+
+
+def simulate(
+    task: str | Task = "digits",
+    *,
+    clients: int = 10,
+    rounds: int = 500,
+    target_ua: float | None = None,
+    progress: bool | None = None,
+    out: str | Path | None = None,
+    **more: Any,
+) -> Outcome:
+    """Simulate a fleet in memory, as `fedpatch simulate` does.
+
+    An interrupt (Ctrl-C, the notebook's stop button) ends the simulation after the round; a second one raises
+    KeyboardInterrupt. The same terms give the same result as the command.
+
+    Args:
+        task: The task: its name, module:attribute, or a `Task`, which is simulated in this process.
+        clients: Number of clients.
+        rounds: Rounds after which the simulation ends.
+        target_ua: User accuracy that ends it earlier.
+        progress: Show the progress: None where a terminal or a notebook can, True in any case, False never.
+        out: Folder for outcome.json and curve.csv, .png, .svg. The same call continues an interrupted simulation there.
+        more: Further terms by the names of the command's options, such as `strategy`, `private`, `participation`, `seed`,
+            `data` or `secure`; and `workers`, `device` and `data_root`.
+
+    Returns:
+        The outcome, whose `complete` is False after an interrupt.
+
+    Raises:
+        UsageError: A term is unknown or wrong.
+        DataError: The data cannot be used.
+        FedpatchError: The task failed.
+
+    Example:
+        >>> import fedpatch
+        >>> outcome = fedpatch.simulate("digits", clients=4, rounds=1, strategy="fedavg", progress=False, workers=1)
+        >>> [point.round for point in outcome.points], outcome.complete
+        ([0, 1], True)
+    """
+    work = _Work(task, {**more, "clients": clients, "rounds": rounds, "target_ua": target_ua}, out)
+    with ExitStack() as stack:
+        shown = stack.enter_context(_shown(work.study, progress))
+        stopped: Stopped = lambda: False  # noqa: E731 - replaced in the main thread
+        if current_thread() is main_thread():
+            stopped = stack.enter_context(stoppable(STOPPING))
+        return work.do(shown.show if shown else lambda point: None, stopped)
+
+
+def start_simulation(
+    task: str | Task = "digits",
+    *,
+    clients: int = 10,
+    rounds: int = 500,
+    target_ua: float | None = None,
+    out: str | Path | None = None,
+    **more: Any,
+) -> BackgroundJob[Point, Outcome]:
+    """Start a simulation in a thread of its own. Its events are the points of the curve.
+
+    Simulations of one process take turns, a round each: each gives the result that it gives alone.
+
+    Args:
+        task: As of `simulate`.
+        clients: Number of clients.
+        rounds: Rounds after which the simulation ends.
+        target_ua: User accuracy that ends it earlier.
+        out: As of `simulate`.
+        more: As of `simulate`.
+
+    Returns:
+        The job. `cancel` ends it after the round, with an outcome whose `complete` is False.
+
+    Raises:
+        UsageError: A term is unknown or wrong.
+
+    Example:
+        >>> import fedpatch
+        >>> with fedpatch.start_simulation(clients=4, rounds=1, strategy="fedavg", workers=1) as job:
+        ...     for point in job:
+        ...         print("round", point.round)
+        round 0
+        round 1
+        >>> job.result().complete
+        True
+    """
+    work = _Work(task, {**more, "clients": clients, "rounds": rounds, "target_ua": target_ua}, out)
+
+    def perform(emit: Callable[[Point], None], cancellation: Cancellation) -> Outcome:
+        return work.do(emit, cancellation.requested)
+
+    return BackgroundJob(f"simulation of {work.study.task}", perform)
+
+
+class _Work:
+    """A simulation whose terms are checked."""
+
+    def __init__(self, task: str | Task, given: dict[str, Any], out: str | Path | None) -> None:
+        self._compute = {name: given.pop(name) for name in ("workers", "device", "data_root") if name in given}
+        self.study, self._task = study_of(task, given)
+        self._out = None if out is None else Path(out).expanduser()
+        worker_count(self._compute.get("workers"))
+        device_name(self._compute.get("device", "cpu"))
+
+    def do(self, on_point: Callable[[Point], None], stopped: Stopped) -> Outcome:
+        root = self._compute.get("data_root")
+        return carry_out(
+            self.study,
+            workers=self._compute.get("workers"),
+            device=self._compute.get("device", "cpu"),
+            out=self._out,
+            root=None if root is None else Path(root).expanduser(),
+            on_point=on_point,
+            stopped=stopped,
+            task=self._task,
+        )
+
+
+def _shown(study: Study, progress: bool | None) -> AbstractContextManager[StudyProgress | None]:
+    if progress is None:
+        progress = can_draw(plain_console(sys.stderr))
+    return make_progress(sys.stderr, study) if progress else nullcontext()
