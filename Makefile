@@ -27,7 +27,7 @@ ARGS ?= --out demo-out
 # pfl and Flower, for the benchmark to time, in an environment of their own.
 PEERS := .venv-peers
 # Options of the benchmark.
-BENCH_ARGS ?= --out results/benchmarks/simulation.json
+BENCH_ARGS ?= --cnn --out results/benchmarks/simulation.json
 # Options of the benchmark of the coordinator, which needs no data.
 COORDINATION_ARGS ?= --tasks mnist --devices 10,50,200 --turns 3
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
+from fedpatch.shared.errors import unknown_name
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.patches import parse_policy
@@ -16,27 +17,34 @@ from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.paper.experiments import Cell, cells_of, study_of
 from fedpatch.simulator.paper.results import Results
+from fedpatch.simulator.spec.published import TARGET_UA
 from fedpatch.simulator.spec.study import EXACT, Study
 
 TABLE_2 = Path(__file__).resolve().parents[2] / "results"
 _CURVE_DIGITS = 5
+DEFAULT_CELL = "mnist/W200/C1.0"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """On what runs are played: the paper's MNIST cells of W=200, C=1.0, or a few clients of task digits.
+    """The work of the runs.
 
-    `command` is told with the results.
+    Attributes:
+        workers: Processes to compute with.
+        command: The command line, kept with the results.
+        toy: A few clients of task digits instead of a cell of the paper.
+        cell: Task, clients and share of them in a round, as in Table 2 of the paper.
     """
 
     workers: int
     command: str
     toy: bool
+    cell: str = DEFAULT_CELL
 
     @property
     def target_ua(self) -> float:
         """The paper's, or one that a few rounds reach."""
-        return 0.9 if self.toy else 0.97
+        return 0.9 if self.toy else TARGET_UA[self.cell.partition("/")[0]]
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,21 @@ class Run:
         return f"{self.strategy}, private {self.private}, {self.encoding}"
 
 
-def play(setting: Setting, strategy: str, private: str, encoding: str, seed: int) -> Run:
-    """Simulate up to the target; or, where results/ has the exact study, take its curve and pack one model and one update."""
+def play(setting: Setting, strategy: str, private: str, encoding: str, seed: int, *, saved: Path | None = None) -> Run:
+    """Simulate up to the target; or, where results/ has the exact study, take its curve and pack one model and one update.
+
+    Args:
+        setting: The work.
+        strategy: Name of the strategy.
+        private: Policy of the patch.
+        encoding: Name of the encoding.
+        seed: Seed of the study.
+        saved: Folder of the state of an interrupted simulation, which goes on from there; None: it is not kept.
+    """
     study = replace(_exact_study(setting, strategy, private, seed), encoding=encoding)
     if encoding == EXACT and not setting.toy and (known := _known(setting, study)):
         return known
-    outcome = simulate(study, workers=setting.workers)
+    outcome = simulate(study, workers=setting.workers, saved=saved)
     points = outcome.points
     return Run(
         strategy,
@@ -96,7 +113,7 @@ def play(setting: Setting, strategy: str, private: str, encoding: str, seed: int
 
 def _exact_study(setting: Setting, strategy: str, private: str, seed: int) -> Study:
     if not setting.toy:
-        return study_of(_cell(strategy, private), seed)
+        return study_of(_cell(setting, strategy, private), seed)
     return make_study(
         task=find_task("digits"),
         task_ref="digits",
@@ -109,13 +126,17 @@ def _exact_study(setting: Setting, strategy: str, private: str, seed: int) -> St
     )
 
 
-def _cell(strategy: str, private: str) -> Cell:
-    name = f"mnist/{strategy}/{private}/W200/C1.0"
-    return next(cell for cell in cells_of("table2") if cell.short_name == name)
+def _cell(setting: Setting, strategy: str, private: str) -> Cell:
+    task, _, scenario = setting.cell.partition("/")
+    name = f"{task}/{strategy}/{private}/{scenario}"
+    names = {cell.short_name: cell for cell in cells_of("table2")}
+    if name not in names:
+        raise unknown_name("cell", name, sorted(names))
+    return names[name]
 
 
 def _known(setting: Setting, study: Study) -> Run | None:
-    results, cell = Results(TABLE_2), _cell(study.strategy, study.private)
+    results, cell = Results(TABLE_2), _cell(setting, study.strategy, study.private)
     result = results.read(cell, study.seed)
     if result is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.network.byte_curves import draw
-from benchmarks.network.byte_runs import Run, Setting, play
+from benchmarks.network.byte_runs import DEFAULT_CELL, Run, Setting, play
 from benchmarks.support.documents import table
 from benchmarks.support.report import command_line
 from fedpatch.shared.app.command import AsJson, command, run_app
@@ -34,6 +35,9 @@ def count(
     strategies: Annotated[str, typer.Option(metavar="NAME,...", help="Strategies to play.")] = ",".join(STRATEGIES),
     encodings: Annotated[str, typer.Option(metavar="NAME,...", help="Encodings to play.")] = ",".join(ENCODED),
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds, from 0.")] = 1,
+    cell: Annotated[
+        str, typer.Option(metavar="TASK/W/C", help="Cell of the paper's Table 2, as cifar10/W200/C0.5.")
+    ] = DEFAULT_CELL,
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes to compute with.")] = 4,
     toy: Annotated[bool, typer.Option("--toy", help="A few clients of task digits, to see that it works.")] = False,
     out: Annotated[
@@ -43,42 +47,53 @@ def count(
 ) -> None:
     """Count the rounds and the bytes to UA 0.97 on MNIST (200 clients, all in each round), beside FL(FedAvg) in fp32.
 
+    With --out an interrupted run is continued.
+
     Every update and every step of the global model is packed as it would travel; messages and MQTT's own bytes are left out.
     """
-    setting = Setting(workers, command_line("bytes"), toy=toy)
+    setting = Setting(workers, command_line("bytes"), toy=toy, cell=cell)
     runs: list[Run] = []
     with interruptible():
-        for strategy, private, encoding, seed in _cases(strategies.split(","), encodings.split(","), seeds):
+        for strategy, private, encoding, seed in _cases(
+            strategies.split(","), encodings.split(","), seeds, reference=cell == DEFAULT_CELL
+        ):
             runs.append(_kept(setting, strategy, private, encoding, seed, out))
             typer.echo(_line(runs[-1], runs), err=True)
     document = {"command": setting.command, "reference": REFERENCE, "runs": [asdict(run) for run in runs]}
     if out is not None:
         for strategy in strategies.split(","):
             figure = draw([run for run in runs if run.strategy == strategy or run.name == REFERENCE], setting.target_ua)
-            save(figure, out / strategy)
+            save(figure, out / (strategy if cell == DEFAULT_CELL else f"{cell.replace('/', '-')}-{strategy}"))
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
         typer.echo("\n".join(table(_HEADS, (_cells(run, runs) for run in runs))))
 
 
-def _cases(strategies: Sequence[str], encodings: Sequence[str], seeds: int) -> Iterator[tuple[str, str, str, int]]:
+def _cases(
+    strategies: Sequence[str], encodings: Sequence[str], seeds: int, *, reference: bool
+) -> Iterator[tuple[str, str, str, int]]:
     for seed in range(seeds):
-        yield "fedavg", "none", "fp32", seed
+        if reference:
+            yield "fedavg", "none", "fp32", seed
         for strategy in strategies:
             for encoding in encodings:
                 yield strategy, "affine", encoding, seed
 
 
 def _kept(setting: Setting, strategy: str, private: str, encoding: str, seed: int, out: Path | None) -> Run:
-    file = None if out is None else out / f"{strategy}-{private}-{encoding.replace('+', '-')}-seed{seed}.json"
-    if file is not None and file.exists():
+    if out is None:
+        return play(setting, strategy, private, encoding, seed)
+    cell = "" if setting.cell == DEFAULT_CELL else f"{setting.cell.replace('/', '-')}-"
+    file = out / f"{cell}{strategy}-{private}-{encoding.replace('+', '-')}-seed{seed}.json"
+    if file.exists():
         return Run(**json.loads(file.read_text("utf-8")))
-    run = play(setting, strategy, private, encoding, seed)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(run), allow_nan=False)
-        write_atomic(file, f"{text}\n".encode(), mode=0o644)
+    saved = file.with_suffix(".saved")
+    run = play(setting, strategy, private, encoding, seed, saved=saved)
+    text = json.dumps(asdict(run), allow_nan=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, f"{text}\n".encode(), mode=0o644)
+    shutil.rmtree(saved, ignore_errors=True)
     return run
 
 

@@ -26,11 +26,14 @@ from fedpatch.simulator.spec.study import Study, client_id
 
 
 class PlainLoop:
-    """Rounds of the first `clients` clients of `work` (None: of all), in this process."""
+    """Rounds of the first `clients` clients of `work` (None: of all), in this process.
 
-    def __init__(self, work: Work, clients: int | None = None) -> None:
+    With `channels_last`, images and filters lie in memory with their channels innermost, which suits convolutions on a CPU.
+    """
+
+    def __init__(self, work: Work, clients: int | None = None, *, channels_last: bool = False) -> None:
         self._clients = range(work.study.clients if clients is None else clients)
-        self._trainer = _Trainer(work.task, work.study, work.population, self._clients)
+        self._trainer = _Trainer(work.task, work.study, work.population, self._clients, channels_last=channels_last)
         self.model = _initial(work.task, work.study)
 
     def play(self) -> float | None:
@@ -84,9 +87,14 @@ class PlainLoopWorkers:
 class _Trainer:
     """One resident model, and the patches of the clients that it has trained."""
 
-    def __init__(self, task: Task, study: Study, population: Population, cohort: Sequence[int]) -> None:
+    def __init__(
+        self, task: Task, study: Study, population: Population, cohort: Sequence[int], *, channels_last: bool = False
+    ) -> None:
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
         with torch.random.fork_rng(devices=[]):
             self._model: nn.Module = task.build_model()
+        if channels_last:
+            self._model.to(memory_format=self._layout)  # type: ignore[call-overload]
         self._task, self._study, self._population = task, study, population
         self._plan = plan_of(study)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=study.learning_rate)
@@ -124,7 +132,8 @@ class _Trainer:
         for indices in batch_indices(len(data.train_x), self._study.batch_size, begun, steps, seed):
             chosen = torch.from_numpy(indices)
             self._optimizer.zero_grad()
-            loss = self._task.loss(self._model(data.train_x[chosen]), data.train_y[chosen])
+            examples = data.train_x[chosen].contiguous(memory_format=self._layout)
+            loss = self._task.loss(self._model(examples), data.train_y[chosen])
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
             loss_sum += loss.detach()

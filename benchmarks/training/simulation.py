@@ -137,6 +137,7 @@ def _compare_cnn(report: Report, say: Say) -> None:
     contests = [
         Contest("fedpatch", "fedpatch", FedpatchRounds(work)),
         Contest("plain", "plain PyTorch loop", Here(PlainLoop(work).play)),
+        Contest("plain-channels-last", "the same, channels last", Here(PlainLoop(work, channels_last=True).play)),
     ]
     report.works.append((work, play_in_turn(contests, 1, warm_up=False, say=say)))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
+from fedpatch.shared.tensors.encodings import NO_SEED
 from fedpatch.shared.tensors.error_feedback import is_residual, step_with_feedback
 from fedpatch.shared.tensors.packing import Packed
 from fedpatch.shared.wire.messages import MAX_DELTAS
@@ -22,7 +23,7 @@ _SEED_BYTES = 6
 
 
 def quantised_step(
-    before: ServerState, after: ServerState, schema: Schema, encoding: str, seed: int
+    before: ServerState, after: ServerState, schema: Schema, encoding: str, seed: int, subset_seed: bytes = NO_SEED
 ) -> tuple[ServerState, Packed]:
     """Quantise the step from one server state to the next.
 
@@ -33,6 +34,7 @@ def quantised_step(
         schema: Names, shapes and dtypes of the tensors that travel.
         encoding: A delta encoding.
         seed: Seed of the rounding (`step_seed`).
+        subset_seed: Seed of the round's public subset (shared.tensors.subset.round_seed).
 
     Returns:
         The state after the quantised step, and the packed step. Equal arguments give equal bits; no argument is changed.
@@ -41,7 +43,9 @@ def quantised_step(
         Exception: As shared.tensors.packing.pack does.
     """
     meta, left = {"round": after.round + 1}, after.server
-    step = step_with_feedback(after.tensors, schema, meta, encoding, base=before.tensors, seed=seed, residual=left)
+    step = step_with_feedback(
+        after.tensors, schema, meta, encoding, base=before.tensors, seed=seed, residual=left, subset_seed=subset_seed
+    )
     return replace(after, tensors=step.tensors, server=_others(after.server) | step.residual), step.packed
 
 

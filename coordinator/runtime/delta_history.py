@@ -20,6 +20,7 @@ from fedpatch.coordinator.runtime.model_publisher import Blob
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.delta_cache import load_steps, save_step
 from fedpatch.shared.tensors.arrays import values_digest
+from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import ModelDelta, is_delta
 
 
@@ -55,7 +56,8 @@ class DeltaHistory:
         if not self._active:
             return without_residuals(aimed)
         seed = step_seed(self._spec.seed, aimed.round)
-        state, packed = quantised_step(before, aimed, self._schema, self._spec.encoding, seed)
+        drawn = round_seed(self._spec.seed, aimed.round)
+        state, packed = quantised_step(before, aimed, self._schema, self._spec.encoding, seed, drawn)
         self._made = ServerDelta(aimed.round, base, self._content(before), self._content(state), packed)
         return state
 

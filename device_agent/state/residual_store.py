@@ -29,7 +29,7 @@ from fedpatch.shared.app.files import previous_of, refusals_of, write_after, wri
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
 from fedpatch.shared.tensors.error_feedback import residual_name
-from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.packing import decoded_as, pack, unpack
 
 STORED_AS = "delta-int4"
 _FIELDS = {"encoding": str, "schema": str, "run": str, "round": int, "raw_bytes": int}
@@ -106,7 +106,10 @@ def as_kept(values: Tensors, public: Schema, seed: int) -> dict[str, Array]:
         public: Schema of the public tensors.
         seed: Seed of the rounding.
     """
-    return _unpacked(*_packed(values, public, seed), public)
+    schema = _schema(public)
+    plain = {base_name(name): array for name, array in values.items()}
+    kept = decoded_as(plain, schema, STORED_AS, base=_zeros(schema), seed=seed)
+    return {residual_name(name): array for name, array in kept.items()}
 
 
 def _before(known: ResidualOf, of: ResidualOf) -> bool:

@@ -25,7 +25,11 @@ STATE_FILES: Sequence[StateFile] = (
         "names and roles of all tensors that ever stayed private",
         "made from the patches; tensors of lost patches [are no longer protected](preferences.md#what-stays-private)",
     ),
-    StateFile("patches/TASK-DIGEST.residual", "rounding error of the last `delta-int4` update", "not corrected"),
+    StateFile(
+        "patches/TASK-DIGEST.residual",
+        "what the last `delta-int4`, `-half` or `-quarter` update left out",
+        "not corrected",
+    ),
     StateFile(
         "held/global.model",
         "global model, base of deltas; written when training ends its process",

@@ -36,6 +36,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, req
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.patches import PatchPolicy, merge, parse_policy, split
+from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
@@ -264,6 +265,7 @@ class LocalUpdate:
             base=step.model,
             seed=step.seed,
             residual=self._residuals.load(step.key, of, step.public),
+            subset_seed=round_seed(command.plan.seed, command.key.round),
         )
         self._residuals.save(step.key, of, step.public, left, step.seed)
         manifest = packed.manifest(command.chunk_bytes, step.public)

@@ -12,7 +12,6 @@ Tensors of integers and booleans do not travel in a masked round: the global mod
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ import numpy as np
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import check_terms, highest_code, read_grid
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.tensors.subset import subset_of
 from fedpatch.shared.wire.masking_messages import SecureTerms
 
 LIMB_BITS = 2
@@ -160,14 +160,8 @@ def from_limbs(limbs: list[int]) -> int:
 
 
 def _subset(terms: SecureTerms, spec: TensorSpec) -> Array:
-    """One of each `keep` consecutive values, by SHAKE-128 of the round's seed and the tensor's name.
-
-    Statistics are small and have no error feedback, so all their values travel.
-    """
+    """Return the public subset of a tensor; statistics are small and have no error feedback, so all their values travel."""
     size = math.prod(spec.shape)
     if terms.keep == 1 or not spec.trainable:
         return np.arange(size)
-    rows = -(-size // terms.keep)
-    stream = hashlib.shake_128(terms.seed + spec.name.encode()).digest(rows)
-    indices = np.arange(rows) * terms.keep + np.frombuffer(stream, np.uint8) % terms.keep
-    return indices[indices < size]
+    return subset_of(terms.seed, spec.name, size, terms.keep)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpatch.shared.errors import SchemaMismatch
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, moment_name
-from fedpatch.shared.tensors.encodings import FEEDBACK
+from fedpatch.shared.tensors.encodings import FEEDBACK, NO_SEED, feedback_share
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
 
 
@@ -52,11 +52,13 @@ def pack_with_feedback(
     base: Tensors | None,
     seed: int,
     residual: Tensors,
+    subset_seed: bytes = NO_SEED,
 ) -> tuple[Packed, dict[str, Array]]:
     """Pack tensors plus residual, and return the next residual: the values intended less the values decoded.
 
-    Only trained values have a residual, and only with an encoding in FEEDBACK. With any other encoding the given residual is
-    ignored and the next one is empty. Residual values that are not finite become zero.
+    In an encoding of a public subset it is a share of that (`feedback_share`). Only trained values have a residual, and only
+    with an encoding in FEEDBACK. With any other encoding the given residual is ignored and the next one is empty. Residual
+    values that are not finite become zero.
 
     Args:
         tensors: Tensors of `schema`.
@@ -66,6 +68,7 @@ def pack_with_feedback(
         base: Tensors that a delta encoding subtracts, as for `pack`.
         seed: Seed of the rounding.
         residual: Residual of the step before. An absent tensor counts as zero, tensors of other names are ignored.
+        subset_seed: Seed of the round, as for `pack`.
 
     Returns:
         The blob and the next residual.
@@ -76,7 +79,9 @@ def pack_with_feedback(
     """
     if encoding not in FEEDBACK:
         return pack(tensors, schema, meta, encoding, base=base, seed=seed), {}
-    step = step_with_feedback(tensors, schema, meta, encoding, base=base, seed=seed, residual=residual)
+    step = step_with_feedback(
+        tensors, schema, meta, encoding, base=base, seed=seed, residual=residual, subset_seed=subset_seed
+    )
     return step.packed, step.residual
 
 
@@ -89,6 +94,7 @@ def step_with_feedback(
     base: Tensors | None,
     seed: int,
     residual: Tensors,
+    subset_seed: bytes = NO_SEED,
 ) -> StepWithFeedback:
     """Do as `pack_with_feedback`, and also return the tensors that a receiver decodes.
 
@@ -100,6 +106,7 @@ def step_with_feedback(
         base: As for `pack_with_feedback`.
         seed: As for `pack_with_feedback`.
         residual: As for `pack_with_feedback`.
+        subset_seed: As for `pack`.
 
     Returns:
         The blob, the decoded tensors and the next residual.
@@ -111,12 +118,17 @@ def step_with_feedback(
     schema.check_names(tensors)
     trained = [spec for spec in schema.specs if spec.trainable and encoding in FEEDBACK]
     intended = {spec.name: _sum(tensors[spec.name], residual, spec) for spec in trained}
-    packed = pack({**tensors, **intended}, schema, meta, encoding, base=base, seed=seed)
+    packed = pack({**tensors, **intended}, schema, meta, encoding, base=base, seed=seed, subset_seed=subset_seed)
     _, decoded = unpack(packed.blob, encoding=encoding, raw_bytes=packed.raw_bytes, schema=schema, base=base)
-    with np.errstate(invalid="ignore"):
-        errors = {residual_name(name): intended[name] - decoded[name] for name in intended}
-    finite = {name: np.where(np.isfinite(values), values, 0).astype(values.dtype) for name, values in errors.items()}
-    return StepWithFeedback(packed, decoded, finite)
+    shares = {spec.name: feedback_share(spec, encoding, subset_seed) for spec in trained}
+    left = {residual_name(name): _left(values, decoded[name], shares[name]) for name, values in intended.items()}
+    return StepWithFeedback(packed, decoded, left)
+
+
+def _left(intended: Array, decoded: Array, share: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = (intended - decoded) * share
+        return np.where(np.isfinite(error), error, 0).astype(intended.dtype)
 
 
 def _sum(values: Array, residual: Tensors, spec: TensorSpec) -> Array:

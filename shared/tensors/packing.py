@@ -34,7 +34,7 @@ from fedpatch.shared.tensors.arrays import (
     listing,
     little_endian,
 )
-from fedpatch.shared.tensors.encodings import decode, encode, rule_of
+from fedpatch.shared.tensors.encodings import NO_SEED, decode, encode, rule_of
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
 
@@ -157,6 +157,7 @@ def pack(
     *,
     base: Tensors | None = None,
     seed: int = 0,
+    subset_seed: bytes = NO_SEED,
 ) -> Packed:
     """Pack exactly the tensors of `schema`. Equal arguments give equal bytes.
 
@@ -167,6 +168,7 @@ def pack(
         encoding: One of ENCODINGS.
         base: Tensors that a delta encoding subtracts: at least those of `schema`.
         seed: Seed of a delta encoding's random rounding.
+        subset_seed: Seed of the round (shared.tensors.subset.round_seed), for an encoding of a public subset.
 
     Returns:
         The blob.
@@ -192,7 +194,7 @@ def pack(
         raise ValueError(f"{encoding} needs the tensors that both sides hold as `base`, but {fault}")
     rng = np.random.default_rng(seed)
     delta_base = base if delta else None
-    entries = [_entry(tensors[spec.name], spec, encoding, delta_base, rng) for spec in schema.specs]
+    entries = [_entry(tensors[spec.name], spec, encoding, delta_base, rng, subset_seed) for spec in schema.specs]
     _require_readable(dict(meta))
     raw = msgpack.packb({"meta": dict(meta), "tensors": entries})
     compressed = delta or encoding.endswith(_ZSTD)
@@ -246,6 +248,31 @@ def unpack(
     return meta, tensors
 
 
+def decoded_as(tensors: Tensors, schema: Schema, encoding: str, *, base: Tensors, seed: int = 0) -> dict[str, Array]:
+    """Return the tensors that `unpack` returns after `pack` with the same arguments, without making the blob.
+
+    Args:
+        tensors: As for `pack`, with the shapes and dtypes of `schema`.
+        schema: As for `pack`.
+        encoding: A delta encoding.
+        base: As for `pack`.
+        seed: As for `pack`.
+
+    Example:
+        >>> from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+        >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
+        >>> zeros, values = {"fc.bias": np.zeros(2, np.float32)}, {"fc.bias": np.array([1, -1], np.float32)}
+        >>> decoded_as(values, schema, "delta-int4", base=zeros)["fc.bias"].tolist()
+        [1.0, -1.0]
+    """
+    rng = np.random.default_rng(seed)
+    found = {}
+    for spec in schema.specs:
+        name, form, _, data = _entry(tensors[spec.name], spec, encoding, base, rng, NO_SEED)
+        found[name] = _read_tensor(memoryview(data), form, spec, encoding, base)
+    return found
+
+
 def max_raw_bytes(schema: Schema) -> int:
     """Return the most bytes that tensors of `schema` and their metadata take before compression."""
     return schema.nbytes + MAX_HEADER_BYTES * (len(schema) + 1) + MAX_META_BYTES
@@ -275,7 +302,7 @@ def _fault_of(base: Tensors | None, schema: Schema) -> str:
 
 
 def _entry(
-    array: Array, spec: TensorSpec, encoding: str, base: Tensors | None, rng: np.random.Generator
+    array: Array, spec: TensorSpec, encoding: str, base: Tensors | None, rng: np.random.Generator, subset_seed: bytes
 ) -> tuple[str, str, tuple[int, ...], bytes]:
     if array.shape != spec.shape:
         raise SchemaMismatch(f"{spec.name}: shape {array.shape}, agreed {spec.shape}")
@@ -284,7 +311,7 @@ def _entry(
     with np.errstate(over="ignore"):
         values = array.astype(spec.dtype, copy=False)
         if base is not None and (rule := rule_of(encoding, spec)):
-            written = encode(values, base[spec.name], spec, rule, rng)
+            written = encode(values, base[spec.name], spec, rule, rng, subset_seed)
             if written is not None:
                 return spec.name, rule.word, spec.shape, written
         if encoding.startswith("fp16") and _may_be_half(spec):
@@ -333,17 +360,20 @@ def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors |
             raise WireError("the name of a tensor is not text or appears twice")
         if (spec := specs.get(name)) is not None:
             _check_shape(spec, form, shape)
-            rule = rule_of(encoding, spec) if base is not None else None
-            if rule and base is not None and form == rule.word:
-                tensors[name] = decode(values, base[name], spec, rule)
-            else:
-                tensors[name] = _array(spec, form, values, half=encoding.startswith("fp16"))
+            tensors[name] = _read_tensor(values, form, spec, encoding, base)
         else:
             unexpected.add(name)
     if unexpected:
         raise UnexpectedTensors(sorted(unexpected), f"the blob has tensors outside the schema: {listing(unexpected)}")
     schema.check_names(tensors)
     return tensors
+
+
+def _read_tensor(values: memoryview, form: str, spec: TensorSpec, encoding: str, base: Tensors | None) -> Array:
+    rule = rule_of(encoding, spec) if base is not None else None
+    if rule and base is not None and form == rule.word:
+        return decode(values, base[spec.name], spec, rule)
+    return _array(spec, form, values, half=encoding.startswith("fp16"))
 
 
 def _check_shape(spec: TensorSpec, form: Any, shape: Any) -> None:

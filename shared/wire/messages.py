@@ -21,7 +21,17 @@ from fedpatch.shared.wire.vitals import Vitals
 
 PROTOCOL_VERSION = 1
 # Encodings of tensors (shared.tensors.encodings); the first is the default.
-ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8", "delta-int4")
+ENCODINGS = (
+    "fp32+zstd",
+    "fp16+zstd",
+    "fp32",
+    "fp16",
+    "delta-bf16",
+    "delta-int8",
+    "delta-int4",
+    "delta-int8-half",
+    "delta-int8-quarter",
+)
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:

@@ -26,6 +26,7 @@ from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import residual_name, step_with_feedback
 from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import MAX_DELTAS, UpdateReport, is_delta
 from fedpatch.simulator.clients.masked_uplink import MaskedUplink
 from fedpatch.simulator.clients.patches import check_blocks, shared_zeros
@@ -39,8 +40,9 @@ class Uplink:
     size of 0.
     """
 
-    def __init__(self, encoding: str, travelling: Schema, clients: int) -> None:
-        self.encoding, self.travelling = encoding, travelling
+    def __init__(self, encoding: str, travelling: Schema, clients: int, seed: int) -> None:
+        self.encoding, self.travelling, self._seed = encoding, travelling, seed
+        self.round = shared_zeros((1,), torch.int64)
         trained = [spec for spec in travelling.specs if spec.trainable and encoding in FEEDBACK]
         self.residuals = {
             residual_name(spec.name): shared_zeros((clients, *spec.shape), getattr(torch, spec.dtype))
@@ -52,7 +54,14 @@ class Uplink:
         """What the coordinator reads of the client's update; its residual and its size are kept."""
         residual = {name: block[client].numpy() for name, block in self.residuals.items()}
         step = step_with_feedback(
-            tensors, self.travelling, asdict(report), self.encoding, base=base, seed=seed, residual=residual
+            tensors,
+            self.travelling,
+            asdict(report),
+            self.encoding,
+            base=base,
+            seed=seed,
+            residual=residual,
+            subset_seed=round_seed(self._seed, int(self.round[0])),
         )
         if step.residual:
             for name, values in as_kept(step.residual, self.travelling, seed).items():
@@ -92,7 +101,9 @@ class Downlink:
         if not is_delta(self._encoding):
             return after
         seed = step_seed(self._seed, after.round)
-        followed, packed = quantised_step(before, after, self._schema, self._encoding, seed)
+        followed, packed = quantised_step(
+            before, after, self._schema, self._encoding, seed, round_seed(self._seed, after.round)
+        )
         self._steps = [*self._steps, len(packed.blob)][-MAX_DELTAS:]
         return followed
 
@@ -147,7 +158,7 @@ class SimulatedTransport:
         self._down = Downlink(study.encoding, travelling, study.clients, study.seed) if some else None
         # What is exact needs no packing: every update is as long as any other.
         self.uplink = (
-            Uplink(study.encoding, travelling, study.clients)
+            Uplink(study.encoding, travelling, study.clients, study.seed)
             if some and study.encoding != EXACT and not masked
             else None
         )
@@ -160,6 +171,8 @@ class SimulatedTransport:
 
     def read(self, state: ServerState) -> dict[str, Array]:
         """Tensors of the global model as clients read them."""
+        if self.uplink:
+            self.uplink.round[0] = state.round + 1
         return self._down.read(state) if self._down else state.tensors
 
     def bytes_down(self, clients: Sequence[int]) -> int:

@@ -122,7 +122,7 @@ def test_a_simulation_is_the_deployed_system_without_the_network(fleet, tmp_path
             assert_close(simulation.patches.of(client), kept.values)
 
 
-@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4"])
+@pytest.mark.parametrize("encoding", ["delta-int8", "delta-int4", "delta-int8-quarter"])
 def test_a_simulation_rounds_as_the_deployed_system_does(fleet, tmp_path, encoding):
     """With coarse steps both ways, model, moments and residuals of the server are the same, and so is the curve.
 

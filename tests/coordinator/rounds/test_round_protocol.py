@@ -11,9 +11,11 @@ from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
+from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
+    ENCODINGS,
     Accept,
     Ack,
     Cancel,
@@ -68,6 +70,19 @@ class TestInvitations:
         assert [made.size_bytes(device) for device in "abcd"] == [40, 0, 250, 250]
         assert [made.request(device, 1.0).deltas for device in "abcd"] == [(delta,), (), (delta,), ()]
         assert made.with_encodings(journal).negotiated == {"d": "fp32"}
+
+    @pytest.mark.parametrize("wanted", sorted(KEEP))
+    def test_device_that_lacks_a_subset_encoding_gets_another_and_the_whole_model(self, wanted):
+        spec, fleet = run_spec(encoding=wanted), Fleet(TASK, encoding=wanted)
+        fleet.update("a", there())
+        fleet.update("b", replace(there(), encodings=tuple(one for one in ENCODINGS if one not in KEEP)))
+        for device in "ab":
+            fleet.note_version(device, "77" * 32)
+        delta = ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))
+        made = Invitations(spec, fleet, RoundJournal(1, 4, tuple("ab"), base=""), model(), [delta])
+        requests = [made.request(device, 1.0) for device in "ab"]
+        assert [one.encoding for one in requests] == [wanted, "fp32+zstd"]
+        assert [one.deltas for one in requests] == [(delta,), ()]
 
     def test_missing_chunks_are_resent_by_the_number_of_devices_without_the_model(self, monkeypatch):
         """Those that are invited, and those that have accepted."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec
-from fedpatch.shared.tensors.encodings import FEEDBACK, decode, encode, rule_of
+from fedpatch.shared.tensors.encodings import FEEDBACK, KEEP, WAITING_SHARE, decode, encode, feedback_share, rule_of
 from fedpatch.shared.tensors.error_feedback import (
     is_residual,
     pack_with_feedback,
@@ -20,6 +20,8 @@ from fedpatch.shared.tensors.error_feedback import (
 )
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.quantise import to_bf16
+from fedpatch.shared.tensors.schema import base_name
+from fedpatch.shared.tensors.subset import SEED_BYTES, round_seed, subset_of
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.shared.arbitrary_tensors import LAYOUTS, awkward, same, schemas, tensors_of
 
@@ -34,6 +36,16 @@ MODEL = Schema(
     )
 ).with_moments(MOMENTS)
 WEIGHT = Schema((TensorSpec("w", (4,), "float32", "weight"),))
+MATRIX = Schema((TensorSpec("w", (4, 1), "float32", "weight"),))
+DRAWN = round_seed(run_seed=0, round_number=1)
+# Seed, scale, codes; then the values at the subset's places.
+GOLDEN = {
+    "delta-int8-half": (
+        "0c1be48146d72b23 0783c13c 81ab0054",
+        [-2.000000238418579, -1.0078742504119873, 1, 2.9842519760131836],
+    ),
+    "delta-int8-quarter": ("0c1be48146d72b23 0783c13c 8100", [-2.000000238418579, 1]),
+}
 BASE = {spec.name: np.ones(spec.shape, spec.dtype) for spec in MODEL.specs}
 
 
@@ -59,7 +71,7 @@ def test_unpacked_tensors_are_within_the_error_of_their_rules(data, encoding, se
     """Names, shapes and dtypes are kept, what no rule can write is exact, and the rest is a step off at most."""
     schema = data.draw(schemas()).with_moments(data.draw(st.sampled_from([(), MOMENTS])))
     tensors, base = data.draw(tensors_of(schema)), data.draw(tensors_of(schema, finite=True))
-    found = reopened(pack(tensors, schema, {}, encoding, base=base, seed=seed), schema, base)
+    found = reopened(pack(tensors, schema, {}, encoding, base=base, seed=seed, subset_seed=DRAWN), schema, base)
     schema.check(found)
     for spec in schema.specs:
         value, rule = tensors[spec.name], rule_of(encoding, spec)
@@ -71,7 +83,16 @@ def test_unpacked_tensors_are_within_the_error_of_their_rules(data, encoding, se
         else:
             assert np.isfinite(found[spec.name]).all()
             off = np.abs(found[spec.name].astype(np.float64) - value.astype(np.float64))
-            assert np.all(off <= bound(value, base[spec.name], spec, rule)), (spec, rule)
+            waits = waiting(spec, rule) if found[spec.name].tobytes() != value.tobytes() else np.zeros(spec.shape, bool)
+            assert np.all((off <= bound(value, base[spec.name], spec, rule)) | waits), (spec, rule)
+            assert np.array_equal(found[spec.name][waits], base[spec.name][waits])
+
+
+def waiting(spec, rule):
+    """Where a value is not in the subset that DRAWN draws."""
+    found = np.ones(int(np.prod(spec.shape)), bool)
+    found[subset_of(DRAWN, base_name(spec.name), found.size, rule.keep)] = False
+    return found.reshape(spec.shape)
 
 
 def bound(value, base, spec, rule):
@@ -274,11 +295,11 @@ def test_a_tensor_of_another_length_is_refused(encoding):
 @pytest.mark.parametrize("encoding", DELTAS)
 def test_form_of_another_rule_is_refused(encoding):
     """A blob is read by the rules of the encoding that was announced, never by those that it names itself."""
-    held = {"w": np.zeros(4, np.float32)}
-    packed = pack({"w": np.ones(4, np.float32)}, WEIGHT, {}, encoding, base=held)
+    held = {"w": np.zeros((4, 1), np.float32)}
+    packed = pack({"w": np.ones((4, 1), np.float32)}, MATRIX, {}, encoding, base=held)
     for other in set(DELTAS) - {encoding}:
         with pytest.raises(SchemaMismatch, match="w: dtype 'delta-"):
-            unpack(packed.blob, encoding=other, raw_bytes=packed.raw_bytes, schema=WEIGHT, base=held)
+            unpack(packed.blob, encoding=other, raw_bytes=packed.raw_bytes, schema=MATRIX, base=held)
 
 
 # --- error feedback -------------------------------------------------------------------------------
@@ -290,7 +311,7 @@ def packed_with(tensors, schema, encoding, base, residual, seed=0):
     return reopened(packed, schema, base), after
 
 
-@given(st.data(), st.sampled_from(FEEDBACK), st.integers(0, 2**64 - 1))
+@given(st.data(), st.sampled_from([one for one in FEEDBACK if one not in KEEP]), st.integers(0, 2**64 - 1))
 def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
     """For every trained tensor: values + residual before = decoded + residual after, to the rounding of one sum."""
     schema = data.draw(schemas(min_size=1)).with_moments(MOMENTS)
@@ -309,8 +330,7 @@ def test_intended_values_are_decoded_values_plus_residual(data, encoding, seed):
             )
 
 
-@pytest.mark.parametrize("encoding", FEEDBACK)
-def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding):
+def test_feedback_brings_the_sum_of_steps_to_the_intended_sum(encoding="delta-int4"):
     rng = np.random.default_rng(3)
     base, wanted = {"w": np.zeros(4, np.float32)}, np.zeros(4)
     residual: dict[str, np.ndarray] = {}
@@ -364,3 +384,81 @@ def test_step_with_feedback_rounds_by_its_seed():
 def test_residual_names_are_recognised():
     assert is_residual(residual_name("fc.weight"))
     assert not is_residual("fc.weight")
+
+
+# --- public subset --------------------------------------------------------------------------------
+
+
+@given(st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES), st.text(max_size=9), st.integers(0, 99), st.integers(1, 9))
+def test_subset_has_one_of_each_few_consecutive_places(seed, name, size, keep):
+    places = subset_of(seed, name, size, keep)
+    assert np.array_equal(places // keep, np.arange(len(places)))
+    assert size // keep <= len(places) <= -(-size // keep)
+    assert np.all(places < size)
+
+
+def test_subset_depends_on_seed_and_name():
+    drawn = {subset_of(seed, name, 64, 4).tobytes() for seed in (DRAWN, bytes(8)) for name in ("fc1", "fc2")}
+    assert len(drawn) == 4
+
+
+def test_seed_of_a_round_is_that_of_its_run_and_number():
+    assert round_seed(7, 3).hex() == "a2b5eb75efb3224d"
+    assert len({round_seed(run, number) for run in (0, 1, 10) for number in (1, 2, 11)}) == 9
+
+
+@pytest.mark.parametrize(("encoding", "keep"), KEEP.items())
+def test_subset_and_its_moments_travel_and_the_rest_is_that_of_the_base(encoding, keep):
+    found = reopened(pack(trained(), MODEL, {}, encoding, base=BASE, subset_seed=DRAWN), MODEL, BASE)
+    places = subset_of(DRAWN, "fc.weight", 3000, keep)
+    rest = np.setdiff1d(np.arange(3000), places)
+    for name in ("fc.weight", "fc.weight:exp_avg_sq"):
+        values = found[name].reshape(-1)
+        assert np.all(values[rest] == 1)
+        assert np.mean(values[places] != 1) > 0.05
+    assert np.all(found["bn.weight"] != 1)  # a vector travels whole
+
+
+@given(st.data(), st.sampled_from(sorted(KEEP)), st.integers(0, 2**64 - 1))
+def test_residual_is_half_of_what_the_subset_leaves_out(data, encoding, seed):
+    """The rounding of values that travel is unbiased, and is not fed back."""
+    schema = data.draw(schemas(min_size=1))
+    tensors, base, before = (data.draw(tensors_of(schema, finite=True)) for _ in range(3))
+    residual = {residual_name(name): values for name, values in before.items()}
+    step = step_with_feedback(tensors, schema, {}, encoding, base=base, seed=seed, residual=residual, subset_seed=DRAWN)
+    for spec in schema.specs:
+        if spec.trainable:
+            left, share = step.residual[residual_name(spec.name)], feedback_share(spec, encoding, DRAWN)
+            with np.errstate(over="ignore", invalid="ignore"):
+                intended = (tensors[spec.name] + before[spec.name]).astype(spec.dtype)
+                lacking = ((intended - step.tensors[spec.name]) * share).astype(spec.dtype)
+            assert set(np.unique(share)) <= {0, WAITING_SHARE}
+            assert np.array_equal(left, np.where(np.isfinite(lacking), lacking, 0))
+            assert not left[share == 0].any()
+
+
+@pytest.mark.parametrize("encoding", sorted(KEEP))
+def test_subset_cut_off_within_its_seed_is_refused(encoding):
+    [spec] = MATRIX.specs
+    rule = rule_of(encoding, spec)
+    assert rule is not None
+    with pytest.raises(WireError, match=r"^w: 7 bytes where .* takes 8 for"):
+        decode(memoryview(bytes(7)), np.zeros((4, 1), np.float32), spec, rule)
+
+
+@pytest.mark.parametrize("encoding", sorted(KEEP))
+def test_bytes_of_an_encoding_of_a_subset_stay_as_they_are(encoding):
+    """Golden bytes: what other versions write is read, and what this one writes is read by them."""
+    values, base = np.arange(8, dtype=np.float32).reshape(2, 4) - 3, np.ones((2, 4), np.float32)
+    spec = TensorSpec("fc.weight", (2, 4), "float32", "weight")
+    rule = rule_of(encoding, spec)
+    assert rule is not None
+    data = encode(values, base, spec, rule, np.random.default_rng(0), DRAWN)
+    assert data is not None
+    golden, decoded = GOLDEN[encoding]
+    assert data == bytes.fromhex(golden)
+    assert rule.word == f"delta-int8-{encoding.rpartition('-')[2]}"
+    found = decode(memoryview(bytes.fromhex(golden)), base, spec, rule).reshape(-1)
+    places = subset_of(DRAWN, "fc.weight", 8, KEEP[encoding])
+    assert found[places].tolist() == decoded
+    assert np.all(np.delete(found, places) == 1)

@@ -29,4 +29,5 @@ def test_steps_for_examples_of_a_device(num_examples, epochs, steps, expected):
 
 
 def test_is_delta_is_true_of_delta_encodings_only():
-    assert {encoding for encoding in ENCODINGS if is_delta(encoding)} == {"delta-bf16", "delta-int8", "delta-int4"}
+    deltas = {"delta-bf16", "delta-int8", "delta-int4", "delta-int8-half", "delta-int8-quarter"}
+    assert {encoding for encoding in ENCODINGS if is_delta(encoding)} == deltas

@@ -19,6 +19,7 @@ from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.encodings import FEEDBACK
 from fedpatch.shared.tensors.error_feedback import pack_with_feedback
 from fedpatch.shared.tensors.packing import Packed, pack, unpack
+from fedpatch.shared.tensors.subset import round_seed
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from fedpatch.simulator.clients.transport import Downlink, report_of
 from fedpatch.simulator.experiment import checkpoint as states
@@ -57,7 +58,8 @@ class ByHand:
         self.state = self.rule.finish(before, mean.result(), self.public)
         if is_delta(self.encoding):
             seed = step_seed(self.study.seed, self.state.round)
-            self.state, _ = quantised_step(before, self.state, self.schema, self.encoding, seed)
+            drawn = round_seed(self.study.seed, self.state.round)
+            self.state, _ = quantised_step(before, self.state, self.schema, self.encoding, seed, drawn)
         return sizes
 
     def update(self, client: int, model: Tensors) -> tuple[Packed, int]:
@@ -75,7 +77,14 @@ class ByHand:
         seed, residual = update_seed(study.seed, client_id(client), first), self.residuals.get(client, {})
         meta = asdict(report_of(client, result.num_examples, result.steps, result.train_loss))
         packed, left = pack_with_feedback(
-            result.tensors, self.schema, meta, self.encoding, base=model, seed=seed, residual=residual
+            result.tensors,
+            self.schema,
+            meta,
+            self.encoding,
+            base=model,
+            seed=seed,
+            residual=residual,
+            subset_seed=round_seed(study.seed, self.state.round + 1),
         )
         self.residuals[client] = as_kept(left, self.schema, seed) if left else {}
         self.taken[client] += result.steps
