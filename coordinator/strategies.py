@@ -14,7 +14,7 @@ from typing import Any
 
 from fedpatch.coordinator.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedpatch.coordinator.aggregation.strategies import FedAvg, FedAvgAdam, Strategy
-from fedpatch.shared.app.plugins import PluginKind
+from fedpatch.shared.app.named_plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task

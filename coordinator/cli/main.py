@@ -246,7 +246,7 @@ def strategies(as_json: AsJson = False) -> None:
 
 def _described(installed: Iterable[Any]) -> list[dict[str, str]]:
     """Return a row for each installed task or strategy: its name, and its description or problem."""
-    from fedpatch.shared.app.plugins import BrokenPlugin
+    from fedpatch.shared.app.named_plugins import BrokenPlugin
 
     return [
         {"name": one.name, "problem": one.problem}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpatch.shared.app.plugins import PluginKind
+from fedpatch.shared.app.named_plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms, metric_terms

@@ -8,7 +8,7 @@ import pytest
 
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
-from fedpatch.shared.app.plugins import BrokenPlugin
+from fedpatch.shared.app.named_plugins import BrokenPlugin
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import find_task
 from fedpatch.simulator.experiment.options import make_study

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpatch.shared.app.plugins import BrokenPlugin
+from fedpatch.shared.app.named_plugins import BrokenPlugin
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.task import TASKS, DeviceData, Task, data_root, find_task
