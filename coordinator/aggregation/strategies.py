@@ -30,12 +30,18 @@ from fedpatch.shared.wire.messages import TrainPlan
 class ServerState:
     """The state of the server between two rounds. Arrays are never changed in place.
 
-    Attributes:
+    Args:
         round: Number of completed rounds.
         tensors: The public global model and the moments that clients share, by name. Devices download these.
         server: The tensors of the server optimizer by name, which stay on the coordinator.
         references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
         scale: In a masked run the ranges and the clip of the next round (coordinator.aggregation.masked_mean).
+
+    Example:
+        >>> import numpy as np
+        >>> from fedpatch import ServerState
+        >>> ServerState(round=3, tensors={"fc.bias": np.zeros(2, np.float32)}, server={}).round
+        3
     """
 
     round: int
@@ -53,7 +59,8 @@ class Strategy:
     tensors from round to round). Each argument `schema` is that of the public model without moments. Arrays are NumPy's;
     those of a state are never changed in place.
 
-    Attributes:
+    The class variables of a subclass:
+
         name: 1 to 32 lower-case letters, digits, `-` and `_`.
         description: One line for lists of strategies.
         client_optimizer: "sgd" or "adam", the optimizer of the devices.

@@ -74,7 +74,7 @@ def listing(names: Iterable[str], limit: int = 5) -> str:
 class TensorSpec:
     """Schema of one tensor.
 
-    Attributes:
+    Args:
         name: 1 to MAX_NAME_BYTES printable bytes in UTF-8; only a moment's name has a colon.
         shape: At most MAX_RANK sizes.
         dtype: One of DTYPES.
@@ -84,6 +84,7 @@ class TensorSpec:
         SchemaMismatch: An attribute is not of that kind.
 
     Example:
+        >>> from fedpatch import TensorSpec
         >>> TensorSpec("fc1.weight", (128, 64), "float32", "weight").nbytes
         32768
     """
@@ -128,9 +129,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Schema:
-    """Schema of a set of tensors, sorted by name. Raises SchemaMismatch for a name that appears twice.
+    """Schema of a set of tensors.
+
+    Args:
+        specs: The tensors; they are kept sorted by name.
+
+    Raises:
+        SchemaMismatch: A name appears twice.
 
     Example:
+        >>> from fedpatch import Schema, TensorSpec
         >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
         >>> schema.with_moments(["step"]).names
         ('fc.bias', 'fc.bias:step')

@@ -100,6 +100,9 @@ BEFORE = {
 export FEDPATCH_BROKER=mqtts://broker.local
 fedpatch-agent run --broker mqtts://broker.local --task two_moons_task:TASK --data sensor:3 --state-dir moons
 """,
+    "docs/how-to/own-strategy.md": r"""
+sed -n '/^```python/,/^```$/p' $READER_ROOT/docs/how-to/own-strategy.md | sed '1d;$d' > half_step.py
+""",
     "docs/how-to/brokers.md": f"""{HOUSE.replace("allow_anonymous true", "password_file /etc/mosquitto/passwd")}
 export READER_RUNS=later
 """.replace("cat >", "touch /etc/mosquitto/passwd; cat >"),

@@ -44,6 +44,8 @@ BY_OTHERS = {
     ("docs/how-to/bring-your-task.md", '"""Task'): "tests/docs/test_bring_your_task.py",
     ("docs/how-to/bring-your-task.md", "task ="): "tests/docs/test_bring_your_task.py",
     ("docs/how-to/bring-your-task.md", "[project"): "tests/docs/test_bring_your_task.py",
+    ("docs/how-to/own-strategy.md", "from dataclasses"): "tests/docs/test_own_strategy.py",
+    ("docs/how-to/own-strategy.md", "[project"): "tests/docs/test_own_strategy.py",
     ("docs/reference/conditions.md", "#!/bin/sh"): "tests/docs/test_conditions.py",
     ("docs/reference/conditions.md", "ups ="): "tests/docs/test_conditions.py",
     ("docs/how-to/monitoring.md", "global:"): "tests/docs/test_runbooks.py",
