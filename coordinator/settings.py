@@ -16,12 +16,14 @@ from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 
 CA_DIRECTORY = "ca"
 
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
+_TRACKERS = "Trackers"
 _LIMITS, _PRIVACY, _SECURE = "Limits of a device", "Differential privacy", "Secure aggregation"
 LEAST_GROUP = 8
 """Least size of a masked group; more colluding devices than half of it would see the update of another one."""
@@ -159,6 +161,14 @@ class RoundSettings(Settings):
         le=100_000,
         unit="devices",
         help="Devices with series of their own; of more, the slowest.",
+    )
+
+    tracker: tuple[str, ...] = setting(
+        (),
+        group=_TRACKERS,
+        default_means="none",
+        help="Experiment trackers that get each round: tensorboard, mlflow, wandb, or those of other packages; NAME:PLACE "
+        "names a folder or an address.",
     )
 
     norm_bound: str = setting(
@@ -402,6 +412,7 @@ class RoundSettings(Settings):
             norm_bound=parse_norm_bound,
             aggregate=parse_aggregate_rule,
             max_num_examples=parse_examples_cap,
+            tracker=check_names,
         )
         if not problems and (
             why := refusal_of_rule(parse_aggregate_rule(self.aggregate), find_strategy(self.strategy))
