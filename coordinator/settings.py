@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
@@ -426,6 +427,12 @@ class RunSettings(RoundSettings, BrokerSettings):
     """Settings of `fedpatch run`, a run over a real fleet."""
 
     metrics: str | None = _metrics("127.0.0.1:9464")
+    traces: str | None = setting(
+        None,
+        group=_METRICS,
+        default_means="not sent",
+        help="URL of an OpenTelemetry endpoint (OTLP over HTTP) for a trace of each round.",
+    )
 
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates."
@@ -436,6 +443,24 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="ca in the state directory",
         help="Directory of the fleet's CA, if it has one.",
     )
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Check the URL for traces too, which name devices and so need TLS on the way to another machine."""
+        problems = super().check()
+        if self.traces is None:
+            return problems
+        try:
+            url = urlsplit(self.traces)
+            host, _ = url.hostname, url.port
+        except ValueError as error:
+            return [*problems, ("traces", f"{self.traces!r} is no URL: {error}")]
+        if url.scheme not in ("http", "https") or not host:
+            problems.append(("traces", f"{self.traces!r} is no URL such as https://collector.local:4318"))
+        elif url.scheme == "http" and not self.insecure and host not in ("localhost", "127.0.0.1", "::1"):
+            problems.append(
+                ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")
+            )
+        return problems
 
     @property
     def ca_directory(self) -> Path:

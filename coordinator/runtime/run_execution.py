@@ -16,6 +16,7 @@ from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.observability.event_observer import joined
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
+from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
 from fedpatch.coordinator.observability.round_tracking import tracked
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
@@ -119,6 +120,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
         BrokerError: The broker does not answer. Nothing is written.
     """
     make_trackers(settings.tracker)  # raises before anything is written
+    require_tracing(settings)
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     with ExitStack() as locks, ExitStack() as stack:
@@ -207,6 +209,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:
     state_dir = settings.state_dir.absolute()
     make_trackers(settings.tracker)  # raises before anything is written
+    require_tracing(settings)
     prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
         raise SchemaMismatch(
@@ -229,7 +232,7 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from the ones that may change during a run."""
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
     free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
-    free |= {"tracker"}
+    free |= {"tracker", "traces"}
     # The default of this protection has changed: a run of an earlier version continues with the present one.
     free |= {"norm_bound"}
     now = public_values(settings)
@@ -305,6 +308,7 @@ def _play_rounds(
     with ExitStack() as stack:
         stack.callback(_close, publisher)
         trackers = stack.enter_context(tracked(settings, engine, say))
+        tracer = stack.enter_context(traced(settings, spec, say))
         meter = stack.enter_context(observed(settings, engine, directory, view, certificates))
         updates = UpdateStore(
             directory,
@@ -324,7 +328,7 @@ def _play_rounds(
             updates=updates,
             counters=counters,
             say=say,
-            observer=joined(meter, trackers),
+            observer=joined(meter, trackers, tracer),
         )
         try:
             Service(
