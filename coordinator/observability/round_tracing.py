@@ -89,7 +89,11 @@ class RoundTracer(NullObserver):
 
         began_at = ended_at - record.seconds
         figures: Mapping[str, Any] = tracked_round(record).figures
-        attributes = {"fedpatch.run": self._spec.run, "fedpatch.round": record.round, "fedpatch.task": self._spec.task}
+        attributes: dict[str, Any] = {
+            "fedpatch.run": self._spec.run,
+            "fedpatch.round": record.round,
+            "fedpatch.task": self._spec.task,
+        }
         attributes |= {f"fedpatch.{name.replace('/', '.')}": value for name, value in figures.items()}
         whole = self._tracer.start_span(
             f"round {record.round}", Context(), attributes=attributes, start_time=unix(began_at)
@@ -137,7 +141,7 @@ def traced(settings: RunSettings, spec: RunSpec, say: Callable[[str], None]) -> 
     try:
         yield RoundTracer(provider.get_tracer("fedpatch", __version__), spec, settings.metrics_max_devices)
     finally:
-        provider.shutdown()
+        provider.shutdown()  # type: ignore[no-untyped-call]
 
 
 def endpoint_of(url: str) -> str:
