@@ -141,7 +141,7 @@ def traced(settings: RunSettings, spec: RunSpec, say: Callable[[str], None]) -> 
     try:
         yield RoundTracer(provider.get_tracer("fedpatch", __version__), spec, settings.metrics_max_devices)
     finally:
-        provider.shutdown()  # type: ignore[no-untyped-call]
+        provider.shutdown()
 
 
 def endpoint_of(url: str) -> str:
@@ -176,7 +176,7 @@ def _provider(settings: RunSettings, say: Callable[[str], None]) -> TracerProvid
 
         def shutdown(self) -> None:
             """Close the connection."""
-            self._inner.shutdown()
+            self._inner.shutdown()  # type: ignore[no-untyped-call]
 
     resource = Resource.create(
         {"service.name": "fedpatch-coordinator", "service.version": __version__, "fedpatch.fleet": settings.fleet}
