@@ -26,6 +26,8 @@ ARGS ?= --out demo-out
 
 # pfl and Flower, for the benchmark to time, in an environment of their own.
 PEERS := .venv-peers
+# Experiment trackers, each with many packages of its own, in an environment of their own.
+EXTRAS := .venv-extras
 # Options of the benchmark.
 BENCH_ARGS ?= --cnn --out results/benchmarks/simulation.json
 # Options of the benchmark of the coordinator, which needs no data.
@@ -61,7 +63,7 @@ ARCH ?= aarch64
 PYTHONS_OF_HOSTS ?= 3.11 3.13
 WITH ?=
 
-.PHONY: help setup mosquitto system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
+.PHONY: help setup mosquitto system-deps demo coverage dist docs packages recording release test lint types imports bandit audit format precommit bench bench-peers extras fuzz mutants faults hosts arm64 emulator soak wheelhouse clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,6 +150,10 @@ bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to
 	install 'torch==2.13.0'
 	install -r benchmarks/peers-requirements.txt
 	install --no-deps 'flwr==1.42.*' 'pfl==0.6.*'
+
+extras: setup ## test the experiment trackers with the real packages (gigabytes the first time)
+	@test -x $(EXTRAS)/bin/pytest || { $(BIN)/python -m venv $(EXTRAS) && $(EXTRAS)/bin/pip install --quiet $(PIP_ARGS) --editable '.[tensorboard,mlflow,wandb]' pytest pytest-timeout hypothesis; }
+	$(EXTRAS)/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/shared/trackers
 
 fuzz: setup ## look for bytes and messages that break the decoders and state machines (make fuzz FUZZ_SECONDS=600)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check -q \

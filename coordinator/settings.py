@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
@@ -19,12 +20,14 @@ from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 
 CA_DIRECTORY = "ca"
 
 _TRAINING, ROUNDS, _DEADLINES, _TRANSFER, _METRICS = "Training", "Rounds", "Deadlines", "Transfer", "Metrics"
+_TRACKERS = "Trackers"
 _LIMITS, _PRIVACY, _SECURE = "Limits of a device", "Differential privacy", "Secure aggregation"
 LEAST_GROUP = 8
 """Least size of a masked group; more colluding devices than half of it would see the update of another one."""
@@ -166,6 +169,14 @@ class RoundSettings(Settings):
         le=100_000,
         unit="devices",
         help="Devices with series of their own; of more, the slowest.",
+    )
+
+    tracker: tuple[str, ...] = setting(
+        (),
+        group=_TRACKERS,
+        default_means="none",
+        help="Experiment trackers that get each round: tensorboard, mlflow, wandb, or those of other packages; NAME:PLACE "
+        "names a folder or an address.",
     )
 
     norm_bound: str = setting(
@@ -436,6 +447,7 @@ class RoundSettings(Settings):
             norm_bound=parse_norm_bound,
             aggregate=parse_aggregate_rule,
             max_num_examples=parse_examples_cap,
+            tracker=check_names,
         )
         if not problems and (
             why := refusal_of_rule(parse_aggregate_rule(self.aggregate), find_strategy(self.strategy))
@@ -449,6 +461,12 @@ class RunSettings(RoundSettings, BrokerSettings):
     """Settings of `fedpatch run`, a run over a real fleet."""
 
     metrics: str | None = _metrics("127.0.0.1:9464")
+    traces: str | None = setting(
+        None,
+        group=_METRICS,
+        default_means="not sent",
+        help="URL of an OpenTelemetry endpoint (OTLP over HTTP) for a trace of each round.",
+    )
 
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates."
@@ -459,6 +477,24 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="ca in the state directory",
         help="Directory of the fleet's CA, if it has one.",
     )
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Check the URL for traces too, which name devices and so need TLS on the way to another machine."""
+        problems = super().check()
+        if self.traces is None:
+            return problems
+        try:
+            url = urlsplit(self.traces)
+            host, _ = url.hostname, url.port
+        except ValueError as error:
+            return [*problems, ("traces", f"{self.traces!r} is no URL: {error}")]
+        if url.scheme not in ("http", "https") or not host:
+            problems.append(("traces", f"{self.traces!r} is no URL such as https://collector.local:4318"))
+        elif url.scheme == "http" and not self.insecure and host not in ("localhost", "127.0.0.1", "::1"):
+            problems.append(
+                ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")
+            )
+        return problems
 
     @property
     def ca_directory(self) -> Path:

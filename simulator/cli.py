@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -130,6 +130,10 @@ AttackKind = Annotated[
     ),
 ]
 Bad = Annotated[float, typer.Option(metavar="SHARE", help="Share of bad clients, which user accuracy leaves out.")]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option("--tracker", metavar="NAME", help="Experiment tracker, as of fedpatch run; may be repeated."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
@@ -172,6 +176,7 @@ def simulate(
     bad: Bad = 0.0,
     workers: Workers = None,
     device: Device = "cpu",
+    tracker: Trackers = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -193,7 +198,7 @@ def simulate(
         given["strategy"] = None  # it depends on --secure
     study, _ = study_of(task, given)
     root = None if data_root is None else data_root.expanduser()
-    _end(_carry_out(study, workers, device, out, root), out, as_json)
+    _end(_carry_out(study, workers, device, out, root, tracker or ()), out, as_json)
 
 
 app.callback()(with_debug(simulate))
@@ -219,10 +224,14 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
             )
 
 
-def _carry_out(study: Study, workers: int | None, device: str, out: Path | None, root: Path | None) -> Outcome:
+def _carry_out(
+    study: Study, workers: int | None, device: str, out: Path | None, root: Path | None, trackers: Sequence[str]
+) -> Outcome:
+    from fedpatch.shared.trackers.tracking import make_trackers
     from fedpatch.simulator.experiment.progress import make_progress
     from fedpatch.simulator.experiment.user_study import carry_out
 
+    make_trackers(trackers)  # raises before anything is computed
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
         with stoppable(STOPPING) as stopped, make_progress(sys.stderr, study, plain=plain) as progress:
@@ -236,6 +245,7 @@ def _carry_out(study: Study, workers: int | None, device: str, out: Path | None,
                 on_point=watch.take,
                 stopped=watch.stopped,
                 say=progress.say,
+                trackers=trackers,
             )
     except KeyboardInterrupt:
         _say_how_to_go_on(out)

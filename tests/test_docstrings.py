@@ -38,6 +38,7 @@ ROOMS = (
     "shared/task_checks",
     "shared/tasks",
     "shared/tensors",
+    "shared/trackers",
     "shared/wire",
 )
 MODULES = sorted(path for room in ROOMS for path in [*(ROOT / room).rglob("*.py"), ROOT / room] if path.suffix == ".py")

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
 PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
-EXTRAS = ("", "torch", "onnx", "agent", "coordinator", "demo", "simulator", "notebook")
+EXTRAS = ("", "torch", "onnx", "agent", "coordinator", "demo", "simulator", "notebook", "otel")
 COMMANDS = ("fedpatch", "fedpatch-agent")
 
 
@@ -223,7 +223,11 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
         "coordinator": ("torch", "cryptography", "prometheus_client", "fedpatch.coordinator.report.load"),
         "demo": ("amqtt", "sklearn"),
     }
-    modules |= {"notebook": ("ipywidgets", "pandas"), "simulator": ("matplotlib", "fedpatch.simulator.cli", "sklearn")}
+    modules |= {
+        "notebook": ("ipywidgets", "pandas"),
+        "otel": ("opentelemetry.sdk",),
+        "simulator": ("matplotlib", "fedpatch.simulator.cli", "sklearn"),
+    }
     for module in modules.get(extra, ()):
         made.run("python", "-c", f"import {module}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from fedpatch.coordinator.rounds.run_effects import Effect
@@ -40,3 +41,51 @@ class NullObserver:
         pass
 
     performed = sent = received = presence = vitals = link = look = _let_pass
+
+
+class Observers:
+    """Passes each event on to several observers."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.performed(effect, began_at, ended_at)
+
+    def sent(self, size_bytes: int) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.sent(size_bytes)
+
+    def received(self, kind: str, size_bytes: int) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.received(kind, size_bytes)
+
+    def presence(self, device: str) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.presence(device)
+
+    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.vitals(device, vitals, now)
+
+    def link(self, *, connected: bool) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.link(connected=connected)
+
+    def look(self, now: float, *, waiting: int) -> None:
+        """Pass on."""
+        for one in self._observers:
+            one.look(now, waiting=waiting)
+
+
+def joined(*observers: Observer | None) -> Observer:
+    """Return one observer for all that are not None; it is the observer itself where there is one."""
+    there = [one for one in observers if one is not None]
+    return there[0] if len(there) == 1 else Observers(there)

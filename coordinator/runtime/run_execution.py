@@ -14,7 +14,10 @@ from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.aggregation.privacy_policy import policy_of
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.observability.event_observer import joined
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
+from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
+from fedpatch.coordinator.observability.round_tracking import tracked
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.participant_transitions import RoundStart
@@ -43,6 +46,7 @@ from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, Us
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.privacy.gaussian import noise_ratio
 from fedpatch.shared.privacy.plan import MOST_RATIO
+from fedpatch.shared.trackers.tracking import make_trackers
 
 
 def run_directory(state_dir: Path, run: str) -> Path:
@@ -116,7 +120,10 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
         UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
         BrokerError: The broker does not answer. Nothing is written.
     """
-    masking_authorities(settings)  # raises before anything is begun
+    # Each of these raises before anything is written.
+    masking_authorities(settings)
+    make_trackers(settings.tracker)
+    require_tracing(settings)
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     with ExitStack() as locks, ExitStack() as stack:
@@ -204,7 +211,10 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
 
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:
     state_dir = settings.state_dir.absolute()
-    masking_authorities(settings)  # raises before anything is begun
+    # Each of these raises before anything is written.
+    masking_authorities(settings)
+    make_trackers(settings.tracker)
+    require_tracing(settings)
     prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
         raise SchemaMismatch(
@@ -227,6 +237,7 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from the ones that may change during a run."""
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
     free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
+    free |= {"tracker", "traces"}
     # The default of this protection has changed: a run of an earlier version continues with the present one.
     free |= {"norm_bound"}
     now = public_values(settings)
@@ -301,7 +312,9 @@ def _play_rounds(
     aggregator = Aggregator(state, directory, prepared, spec, say)
     with ExitStack() as stack:
         stack.callback(_close, publisher)
-        observer = stack.enter_context(observed(settings, engine, directory, view, certificates))
+        trackers = stack.enter_context(tracked(settings, engine, say))
+        tracer = stack.enter_context(traced(settings, spec, say))
+        meter = stack.enter_context(observed(settings, engine, directory, view, certificates))
         updates = UpdateStore(
             directory,
             registry,
@@ -320,7 +333,7 @@ def _play_rounds(
             updates=updates,
             counters=counters,
             say=say,
-            observer=observer,
+            observer=joined(meter, trackers, tracer),
         )
         try:
             Service(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -14,7 +14,9 @@ from fedpatch.shared.app.terminal import can_draw, plain_console
 from fedpatch.shared.errors import FedpatchError, unknown_name
 from fedpatch.shared.scripting.jobs import BackgroundJob, Cancellation
 from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.trackers.tracking import make_trackers
 from fedpatch.simulator.experiment.options import make_study, terms
+from fedpatch.simulator.experiment.point_tracking import tracked
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.spec.compute import STOPPING, device_name, worker_count
 from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
@@ -60,6 +62,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
     stopped: Stopped = lambda: False,
     say: Callable[[str], object] = lambda line: None,
     task: Task | None = None,
+    trackers: Sequence[str] = (),
 ) -> Outcome:
     """Simulate a study, or go on with it where `out` holds an unfinished one, and write its files.
 
@@ -73,6 +76,7 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
         stopped: Asked between rounds whether to stop.
         say: Gets a line for the user.
         task: The task if its name does not find it. It is simulated in this process.
+        trackers: Experiment trackers that get each round, NAME or NAME:PLACE.
 
     Returns:
         The outcome; not complete where it was stopped.
@@ -92,16 +96,17 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
             say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
             return folder.outcome
     try:
-        outcome = simulated(
-            study,
-            workers=1 if task is not None else processes,
-            device=name,
-            on_point=on_point,
-            stopped=stopped,
-            saved=folder.unfinished if folder else None,
-            root=root,
-            task=task,
-        )
+        with tracked(study, trackers, on_point, stopped, say) as (take, asked):
+            outcome = simulated(
+                study,
+                workers=1 if task is not None else processes,
+                device=name,
+                on_point=take,
+                stopped=asked,
+                saved=folder.unfinished if folder else None,
+                root=root,
+                task=task,
+            )
     except (FedpatchError, OSError):
         raise
     except Exception as error:  # model, loss and metric are the user's, and may raise anything
@@ -136,7 +141,7 @@ def simulate(
         progress: Show the progress: None where a terminal or a notebook can, True in any case, False never.
         out: Folder for outcome.json and curve.csv, .png, .svg. The same call continues an interrupted simulation there.
         more: Further terms by the names of the command's options, such as `strategy`, `private`, `participation`, `seed`,
-            `data` or `secure`; and `workers`, `device` and `data_root`.
+            `data` or `secure`; and `workers`, `device`, `data_root`, and `trackers`, a sequence of NAME or NAME:PLACE.
 
     Returns:
         The outcome, whose `complete` is False after an interrupt.
@@ -210,11 +215,14 @@ class _Work:
     """A simulation whose terms are checked."""
 
     def __init__(self, task: str | Task, given: dict[str, Any], out: str | Path | None) -> None:
-        self._compute = {name: given.pop(name) for name in ("workers", "device", "data_root") if name in given}
+        self._compute = {
+            name: given.pop(name) for name in ("workers", "device", "data_root", "trackers") if name in given
+        }
         self.study, self._task = study_of(task, given)
         self._out = None if out is None else Path(out).expanduser()
         worker_count(self._compute.get("workers"))
         device_name(self._compute.get("device", "cpu"))
+        make_trackers(self._compute.get("trackers", ()))
 
     def do(self, on_point: Callable[[Point], None], stopped: Stopped) -> Outcome:
         root = self._compute.get("data_root")
@@ -226,7 +234,9 @@ class _Work:
             root=None if root is None else Path(root).expanduser(),
             on_point=on_point,
             stopped=stopped,
+            say=lambda line: print(line, file=sys.stderr),  # noqa: T201 - a line for the user
             task=self._task,
+            trackers=self._compute.get("trackers", ()),
         )
 
 

@@ -85,12 +85,12 @@ def test_two_jobs_are_read_at_once_in_one_loop():
     async def read() -> list[str]:
         first, second = BackgroundJob("first", until_cancelled), BackgroundJob("second", until_cancelled)
 
-        async def end(job) -> str:
+        async def end(job: BackgroundJob[str, str]) -> str:
             async for _ in job:
                 job.cancel()
             return await job
 
-        return await asyncio.gather(end(first), end(second))
+        return list(await asyncio.gather(end(first), end(second)))
 
     assert asyncio.run(read()) == ["cancelled", "cancelled"]
 
