@@ -44,7 +44,7 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.masking_messages import GroupMember, Reveal, Roster, SecureTerms, Shares, ThresholdRule
 from fedpatch.shared.wire.messages import Accept, Body, Envelope, Manifest, TrainPlan, UpdateReport, WorkRequest
 
-BENCHMARK = "masking.cost"
+BENCHMARK = "masked-cost"
 SHAPES = ((200, 784), (200,), (200, 200), (200,), (10, 200), (10,))
 """Tensors of the paper's 2NN without batch norm: 199,210 values."""
 LOST, SILENT = 10, 3

@@ -17,7 +17,7 @@ from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
 from fedpatch.shared.app.signals import interruptible
 
-BENCHMARK = "masking.round_time"
+BENCHMARK = "masked-round-time"
 ROUNDS = 10
 """Rounds of a turn, without a pause."""
 GOAL = 1.5
