@@ -6,6 +6,7 @@ Hundreds of them fit into a process, so that a coordinator and a broker meet a t
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,11 @@ from fedpatch.device_agent.job.job_effects import (
     DropHeldModel,
     Effect,
     EndJob,
+    ForgetMasking,
     JobState,
+    MaskUpdate,
+    SaveMasking,
+    SendAfterSave,
     SendMessage,
     SpoolUpdate,
     StartDownload,
@@ -33,18 +38,22 @@ from fedpatch.device_agent.job.job_events import (
     LinkRestored,
     MessageReceived,
     UpdateTrained,
+    VectorTrained,
     WorkRequested,
 )
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
+from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared import __version__
+from fedpatch.shared.masking.masked_blob import mask_blob
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
-from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, encode_chunk
+from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, describe, encode_chunk
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     ENCODINGS,
+    MASKED_FEATURE,
     MAX_BLOB_BYTES,
     CoordinatorState,
     DeviceState,
@@ -105,7 +114,7 @@ class LightDevice:
     ) -> None:
         self.me = identity
         self.connected = False
-        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
+        self.job = Job(max_blob_bytes=MAX_BLOB_BYTES, masking=MaskingRounds(identity.device, os.urandom))
         self._tasks = (capability,)
         self._updates = updates
         self._chunks = chunks
@@ -114,6 +123,7 @@ class LightDevice:
         self._parts: dict[str, dict[int, bytes]] = {}
         self._held = ""
         self._update: tuple[Manifest, bytes] | None = None
+        self._vector = b""  # of a masked round, before it is masked
         self.link = MqttLink(
             broker,
             client_id=identity.client_id,
@@ -176,7 +186,7 @@ class LightDevice:
             tasks=self._tasks,
             encodings=ENCODINGS,
             job=self.job.status(),
-            features=DEVICE_FEATURES,
+            features=(*DEVICE_FEATURES, MASKED_FEATURE),
         )
         self._publish(topics.device_state(self.me.fleet, self.me.device), encode(Envelope(state)), retain=True)
 
@@ -191,7 +201,7 @@ class LightDevice:
     def run_effect(self, effect: Effect) -> list[Event]:
         """Perform one effect (EffectHandler)."""
         match effect:
-            case SendMessage():
+            case SendMessage() | SendAfterSave():
                 self._publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case StartDownload():
                 return self._fetch(effect.blobs)
@@ -199,9 +209,9 @@ class LightDevice:
                 self._unsubscribe()
             case WriteChunk():
                 self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
-            case StartTraining():
-                return self._train(effect)
-            case SpoolUpdate():
+            case StartTraining() | MaskUpdate():
+                return [self._compute(effect)]
+            case SpoolUpdate() | SaveMasking() | ForgetMasking():
                 pass  # there is no disk, and the update is there already
             case SendChunk() if self._update is not None:
                 manifest, blob = self._update
@@ -229,12 +239,32 @@ class LightDevice:
     def _filters(self) -> list[str]:
         return [topics.model_chunks_filter(self.me.fleet, digest) for digest in self._parts]
 
-    def _train(self, effect: StartTraining) -> list[Event]:
+    def _compute(self, effect: StartTraining | MaskUpdate) -> Event:
+        return self._train(effect) if isinstance(effect, StartTraining) else self._mask(effect)
+
+    def _train(self, effect: StartTraining) -> Event:
         blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
         self._unsubscribe()
         if any(hashlib.sha256(blob).hexdigest() != digest for digest, blob in blobs.items()):
-            return [DownloadDamaged()]
+            return DownloadDamaged()
         request = effect.request
+        if request.secure is not None:
+            self._held = request.model.digest if request.deltas or is_delta(request.model.encoding) else ""
+            self._vector = self._updates.vector(request, effect.plan, blobs, effect.key.round)
+            return VectorTrained(effect.key)
         self._update = self._updates.make(request, effect.plan, blobs, effect.key.round)
         self._held = request.model.digest if request.deltas or is_delta(request.encoding) else ""
-        return [UpdateTrained(effect.key, self._update[0])]
+        return UpdateTrained(effect.key, self._update[0])
+
+    def _mask(self, effect: MaskUpdate) -> Event:
+        request = effect.request
+        blob = mask_blob(self._vector, effect.context, effect.masks, bits=request.secure.bits if request.secure else 8)
+        manifest = describe(
+            blob,
+            chunk_bytes=request.chunk_bytes,
+            encoding=request.encoding,
+            raw_bytes=len(blob),
+            schema=self._updates.travelling(request).digest,
+        )
+        self._update = manifest, blob
+        return UpdateTrained(effect.key, manifest)

@@ -15,7 +15,9 @@ from functools import cache
 import numpy as np
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.training.masked_update import unmasked_blob
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
@@ -39,6 +41,7 @@ class StandInUpdates:
         self._models: OrderedDict[str, dict[str, Array]] = OrderedDict()
         self._asked: tuple[object, ...] = ()
         self._made: tuple[Manifest, bytes] | None = None
+        self._vector: tuple[tuple[object, ...], bytes] | None = None
 
     def has(self, version: str) -> bool:
         """Whether a device that holds this global model could go on from there."""
@@ -62,6 +65,31 @@ class StandInUpdates:
         report = UpdateReport(request.model.digest, self._num_examples, 1, 0.5, _ACCURACY, _ACCURACY, 0.0, 0.0)
         packed = pack(update, public, asdict(report), request.encoding, base=base, seed=round_number)
         return packed.manifest(request.chunk_bytes, public), packed.blob
+
+    def travelling(self, request: WorkRequest) -> Schema:
+        """The tensors of an update without moments."""
+        return parse_policy(request.private).public(self._schema)
+
+    def vector(self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int) -> bytes:
+        """The vector of a masked round, not masked yet, without residuals; made once a round for all devices."""
+        assert request.secure is not None
+        asked = (request.model.digest, request.secure, request.private)
+        if self._vector is None or self._vector[0] != asked:
+            public = self.travelling(request)
+            base = self._come_to(way, blobs, public)
+            report = UpdateReport(request.model.digest, self._num_examples, 1, 0.5, _ACCURACY, _ACCURACY, 0.0, 0.0)
+            blob, _ = unmasked_blob(
+                request.secure,
+                public,
+                model=base,
+                update=trained(base, public, round_number),
+                residual={},
+                report=report,
+                metric=MetricTerms(),
+                seed=round_number,
+            )
+            self._vector = asked, blob
+        return self._vector[1]
 
     def _come_to(self, way: DownloadPlan, blobs: Mapping[str, bytes], public: Schema) -> dict[str, Array]:
         """The tensors of the global model, checked as a device checks them."""

@@ -65,9 +65,9 @@ def _processes(devices: int) -> int:
 
 
 class FedpatchFleet(_Fleet):
-    """Our coordinator with its defaults but for `encoding`; the broker has the queues that we ship."""
+    """Our coordinator with its defaults but for `encoding` and `changes`; the broker has the queues that we ship."""
 
-    def __init__(self, task: str, devices: int, encoding: str, rounds: int, folder: Path) -> None:
+    def __init__(self, task: str, devices: int, encoding: str, rounds: int, folder: Path, **changes: str | int) -> None:
         super().__init__(rounds)
         try:
             folder.mkdir()
@@ -91,6 +91,7 @@ class FedpatchFleet(_Fleet):
                 "grace_s": 300.0,
                 "recruit_deadline_s": 300.0,
                 "quorum": 1.0,
+                **changes,
             }
             self._server = self._program(
                 "the coordinator", "benchmarks.network.coordinator_process", json.dumps(settings)

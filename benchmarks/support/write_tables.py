@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.coordinator import aggregation
 from benchmarks.device import device
+from benchmarks.masking import cost, round_time
 from benchmarks.network import coordination_tables
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
@@ -19,6 +20,8 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "coordination": coordination_tables.tables,
     "aggregation": aggregation.tables,
     "device": device.tables,
+    "masked-cost": cost.tables,
+    "masked-round-time": round_time.tables,
 }
 
 

@@ -70,14 +70,21 @@ def make_vector(
     norm = trained_norm(layout, wanted)
     within = min(1.0, layout.terms.clip / norm) if norm else 1.0
     codes, left, spreads, clipped = [], {}, {}, 0
+    signed = np.dtype(f"<i{layout.dtype.itemsize}")
     for spec, scale, subset in zip(layout.specs, layout.ranges, layout.subsets, strict=True):
-        flat = wanted[spec.name].reshape(-1) * (within if spec.trainable else 1.0)
+        flat = wanted[spec.name].reshape(-1)
+        if spec.trainable and within < 1.0:
+            flat *= within
         unit = scale / layout.top * cap / max(weight, 1)  # one code in units of the step
-        exact = flat[subset] / unit
-        code = np.floor(np.clip(exact, -layout.top, layout.top) + rng.random(len(subset)))
-        clipped += int((np.abs(exact) > layout.top).sum())
-        flat[subset] -= code * unit
-        codes.append(code.astype(np.int64).astype(layout.dtype))
+        # Where all values travel, the tensor itself is taken: choosing by index would copy it three times.
+        places = slice(None) if len(subset) == len(flat) else subset
+        exact = flat[places] / unit
+        code = np.clip(exact, -layout.top, layout.top)
+        code += rng.random(len(subset))
+        np.floor(code, out=code)
+        clipped += int(np.count_nonzero(np.abs(exact) > layout.top))
+        flat[places] -= code * unit
+        codes.append(code.astype(signed).view(layout.dtype))
         if spec.trainable:
             left[spec.name] = flat.reshape(spec.shape).astype(np.float32)
         spreads[f"spread {spec.name}"] = _ratio(_root_mean_square(exact) / layout.top)
