@@ -23,6 +23,7 @@ from fedpatch.simulator.paper.results import Result, Results
 from fedpatch.simulator.spec.published import TARGET_UA
 from scripts.reference.markdown import table
 
+_UNBROKEN = "\u00a0"
 _STAR = "\\*"
 _LOWER_TARGETS = (0.95, 0.96, 0.965)
 NEAR_TARGET = 0.005
@@ -32,7 +33,7 @@ NEAR_TARGET = 0.005
 def entry(one: Comparison) -> str:
     """Format ours / the paper's rounds, with a star where they differ."""
     paper = "?" if not one.cell.compared else "X" if one.cell.paper is None else str(one.cell.paper)
-    return f"{one.ours()} / {paper}{_STAR if one.within is False else ''}"
+    return f"{one.ours()} /{_UNBROKEN}{paper}{_STAR if one.within is False else ''}"
 
 
 def differing(store: Results) -> list[Comparison]:
@@ -48,7 +49,7 @@ def differing_table(store: Results) -> str:
         splits = (other for split in SPLITS if (other := with_split(store, one.cell, split)) is not None)
         rows.append(
             (
-                f"`{one.cell.short_name.removeprefix('mnist/')}`",
+                _named(one.cell),
                 entry(one),
                 "yes" if in_range(one) else "",
                 f"{accuracy_at_paper(one):.3f}" if slower(one) else "",
@@ -56,7 +57,7 @@ def differing_table(store: Results) -> str:
                 f"{_rates(near[0])}: {_outcome(near[1])}" if near else "",
             )
         )
-    headings = ("paper in our range", "UA at the paper's round", "another split", "other rates")
+    headings = ("in range", "UA then", "another split", "other rates")
     return table(("cell", "ours / paper", *headings), rows)
 
 
@@ -95,7 +96,7 @@ def splits_table(store: Results) -> str:
             texts = (
                 "" if one is None else f"{one.ours()}{_STAR if one.within is False else ''}" for one in (here, *others)
             )
-            rows.append((f"`{cell.short_name.removeprefix('mnist/')}`", *texts, _rounds(cell.paper)))
+            rows.append((_named(cell), *texts, _rounds(cell.paper)))
     return table(("cell", "`shard`", *(f"`{split}`" for split in reversed(SPLITS)), "paper"), rows)
 
 
@@ -104,7 +105,7 @@ def lower_targets(store: Results) -> str:
     rows = []
     for one in compare(store, select_cells("table2", "mnist/*/none")):
         texts = (_range([_first(result, target) for result in one.results]) for target in _LOWER_TARGETS)
-        rows.append((f"`{one.cell.short_name.removeprefix('mnist/')}`", *texts, one.ours(), _rounds(one.cell.paper)))
+        rows.append((_named(one.cell), *texts, one.ours(), _rounds(one.cell.paper)))
     return table(("cell", *(f"UA {target}" for target in _LOWER_TARGETS), "UA 0.97", "paper, 0.97"), rows)
 
 
@@ -151,7 +152,7 @@ def explained(store: Results) -> dict[str, str]:
     for name, covered in covers.items():
         words[name] = str(sum(covered(one) for one in left))
         left = [one for one in left if not covered(one)]
-    names = (f"`{one.cell.short_name.removeprefix('mnist/')}`" for one in left)
+    names = (_named(one.cell) for one in left)
     return {**words, "unexplained_count": str(len(left)), "unexplained": ", ".join(names)}
 
 
@@ -206,7 +207,8 @@ def _rounds(rounds: int | None) -> str:
 
 
 def _named(cell: Cell) -> str:
-    return f"`{cell.private}/W{cell.clients}/C{cell.participation}`"
+    """Return the name without the task; a space instead of each slash lets a line break there."""
+    return cell.short_name.removeprefix(f"{cell.task}/").replace("/", " ")
 
 
 def _rates(cell: Cell) -> str:
