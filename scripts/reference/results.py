@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedpatch.simulator.paper.comparison import Comparison, compare, count, tables
-from fedpatch.simulator.paper.experiments import Cell, cells_of, select_cells
+from fedpatch.simulator.paper.experiments import RECORDED, TABLES, Cell, cells_of, select_cells, select_named_cells
 from fedpatch.simulator.paper.recheck import Recheck
-from fedpatch.simulator.paper.results import Result, Results
+from fedpatch.simulator.paper.results import Result, Results, measured_seeds
 from fedpatch.simulator.paper.tuning import choose_rates
+from scripts.reference import differences
 from scripts.reference.markdown import render, table
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _POLICIES = ("none", "stats", "affine", "all")
 _STRATEGIES = {"fedavg": "FedAvg", "fedadam": "FedAdam", "fedavg-adam": "FedAvg-Adam"}
-_MARKED = "\\*"
 
 
 def page() -> str:
@@ -31,14 +34,27 @@ def page() -> str:
         table2_cifar10=grid(computed(compare(store, select_cells("table2", "cifar10")))),
         table3_mnist=grid(computed(compare(store, select_cells("table3", "mnist/*/none,mnist/*/all,mnist/*/affine")))),
         table3_mnist_count=str(count(compare(store, select_cells("table3", "mnist/*/all,mnist/*/affine")))),
-        aligned=grid(computed(compare(store, cells_of("aligned")))),
+        differing=differences.differing_table(store),
+        splits=differences.splits_table(store),
         tuned=tuned(store),
+        grids=differences.grids(store),
+        lower_targets=differences.lower_targets(store),
+        **cells_in_words(store),
+        origins=origins(store),
         rechecks=rechecks(store),
         mtfl=rounds_range(store, "mnist/fedavg-adam/affine"),
         fl=rounds_range(store, "mnist/fedavg/none"),
         fig5=fig5(store),
         equation_10=equation_10(),
         demo_task=demo_task(),
+        seeds=seeds(mnist),
+        agreement=agreement(mnist),
+        affine_share=share_of_rounds(store, "mnist/fedavg/affine/W200/C1.0", "mnist/fedavg/none/W200/C1.0"),
+        overtaking=overtaking(store),
+        fig3_seeds=str(len(measured("fig3"))),
+        **fig4(),
+        **spread(store),
+        **differences.explained(store),
     )
 
 
@@ -51,14 +67,9 @@ def grid(comparisons: Sequence[Comparison]) -> str:
     """Format a table of the paper: ours / the paper's rounds, a row for each strategy and policy."""
     if not comparisons:
         return "No cell is computed yet.\n"
-    (one,) = tables(comparisons)
-    rows = [(*row.names, *("" if entry is None else _entry(entry) for entry in row.entries)) for row in one.rows]
-    return table(one.headings, rows)
-
-
-def _entry(one: Comparison) -> str:
-    paper = "?" if not one.cell.compared else "X" if one.cell.paper is None else str(one.cell.paper)
-    return f"{one.ours()} / {paper}{_MARKED if one.within is False else ''}"
+    (found,) = tables(comparisons)
+    rows = [(*row.names, *("" if one is None else differences.entry(one) for one in row.entries)) for row in found.rows]
+    return table(found.headings, rows)
 
 
 def tuned(store: Results) -> str:
@@ -70,7 +81,7 @@ def tuned(store: Results) -> str:
         if one.results and chosen.rates is not None:
             client, server = chosen.rates
             rates = f"{client}" if server is None else f"{client}, server {server}"
-            rows.append((f"`{cell.short_name}`", rates, str(len(one.results)), _entry(one)))
+            rows.append((f"`{cell.short_name}`", rates, str(len(one.results)), differences.entry(one)))
     return table(("cell", "learning rate", "seeds", "ours / paper"), rows) if rows else "No cell is computed yet.\n"
 
 
@@ -79,11 +90,35 @@ def rechecks(store: Results) -> str:
     rows = []
     for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir()):
         again = Results(folder)
-        for cell in (cell for which in ("table2", "table3") for cell in cells_of(which)):
+        for cell in (cell for which in RECORDED for cell in cells_of(which)):
             pairs = [_recheck(cell, seed, store, again) for seed in again.seeds(cell)]
             if pairs:
-                rows.append(_recheck_row(cell, pairs))
-    return table(("cell", "seeds", "rounds, recorded", "rounds, again", "largest difference of UA"), rows)
+                rows.append((pairs[0].again.processor or "", *_recheck_row(cell, pairs)))
+    return table(("processor", "cell", "seeds", "rounds, recorded", "rounds, again", "largest difference of UA"), rows)
+
+
+def spread(store: Results) -> dict[str, str]:
+    """Return the largest differences between two processors: rounds to target and user accuracy."""
+    pairs = [
+        _recheck(cell, seed, store, again)
+        for folder in sorted(path for path in (store.folder / "rechecks").glob("*") if path.is_dir())
+        for again in [Results(folder)]
+        for cell in (cell for which in RECORDED for cell in cells_of(which))
+        for seed in again.seeds(cell)
+    ]
+    other = [one for one in pairs if not one.same]
+    rounds = [
+        (abs(one.again.rounds_to_target - one.recorded.rounds_to_target), one.recorded.rounds_to_target)
+        for one in other
+        if one.again.rounds_to_target is not None and one.recorded.rounds_to_target is not None
+    ]
+    largest, of = max(rounds, default=(0, 0))
+    return {
+        "pairs": str(len(pairs)),
+        "same_bits": str(len(pairs) - len(other)),
+        "spread_rounds": f"{largest} of {of} rounds",
+        "spread_ua": f"{max((one.largest_difference for one in other), default=0.0):.3f}",
+    }
 
 
 def _recheck(cell: Cell, seed: int, store: Results, again: Results) -> Recheck:
@@ -103,10 +138,134 @@ def _recheck_row(cell: Cell, pairs: Sequence[Recheck]) -> tuple[str, ...]:
     return f"`{cell.name}`", seeds, before, now, f"{largest:.3f}"
 
 
+def origins(store: Results) -> str:
+    """Format the processors, versions and commits that the files name, with the number of files of each."""
+    results = [
+        result
+        for which in (*TABLES, "fig5")
+        for cell in named_cells(which, store)
+        for seed in store.seeds(cell)
+        if (result := store.read(cell, seed)) is not None
+    ]
+    counted = Counter(
+        (one.processor or "AMD EPYC, not in the file", one.versions["torch"], one.commit) for one in results
+    )
+    rows = sorted(
+        (processor, torch, f"`{commit[:8]}`" if commit else "not in the file", str(number))
+        for (processor, torch, commit), number in counted.items()
+    )
+    return table(("processor", "torch", "commit", "files"), rows)
+
+
+def named_cells(which: str, store: Results) -> Iterable[Cell]:
+    """Return the cells of a table; those of `tuned` have the rates that were chosen."""
+    return (choose_rates(cell, store) if which == "tuned" else cell for cell in cells_of(which))
+
+
 def rounds_range(store: Results, pattern: str) -> str:
     """Return the smallest and the largest mean number of rounds of some cells of Table 2, as `6 to 15`."""
     found = [one.mean_rounds for one in compare(store, select_cells("table2", pattern)) if one.mean_rounds is not None]
     return f"{min(found):.0f} to {max(found):.0f}"
+
+
+def agreement(comparisons: Sequence[Comparison]) -> str:
+    """Format the number of cells that agree with the paper's, by strategy and policy."""
+    rows = []
+    for strategy in _STRATEGIES:
+        row = []
+        for policy in _POLICIES:
+            here = [one for one in comparisons if (one.cell.strategy, one.cell.private) == (strategy, policy)]
+            row.append(f"{sum(one.within is True for one in here)} of {len(here)}")
+        rows.append((strategy, *row))
+    return table(("cells that agree", *(f"`{one}`" for one in _POLICIES)), rows)
+
+
+def seeds(comparisons: Sequence[Comparison]) -> str:
+    """Return the number of seeds by number of clients, as `W=200: 5; W=400: 1 to 3`."""
+    parts = []
+    for clients in sorted({one.cell.clients for one in comparisons}):
+        counts = [len(one.results) for one in comparisons if one.cell.clients == clients and one.results]
+        parts.append(f"W={clients}: {_span(min(counts), max(counts))}")
+    return "; ".join(parts)
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def cells_in_words(store: Results) -> dict[str, str]:
+    """Return ours and the paper's rounds of the cells that the words of the page name."""
+    named = {
+        "adam_all_half": "table2/mnist/fedavg-adam/all/W200/C0.5",
+        "adam_all": "table2/mnist/fedavg-adam/all/W200/C1.0",
+        "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
+        "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
+    }
+    words = {}
+    for key, name in named.items():
+        (one,) = compare(store, select_named_cells(name))
+        if key == "fedadam_none":
+            words |= flatness(one)
+        words |= {key: one.ours(), f"{key}_paper": str(one.cell.paper)}
+    return words
+
+
+def flatness(one: Comparison) -> dict[str, str]:
+    """Return how far user accuracy moves from one round to the next after 0.96, and how much it grows, in the mean."""
+    curves = [np.array(result.curve) for result in one.results]
+    tails = [curve[int(np.argmax(curve >= 0.96)) :] for curve in curves]
+    moves = np.concatenate([np.abs(np.diff(tail)) for tail in tails])
+    growth = sum(float(tail[-1] - tail[0]) for tail in tails) / len(moves)
+    return {"fedadam_step": f"{moves.mean():.4f}", "fedadam_growth": f"{growth:.5f}"}
+
+
+def share_of_rounds(store: Results, pattern: str, other: str) -> str:
+    """Return the rounds of one cell of Table 2 as a share of those of another, in percent."""
+    (one,), (base,) = (compare(store, select_cells("table2", name)) for name in (pattern, other))
+    if one.mean_rounds is None or base.mean_rounds is None:
+        raise ValueError(f"{pattern} or {other} does not reach the target")
+    return f"{100 * one.mean_rounds / base.mean_rounds:.0f} %"
+
+
+def overtaking(store: Results) -> str:
+    """Return the last round in which a baseline of Fig. 5 is above MTFL(FedAvg)."""
+    curves = {
+        (one.cell.strategy, one.cell.private): np.mean([result.curve for result in one.results], axis=0)
+        for one in compare(store, select_cells("fig5", "mnist/*/W200/C1.0"))
+        if one.results
+    }
+    ours = curves.pop(("fedavg", "affine"))
+    above = [np.flatnonzero(curves[name, "none"] > ours) for name in ("per-fedavg", "pfedme")]
+    return str(max(int(one[-1]) for one in above if len(one)))
+
+
+def measured(which: str) -> list[dict[str, Any]]:
+    """Return the measurements of Fig. 3 or 4, one for each seed."""
+    folder = RESULTS / which
+    return [json.loads((folder / f"seed{seed}.json").read_bytes()) for seed in measured_seeds(folder)]
+
+
+def fig4() -> dict[str, str]:
+    """Return the numbers of the words on Fig. 4: rounds, seeds, user accuracy after aggregation, and the crossing."""
+    files = measured("fig4")
+    steps, rounds = files[0]["steps_per_round"], files[0]["rounds"]
+
+    def by_round(policy: str) -> np.ndarray:
+        curves = np.mean([one["policies"][policy]["test"] for one in files], axis=0)
+        accuracies: np.ndarray = curves.reshape(rounds, steps + 1)
+        return accuracies
+
+    mtfl, fl = by_round("affine"), by_round("none")
+    ahead = np.flatnonzero(mtfl.mean(axis=1) > fl.mean(axis=1))
+    return {
+        "fig4_rounds": str(rounds),
+        "fig4_seeds": str(len(files)),
+        "fig4_after": f"{100 * mtfl[-1, 0]:.1f} %",
+        "fig4_end": f"{100 * mtfl[-1, -1]:.1f} %",
+        "fig4_fl_after": f"{100 * fl[-1, 0]:.1f} %",
+        "fig4_fl_end": f"{100 * fl[-1, -1]:.1f} %",
+        "fig4_ahead": str(int(ahead[-1]) + 1) if len(ahead) else "0",
+    }
 
 
 def fig5(store: Results) -> str:
@@ -121,12 +280,12 @@ def fig5(store: Results) -> str:
 
 def equation_10() -> str:
     """Format the share of neurons and clients for which Eq. (10) holds, by layer."""
-    layers: list[dict[str, Any]] = json.loads((RESULTS / "fig3" / "seed0.json").read_bytes())["layers"]
+    layers: list[dict[str, Any]] = [entry for one in measured("fig3") for entry in one["layers"]]
     rows = []
     for name in dict.fromkeys(one["layer"] for one in layers):
         here = [one for one in layers if one["layer"] == name]
         spans = (_percent_range([one[f"share_holding_{moment}"] for one in here]) for moment in ("mean", "var"))
-        rows.append((name, str(len(here)), *spans))
+        rows.append((name, str(len({one["round"] for one in here})), *spans))
     return table(("layer", "rounds", "mean", "variance"), rows)
 
 

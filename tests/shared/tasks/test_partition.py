@@ -156,7 +156,7 @@ def _by_definition(spec, train, test):
     in_order = [np.array(sorted(range(len(labels)), key=lambda at: (labels[at], at))) for labels in (train, test)]
     sizes = [[len(order) // shards + (shard < len(order) % shards) for shard in range(shards)] for order in in_order]
     if spec.kind == "even":
-        sizes = [np.diff([at * len(order) // shards for at in range(shards + 1)]) for order in in_order]
+        sizes = [np.diff([at * len(order) // shards for at in range(shards + 1)]).tolist() for order in in_order]
     shard_of = [np.repeat(np.arange(shards), each) for each in sizes]
     if spec.kind == "aligned":
         of_label = [
@@ -233,10 +233,11 @@ def test_shards_of_mnist_miss_as_in_the_paper(real_data):
     """At 400 devices about 7.5 % of MNIST's test examples carry a label that their device lacks; even, 1.2 %; aligned, none."""
     train, test = (read_idx(file.path(real_data)) for file in (TRAIN_LABELS, TEST_LABELS))
 
-    def missed(kind: str) -> float:
-        parts = _whole_split(kind, 400, 0, train, test)
+    def missed(kind: str, count: int = 400) -> float:
+        parts = _whole_split(kind, count, 0, train, test)
         return sum(np.count_nonzero(~np.isin(test[theirs], train[mine])) for mine, theirs in parts) / len(test)
 
     assert missed("shard") == pytest.approx(0.075, abs=0.01)
+    assert missed("shard", 200) == pytest.approx(0.008, abs=0.004)
     assert missed("even") == pytest.approx(0.012, abs=0.002)
     assert missed("aligned") == 0.0

@@ -1,0 +1,73 @@
+"""Tables of the results page on cells that differ from the paper's: what each column says of given results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedpatch.simulator.paper.comparison import Comparison, compare
+from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells
+from fedpatch.simulator.paper.results import Results
+from scripts.reference import differences
+from tests.simulator.fake_simulation import result
+
+(NONE,) = select_cells("table2", "mnist/fedadam/none/W200/C1.0")  # 69 rounds in the paper
+(ALL,) = select_cells("table2", "mnist/fedavg/all/W400/C1.0")  # 68 rounds
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Results:
+    return Results(tmp_path)
+
+
+def compared(cell: Cell, rounds: Sequence[int | None]) -> Comparison:
+    return Comparison(cell, tuple(result(cell, seed, one) for seed, one in enumerate(rounds)))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"), [((61, 335), True), ((70, 335), False), ((50, 60), False), ((61, None), True)]
+)
+def test_in_range_holds_where_the_papers_mean_lies_between_two_seeds(rounds, expected):
+    assert differences.in_range(compared(NONE, rounds)) is expected
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [((100,), True), ((50,), False), ((50, None), True)])
+def test_slower_holds_for_more_rounds_and_for_a_target_that_is_not_reached(rounds, expected):
+    assert differences.slower(compared(NONE, rounds)) is expected
+
+
+def test_accuracy_at_the_papers_round_is_the_last_one_of_a_run_that_ended_before():
+    late, early = compared(NONE, (100,)), compared(NONE, (50,))
+    assert differences.accuracy_at_paper(late) == late.results[0].curve[69]
+    assert differences.accuracy_at_paper(early) == early.results[0].curve[50]
+
+
+def test_a_split_covers_a_cell_when_the_papers_rounds_lie_between_those_of_two_splits(store):
+    store.write(ALL, 0, result(ALL, 0, 148))
+    (aligned,) = select_cells("aligned", ALL.short_name)
+    assert differences.explained(store)["unexplained_count"] == "1"
+    store.write(aligned, 0, result(aligned, 0, 55))
+    words = differences.explained(store)
+    assert (words["differing_count"], words["by_split"], words["unexplained_count"]) == ("1", "1", "0")
+    assert "| fedavg all W400 C1.0 | 148\\* | | 55 | 68 |" in differences.splits_table(store)
+
+
+def test_rates_like_the_papers_are_those_of_the_nearest_trial_within_the_limits(store):
+    trials = rate_cells(replace(NONE, where="tuned"))
+    for trial, rounds in zip(trials[:3], (20, 75, 70), strict=True):
+        store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, rounds))
+    found = differences.rates_like_the_papers(store, NONE)
+    assert found is not None
+    assert found[0].rates == trials[2].rates
+    assert "| fedadam none W200 C1.0 | 0.03 | 20 | 75 | 70 | - | 69 |" in differences.grids(store)
+
+
+def test_a_far_trial_is_not_like_the_papers(store):
+    trial = rate_cells(replace(NONE, where="tuned"))[0]
+    store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, 20))
+    assert differences.rates_like_the_papers(store, NONE) is None
+    (cell,) = compare(store, [trial])
+    assert cell.within is False
