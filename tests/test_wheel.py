@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
 PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
-EXTRAS = ("", "torch", "onnx", "agent", "coordinator", "demo", "simulator", "notebook", "otel")
+EXTRAS = ("", "torch", "onnx", "agent", "console", "coordinator", "demo", "simulator", "notebook", "otel")
 COMMANDS = ("fedpatch", "fedpatch-agent")
 
 
@@ -221,6 +221,7 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
     modules = {"torch": ("torch",), "onnx": ("onnx", "onnxruntime"), "agent": ("torch", "onnx", "jeepney")}
     modules |= {
         "coordinator": ("torch", "cryptography", "prometheus_client", "fedpatch.coordinator.report.load"),
+        "console": ("fedpatch.coordinator.console.server",),
         "demo": ("amqtt", "sklearn"),
     }
     modules |= {

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedpatch.coordinator.cli.broker import add_acl
+from fedpatch.coordinator.cli.console import add_console
 from fedpatch.coordinator.cli.devices import add_devices
 from fedpatch.coordinator.cli.doctor import add_doctor
 from fedpatch.coordinator.cli.enrol import add_identities
@@ -39,6 +41,7 @@ from fedpatch.shared.task_checks.command import add_check_task
 if TYPE_CHECKING:
     from fedpatch.coordinator.api.client import Client
     from fedpatch.coordinator.observability.live_view import RunView
+    from fedpatch.coordinator.observability.status_message import View
     from fedpatch.coordinator.rounds.run_records import RunSummary
 
 
@@ -72,8 +75,8 @@ app = make_app(
     "Federated learning over MQTT for fleets of small devices, with a private patch on each of them.",
     panels={
         "Try it on this machine": ["demo", "simulate", "check-task", "tasks", "strategies"],
-        "Train with a fleet": ["doctor", "privacy", "run", "resume"],
-        "Look at runs and devices": ["watch", "runs", "show", "report", "devices", "export"],
+        "Train with a fleet": ["doctor", "privacy", "run", "stop", "resume"],
+        "Look at runs and devices": ["console", "watch", "runs", "show", "report", "devices", "export"],
         "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
     },
 )
@@ -87,24 +90,38 @@ _EXIT_CODES = {"failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 @command(app, "demo", example="fedpatch demo --devices 5 --target-ua 0.95 --out /tmp/demo")
 @cli_options(DemoSettings)
-def demo(settings: DemoSettings, as_json: AsJson = False) -> None:
+def demo(
+    settings: DemoSettings,
+    console: Annotated[
+        bool, typer.Option("--console", help="Show the run in a web console as well, which stays until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Train a small fleet on this machine: broker, coordinator and one process for each device.
 
     --out receives the runs (coordinator/), and state and log of each device (devices/device-00/, devices/device-00.log). A
     later demo there adds a run and replaces the devices; a directory with foreign files is refused. With --broker the fleet
     is demo. The devices ignore FEDPATCH_AGENT_ variables.
     """
-    from fedpatch.coordinator.demo.demo import run_demo
+    from fedpatch.coordinator.demo.demo import FLEET, run_demo
+    from fedpatch.coordinator.storage.state_dirs import DEMO_SUBDIRECTORY
 
-    with interruptible():
+    place = settings.out.expanduser().absolute() / DEMO_SUBDIRECTORY
+    with interruptible(), ExitStack() as stack:
         with _view() as view:
-            done = run_demo(settings, view)
+            shown = _console(stack, view, "127.0.0.1:0" if console else None, place, FLEET, settings.task)
+            done = run_demo(settings, shown)
         say(
             f"patches: {done.devices_dir}/*/patches",
             f"logs: {done.devices_dir}/*.log",
             f"rounds: fedpatch show {done.summary.run} --state-dir {shlex.quote(str(done.state_dir))}",
+            *_report_line(done.summary.run, done.state_dir),
         )
-        _end(done.summary, as_json)
+        try:
+            _end(done.summary, as_json)
+        finally:
+            if console:
+                _stay()
 
 
 @command(app, "run", example="fedpatch run --broker mqtts://broker.local --task digits --devices 4 --target-ua 0.97")
@@ -119,6 +136,10 @@ def run(
             help="If the last run ended and had the same settings, print it without contact to the broker.",
         ),
     ] = False,
+    console: Annotated[
+        str | None,
+        typer.Option("--console", metavar="HOST:PORT", help="Show the run in a web console on this machine."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train with the devices of a fleet until --target-ua, --rounds or --time-limit-s is reached.
@@ -130,8 +151,9 @@ def run(
     from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 
     with interruptible():
-        with _view() as view:
-            summary = run_or_go_on(settings, view, new=new, unless_done=unless_done)
+        with _view() as view, ExitStack() as stack:
+            shown = _console(stack, view, console, settings.state_dir.absolute(), settings.fleet, settings.task)
+            summary = run_or_go_on(settings, shown, new=new, unless_done=unless_done)
             ignore_signals()
         _say_how_to_resume(summary, settings.state_dir)
         _end(summary, as_json)
@@ -187,6 +209,19 @@ def resume(
             ignore_signals()
         _say_how_to_resume(summary, found)
         _end(summary, as_json)
+
+
+@command(app, "stop", example="fedpatch stop last")
+def stop(run: Run, state_dir: StateDir = None) -> None:
+    """Stop a run at work after its open round, or at once between rounds; `fedpatch resume` goes on with it.
+
+    The coordinator sees the request within two seconds. It ends as after Ctrl-C (exit code 130), but no device is
+    interrupted.
+    """
+    from fedpatch.coordinator.guard.stop_request import request_stop
+    from fedpatch.coordinator.storage.state_dirs import find
+
+    say(request_stop(find(state_dir, run), run))
 
 
 @command(app, "runs", example="fedpatch runs --json")
@@ -288,7 +323,10 @@ broker_app.callback()(with_debug(broker))
 add_acl(broker_app)
 add_check_task(app, NAME)
 add_devices(app, lambda state_dir: _client(state_dir))
-for add in (add_identities, add_doctor, add_export, add_inventory, add_privacy, add_report, add_unit, add_watch):
+for add in (
+    *(add_console, add_identities, add_doctor, add_export, add_inventory),
+    *(add_privacy, add_report, add_unit, add_watch),
+):
     add(app)
 
 
@@ -296,6 +334,37 @@ def _view() -> RunView:
     from fedpatch.coordinator.observability.live_view import make_view
 
     return make_view(sys.stderr, plain=logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG))
+
+
+def _console(stack: ExitStack, view: View, listen: str | None, state_dir: Path, fleet: str, task: str) -> View:
+    """Start a console if one is asked for; it ends with `stack`. Return the view for the run."""
+    if listen is None:
+        return view
+    from fedpatch.coordinator.console.beside import console_beside, local_address
+
+    return stack.enter_context(console_beside(view, local_address(listen), state_dir, fleet, task))
+
+
+def _report_line(run: str, state_dir: Path) -> list[str]:
+    """Write the report of a demo beside its runs; return a line with its address, or with the reason why there is none."""
+    from fedpatch.shared.errors import FedpatchError
+
+    page = state_dir.parent / "report.html"
+    try:
+        from fedpatch.coordinator.report.load import Wanted, read_runs, write_report
+
+        write_report(read_runs(state_dir, [run]), Wanted(page))
+    except (ModuleNotFoundError, FedpatchError) as error:
+        return [f"report: none ({error})"]
+    return [f"report: {page.as_uri()}"]
+
+
+def _stay() -> None:
+    """Wait for Ctrl-C, with the console of the demo."""
+    come: SimpleQueue[int] = SimpleQueue()
+    with signals_told(come.put):
+        say("the console stays; Ctrl-C ends it")
+        come.get()
 
 
 def _client(state_dir: Path | None, run: str | None = None) -> Client:

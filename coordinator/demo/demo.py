@@ -27,6 +27,7 @@ from fedpatch.coordinator.observability.status_message import EMPTY_STATUS, Stat
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import start_run
 from fedpatch.coordinator.runtime.run_preparation import prepare
+from fedpatch.coordinator.storage.state_dirs import DEMO_SUBDIRECTORY
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.app.signals import ignore_signals
 from fedpatch.shared.errors import BrokerError, UsageError
@@ -69,7 +70,7 @@ def run_demo(settings: DemoSettings, view: View) -> Demo:
         fresh_devices(out) as forget_the_former,
         _broker(settings.broker) as broker,
     ):
-        run_settings = settings.run_settings(broker=broker, state_dir=out / "coordinator", fleet=FLEET)
+        run_settings = settings.run_settings(broker=broker, state_dir=out / DEMO_SUBDIRECTORY, fleet=FLEET)
         with serve_forks(out / _DEVICES) as forks, _devices(settings, task, broker, out / _DEVICES, forks) as devices:
             prepare(run_settings)  # raises errors of the settings before the wait for devices
             forget_the_former()

@@ -45,5 +45,7 @@ STATE_FILES: Sequence[StateFile] = (
         "how often each device's updates were released",
         "the run's epsilon is unknown: **restore it, or start a new run**",
     ),
+    StateFile("runs/RUN/stop-after-round", "request of `fedpatch stop`", "the run goes on"),
+    StateFile("console-token", "token of the web console, if it was given none", "a new one is made at its start"),
     StateFile("runs/RUN/model.npz", "global model for other programs", "written after the next round"),
 )

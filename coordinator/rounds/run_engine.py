@@ -53,6 +53,7 @@ from fedpatch.coordinator.rounds.run_events import (
     LinkChanged,
     ModelPublished,
     RunStarted,
+    StopRequested,
     Suspended,
     TimePassed,
     UpdateRejected,
@@ -118,6 +119,7 @@ class Engine:
         self._unfinished = unfinished
         self._resumed = bool(self.records) or unfinished is not None
         self._selected = False
+        self._stops_after_round = False
         # Whether the aggregation of the open round was requested.
         self._aggregates = False
         self._envelopes = EnvelopeFactory(spec, resumable)
@@ -180,7 +182,9 @@ class Engine:
                 return self._on_aggregated(event, now)
 
     def _on_outside(
-        self, event: RunStarted | LinkChanged | HoldsChanged | DevicesRevoked | Interrupted | Suspended, now: float
+        self,
+        event: RunStarted | LinkChanged | HoldsChanged | DevicesRevoked | Interrupted | StopRequested | Suspended,
+        now: float,
     ) -> list[Effect]:
         """Handle the events of the operator and of the link."""
         match event:
@@ -194,6 +198,9 @@ class Engine:
                 return self._on_revoked(event.devices, now)
             case Interrupted():
                 return self._interrupt(now)
+            case StopRequested():
+                self._stops_after_round = True
+                return self._advance(now)
             case Suspended():
                 return self._suspend(now)
 
@@ -481,6 +488,8 @@ class Engine:
         # A round that ended at the run's time limit may have ended a rounding error before it.
         if self._ends_at is not None and now >= self._ends_at - _ROUNDING_S:
             return Stopped.DEADLINE, self._nothing_words(now)
+        if self._stops_after_round:
+            return Stopped.INTERRUPTED, ""
         if self._failures >= spec.max_failed_rounds:
             return Stopped.FAILED, f"{self._failed} rounds in a row failed, {_last_words(records[-1])}"
         return None

@@ -77,6 +77,11 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
+class StopRequested:
+    """The operator stops the run after its open round, at once where none is open. A resume begins with the next round."""
+
+
+@dataclass(frozen=True)
 class Suspended:
     """The coordinator cannot continue for now. Devices continue to work and keep their updates until a resume."""
 
@@ -157,6 +162,7 @@ Event = (
     | HoldsChanged
     | DevicesRevoked
     | Interrupted
+    | StopRequested
     | Suspended
     | ModelPublished
     | UpdateStored

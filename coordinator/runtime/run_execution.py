@@ -14,6 +14,7 @@ from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.aggregation.privacy_policy import policy_of
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.guard.stop_request import StopRequest
 from fedpatch.coordinator.observability.event_observer import joined
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
 from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
@@ -344,6 +345,7 @@ def _play_rounds(
                 view=view,
                 revocations=revocations,
                 quarantine=quarantine,
+                stop_request=StopRequest(directory),
             ).run()
         except (FedpatchError, OSError) as error:
             event = Suspended() if isinstance(error, StateError | OSError) else Interrupted()

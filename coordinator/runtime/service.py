@@ -13,6 +13,7 @@ from queue import Empty
 
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.guard.stop_request import StopRequest
 from fedpatch.coordinator.observability.status_message import View, status_message
 from fedpatch.coordinator.observability.status_publisher import StatusPublisher
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED, REVOKED
@@ -27,6 +28,7 @@ from fedpatch.coordinator.rounds.run_events import (
     Interrupted,
     LinkChanged,
     RunStarted,
+    StopRequested,
     TimePassed,
 )
 from fedpatch.coordinator.runtime.connection import Connection
@@ -64,6 +66,7 @@ class Service:
         view: Shows progress and messages.
         revocations: The revoked devices.
         quarantine: The devices that are held back; None without a registry.
+        stop_request: The operator's request to stop after a round; None without a directory.
     """
 
     def __init__(
@@ -76,11 +79,13 @@ class Service:
         view: View,
         revocations: Revocations,
         quarantine: Quarantine | None = None,
+        stop_request: StopRequest | None = None,
     ) -> None:
         self._engine = engine
         self._revocations = revocations
         self._runner = runner
         self._quarantine = quarantine
+        self._stop_request = stop_request
         self._connection = connection
         self._event_queue = connection.event_queue
         self._publisher = publisher
@@ -129,6 +134,7 @@ class Service:
         if revoked is not None:
             self._run_effects(self._engine.handle(DevicesRevoked(revoked), self._event_queue.now))
         self._watch_devices(self._event_queue.now)
+        self._watch_stop(self._event_queue.now)
         self._observer.look(self._event_queue.clock(), waiting=self._event_queue.waiting())
         self._show(self._event_queue.clock())
 
@@ -168,6 +174,12 @@ class Service:
             self._run_effects(self._engine.handle(HoldsChanged(held), now))
         for (device, reason), times in self._connection.ingress_filter.take_dropped().items():
             self._run_effects([CountEvent(device, "ignored", reason, times=times)])
+
+    def _watch_stop(self, now: float) -> None:
+        """Stop the run after its open round if the operator has asked for it."""
+        if self._stop_request is not None and self._stop_request.poll(now):
+            self._view.say("asked to stop: no round begins after the open one")
+            self._run_effects(self._engine.handle(StopRequested(), now))
 
     def _next_event(self) -> Event | None:
         deadline = self._deadline

@@ -208,9 +208,15 @@ class RoundLedger(Tables):
         self._journal.write_back_to(run, round, change)
         keep_copy(self._db, self.path)
 
-    def records(self, run: str) -> list[RoundRecord]:
-        """Return the records of completed rounds, by round."""
-        rows = self._read("SELECT record FROM rounds WHERE run = ? ORDER BY round", (run,))
+    def counts(self) -> dict[str, int]:
+        """Return the number of completed rounds by run; a run without one is left out."""
+        return {
+            row["run"]: row["count"] for row in self._read("SELECT run, count(*) AS count FROM rounds GROUP BY run")
+        }
+
+    def records(self, run: str, after: int = 0) -> list[RoundRecord]:
+        """Return the records of completed rounds with a number above `after`, by round."""
+        rows = self._read("SELECT record FROM rounds WHERE run = ? AND round > ? ORDER BY round", (run, after))
         try:
             return [RoundRecord.from_dict(self._json(row["record"], dict)) for row in rows]
         except ValueError as error:

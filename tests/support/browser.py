@@ -68,17 +68,22 @@ class Browser:
             self._process.wait()
 
     def open(
-        self, path: Path, *, width: int = 1000, height: int = 900, dark: bool = False, paper: bool = False
+        self, page: Path | str, *, width: int = 1000, height: int = 900, dark: bool = False, paper: bool = False
     ) -> None:
-        """Load a file, as a window of that size in CSS pixels sees it, or a printer; wait until it is there."""
+        """Load a file or a URL, as a window of that size in CSS pixels sees it, or a printer; wait until it is there."""
+        url = page if isinstance(page, str) else page.absolute().as_uri()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
-        self._call("Page.navigate", url=path.absolute().as_uri())
+        self._call("Page.navigate", url=url)
+        self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
+
+    def wait_for(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true in the page."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.ask("document.readyState + location.href") != f"complete{path.absolute().as_uri()}":
-            assert time.monotonic() < deadline, f"{path} was not loaded within {PATIENCE_S} s"
+        while not self.ask(expression):
+            assert time.monotonic() < deadline, f"{expression} was not true within {PATIENCE_S} s"
             time.sleep(0.02)
 
     def ask(self, expression: str) -> Any:

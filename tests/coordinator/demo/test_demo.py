@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -240,3 +241,35 @@ def test_device_without_data_ends_the_demo_with_its_error(tmp_path):
     assert "device-01 ended: " in result.stderr and "shard" in result.stderr
     assert "device-01.log" in result.stderr
     assert left_of(tmp_path / "demo") == []
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_demo_with_a_console_shows_the_run_and_stays_until_ctrl_c(tmp_path):
+    pytest.importorskip("amqtt", reason="the built-in broker is not installed (pip install 'fedpatch[demo]')")
+    pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
+    out = tmp_path / "demo"
+    words = ["demo", "--console", "--devices", "1", "--rounds", "1", "--target-ua", "none", "--out", str(out)]
+    command = [sys.executable, "-m", "fedpatch", *words, "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and process.stdout is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line.strip())
+            if line.startswith("the console stays"):
+                break
+        url = lines[0].removeprefix("console: ")
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}api/runs/last") as answer:
+            shown = json.load(answer)
+        process.send_signal(signal.SIGINT)
+        summary = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    assert shown["run"]["id"] == summary["run"] and [one["n"] for one in shown["rounds"]] == [1]
+    assert f"report: {(out / 'report.html').as_uri()}" in lines and (out / "report.html").stat().st_size > 10_000
+    assert left_of(out) == []
+
+
+def test_console_of_a_run_is_for_this_machine(tmp_path, monkeypatch, capsys):
+    ended = Program(cli.main, monkeypatch, capsys)("run", "--console", "0.0.0.0:0", "--state-dir", tmp_path / "state")
+    assert ended.code == 2 and "--tls-cert and --token-file" in ended.err
+    assert not (tmp_path / "state").exists()

@@ -32,6 +32,7 @@ from fedpatch.coordinator.rounds.run_events import (
     LinkChanged,
     ModelPublished,
     RunStarted,
+    StopRequested,
     TimePassed,
     UpdateRejected,
 )
@@ -278,6 +279,23 @@ class TestEnd:
         assert told(recruiting.handle(Interrupted(), 2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert recruiting.handle(Interrupted(), 3.0) == []
         assert aggregating().handle(Interrupted(), 6.0)[-1] == EndRun(Stopped.INTERRUPTED, "")
+
+    def test_requested_stop_ends_the_run_after_its_open_round(self):
+        made = asking("a", rounds=5)
+        assert made.handle(StopRequested(), 1.0) == []
+        report_of(made, "a")
+        effects = made.handle(Aggregated(), 9.0)
+        assert [one.record.outcome for one in effects if isinstance(one, SaveRecord)] == ["aggregated"]
+        assert effects[-1] == EndRun(Stopped.INTERRUPTED, "")
+
+    def test_requested_stop_between_rounds_ends_the_run_at_once(self):
+        assert engine().handle(StopRequested(), 1.0) == [EndRun(Stopped.INTERRUPTED, "")]
+
+    def test_requested_stop_leaves_a_run_that_is_complete_complete(self):
+        made = asking("a", rounds=1)
+        made.handle(StopRequested(), 1.0)
+        report_of(made, "a")
+        assert made.handle(Aggregated(), 9.0)[-1] == EndRun(Stopped.MAX_ROUNDS, "")
 
 
 def waiting_engine(*devices: str, **changes: Any) -> Engine:

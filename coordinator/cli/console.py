@@ -1,0 +1,155 @@
+"""The command `fedpatch console`: a command of its own file, since the web server is imported when it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpatch.coordinator.cli.options import PasswordFile, StateDir
+from fedpatch.shared.app.command import AsJson, command, say
+from fedpatch.shared.app.signals import exit_code_of, signals_told
+from fedpatch.shared.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedpatch.coordinator.console.event_streams import EventStreams
+    from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+
+_Path = Path | None
+_Listen = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; port 0: a free one.")
+]
+_Actions = Annotated[
+    bool, typer.Option("--actions", help="Let the operator hold devices and stop runs, after a login.")
+]
+_TokenFile = Annotated[_Path, typer.Option("--token-file", metavar="PATH", help="File with the token, mode 0600.")]
+_TlsCert = Annotated[_Path, typer.Option("--tls-cert", metavar="PATH", help="Certificate of the console, PEM.")]
+_TlsKey = Annotated[_Path, typer.Option("--tls-key", metavar="PATH", help="Its key, PEM; default: in --tls-cert.")]
+_ClientCa = Annotated[_Path, typer.Option("--client-ca", metavar="PATH", help="CA of the browsers' certificates, PEM.")]
+_Name = Annotated[
+    list[str] | None, typer.Option("--name", metavar="HOST", help="Further host name under which it is reached.")
+]
+_Broker = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FEDPATCH_BROKER", metavar="URL", help="Broker; default: that of the newest run; none: no broker."
+    ),
+]
+_Fleet = Annotated[
+    str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="Fleet; default: that of the run.")
+]
+_Username = Annotated[
+    str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
+]
+_CaFile = Annotated[_Path, typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="Trusted CA certificate, PEM.")]
+_CertFile = Annotated[
+    _Path,
+    typer.Option(envvar="FEDPATCH_CERT_FILE", metavar="PATH", help="Own certificate and key in one PEM file."),
+]
+_OnStdin = Annotated[bool, typer.Option("--status-on-stdin", hidden=True, help="Statuses come on stdin.")]
+_NO_BROKER = "none"
+
+
+def add_console(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+
+    @command(app, "console", example="fedpatch console --state-dir fedpatch-state")
+    def console(
+        state_dir: StateDir = None,
+        listen: _Listen = "127.0.0.1:8465",
+        actions: _Actions = False,
+        token_file: _TokenFile = None,
+        tls_cert: _TlsCert = None,
+        tls_key: _TlsKey = None,
+        client_ca: _ClientCa = None,
+        name: _Name = None,
+        broker: _Broker = None,
+        fleet: _Fleet = None,
+        username: _Username = None,
+        password_file: PasswordFile = None,
+        ca_file: _CaFile = None,
+        cert_file: _CertFile = None,
+        status_on_stdin: _OnStdin = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """Serve a live web page of runs, rounds and devices, until Ctrl-C.
+
+        It reads the state directory, and the coordinator's status messages from the broker. It is for this machine and
+        changes nothing, unless --actions lets an operator act after a login with the token. An address that other machines
+        reach needs --tls-cert and --token-file or --client-ca (else exit code 2).
+        """
+        from fedpatch.coordinator.console.beside import need_extra
+
+        need_extra()
+        from fedpatch.coordinator.console.feed import Feed, RegistryReader
+        from fedpatch.coordinator.console.server import ready_line, serve
+        from fedpatch.coordinator.console.sources import from_broker, from_stdin
+        from fedpatch.coordinator.console.terms import ConsoleTerms
+        from fedpatch.coordinator.observability.status_follower import StatusFollower
+        from fedpatch.coordinator.storage.state_dirs import find
+        from fedpatch.shared.config.listen_address import parse_address
+
+        terms = ConsoleTerms(
+            listen=parse_address(listen),
+            actions=actions,
+            token_file=token_file,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            client_ca=client_ca,
+            names=tuple(name or ()),
+        )
+        terms.check()
+        place = find(state_dir)
+        settings = None
+        if not status_on_stdin and broker != _NO_BROKER:
+            given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": None}
+            files = {"password_file": password_file, "ca_file": ca_file, "cert_file": cert_file}
+            settings = _broker_of({**given, **{key: str(path) if path else None for key, path in files.items()}}, place)
+
+        def ready(url: str, token_file: Path | None) -> None:
+            if as_json:
+                typer.echo(ready_line(url, token_file, actions=actions))
+            else:
+                say(f"console: {url}", *([f"token: in {token_file}"] if token_file else []), "Ctrl-C ends it")
+
+        ended: list[int] = []
+        fleet = fleet or (settings.fleet if settings is not None else None)
+
+        def feed_of(streams: EventStreams) -> Feed:
+            watched = status_on_stdin or settings is not None
+            where = str(settings.broker) if settings is not None else "the coordinator"
+            follower = StatusFollower(fleet or "", where, time.monotonic()) if watched else None
+            return Feed(RegistryReader(place, fleet), follower, streams.publish_from_thread)
+
+        @contextmanager
+        def around(feed: Feed, stop: Callable[[], None]) -> Iterator[None]:
+            def tell(number: int) -> None:
+                ended.append(number)
+                stop()
+
+            with ExitStack() as stack:
+                stack.enter_context(signals_told(tell))
+                if settings is not None:
+                    stack.enter_context(from_broker(settings, feed))
+                elif status_on_stdin:
+                    stack.enter_context(from_stdin(fleet or "", feed, stop))
+                yield
+
+        serve(terms, place, feed_of, ready, around)
+        raise typer.Exit(exit_code_of(ended[0]) if ended else 0)
+
+
+def _broker_of(given: dict[str, Any], place: Path) -> BrokerSettings | None:
+    """Return the connection to the broker; None where there is neither a broker nor a run."""
+    from fedpatch.coordinator.cli.watch import broker_settings
+
+    try:
+        return broker_settings(given, place)
+    except UsageError:
+        if given["broker"] is not None:
+            raise
+        return None

@@ -1,0 +1,119 @@
+"""Server-sent events: one response per page that never ends, bounded in number, memory and patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fedpatch.coordinator.console.snapshot import Cursor, Snapshot, events_since
+
+MAX_STREAMS = 100
+"""Streams at a time; of more, a page is told to try again later."""
+BEAT_S = 15.0
+"""A comment keeps an idle stream open and shows that its page is still there."""
+PATIENCE_S = 20.0
+"""Time in which a page must read what was sent; then its stream ends."""
+
+_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class EventStreams:
+    """All open streams and the newest snapshot. It lives in one event loop, but for `publish_from_thread`.
+
+    Args:
+        beat_s: Seconds between two comments of an idle stream.
+        patience_s: Seconds in which a page must read.
+        most: Streams at a time.
+    """
+
+    def __init__(self, *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S, most: int = MAX_STREAMS) -> None:
+        self.snapshot = Snapshot()
+        self.count = 0
+        self._beat_s, self._patience_s, self._most = beat_s, patience_s, most
+        self._changed = asyncio.Event()
+        self._closed = False
+        # Pages that have received the same get the same bytes.
+        self._made: dict[Cursor, tuple[bytes, Cursor]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attach(self) -> None:
+        """Take the running event loop as the one of the streams."""
+        self._loop = asyncio.get_running_loop()
+
+    def publish_from_thread(self, snapshot: Snapshot) -> None:
+        """Hand a new snapshot to the event loop. Callable from any thread; ignored once the loop has ended."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.publish, snapshot)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Wake all streams with a new snapshot."""
+        self.snapshot = snapshot
+        self._made.clear()
+        self._wake()
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        self._wake()
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for another stream."""
+        return self.count >= self._most
+
+    async def serve(
+        self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]], allowed: Callable[[], bool]
+    ) -> None:
+        """Send events until the page leaves, stops reading, or may no longer read.
+
+        Args:
+            receive: Of ASGI.
+            send: Of ASGI.
+            headers: Further headers of the response.
+            allowed: Whether the page may still read; asked before each event.
+        """
+        self.count += 1
+        left: asyncio.Future[Any] = asyncio.ensure_future(_left(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *headers]})
+            await self._send_events(send, left, allowed)
+        except TimeoutError:
+            pass  # a page that does not read; the server closes its connection
+        finally:
+            left.cancel()
+            self.count -= 1
+
+    async def _send_events(self, send: Send, left: asyncio.Future[Any], allowed: Callable[[], bool]) -> None:
+        cursor = Cursor()
+        while not (left.done() or self._closed) and allowed():
+            changed = self._changed
+            body, cursor = self._events(cursor)
+            async with asyncio.timeout(self._patience_s):
+                await send({"type": "http.response.body", "body": body or b": beat\n\n", "more_body": True})
+            waiting: asyncio.Future[Any] = asyncio.ensure_future(changed.wait())
+            try:
+                await asyncio.wait({waiting, left}, timeout=self._beat_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+        async with asyncio.timeout(self._patience_s):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _events(self, cursor: Cursor) -> tuple[bytes, Cursor]:
+        if cursor not in self._made:
+            self._made[cursor] = events_since(cursor, self.snapshot)
+        return self._made[cursor]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the page is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

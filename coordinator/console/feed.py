@@ -1,0 +1,255 @@
+"""The thread that reads: the registry of a state directory, and the status messages of the coordinator.
+
+The registry is opened to read only. SQLite's data_version says at each look whether another process has changed it, so an
+idle console reads nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from fedpatch.coordinator.console.documents import (
+    MAX_RUNS,
+    device_row,
+    live_document,
+    metric_of,
+    round_row,
+    run_row,
+)
+from fedpatch.coordinator.console.snapshot import Snapshot, with_devices, with_live, with_runs
+from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless
+from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
+from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.app.files import stamp_of
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Received
+
+LOOK_EVERY_S = 0.2
+"""Pause between two looks at the registry; the page shows a record at most this much and one write later."""
+_RETRY_S = 1.0
+
+_log = logging.getLogger("fedpatch.console")
+
+
+class RegistryReader:
+    """The runs, rounds and devices in the registry of a state directory, as a snapshot.
+
+    The file may come later, be replaced or be damaged: then the last content stays, and `problem` says why.
+
+    Args:
+        state_dir: The state directory.
+        fleet: Name of the fleet; None for all.
+    """
+
+    def __init__(self, state_dir: Path, fleet: str | None) -> None:
+        self._path = state_dir / REGISTRY_FILE
+        self._fleet = fleet
+        self._registry: Registry | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._version = -1
+        self._retry_at = 0.0
+        self._run: tuple[str, int] = ("", 0)
+        self.problem = ""
+
+    def look(self, snapshot: Snapshot, now: float) -> Snapshot:
+        """Return `snapshot` with the changes of the registry since the last call; `now` is monotonic, in seconds."""
+        if now < self._retry_at:
+            return snapshot
+        try:
+            registry = self._opened()
+            if registry is None:
+                self._retry_at = now + _RETRY_S
+                return snapshot
+            version = registry.holds.version()
+            if version == self._version:
+                return snapshot
+            snapshot = self._read(registry, snapshot)
+            self._version = version
+            self.problem = ""
+        except FedpatchError as error:
+            self.close()
+            self._retry_at = now + _RETRY_S
+            if str(error) != self.problem:
+                _log.warning("%s", error)
+            self.problem = str(error)
+        return snapshot
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._registry is not None:
+            self._registry.close()
+        self._registry, self._version, self._run = None, -1, ("", 0)
+
+    def _opened(self) -> Registry | None:
+        """Return the open registry; a replaced file is opened anew. None while there is no registry."""
+        stamp = _identity(self._path)
+        if self._registry is not None and stamp == self._stamp:
+            return self._registry
+        self.close()
+        if not exists(self._path):
+            return None
+        self._stamp = stamp
+        self._registry = Registry(self._path, readonly=True)
+        return self._registry
+
+    def _read(self, registry: Registry, snapshot: Snapshot) -> Snapshot:
+        runs = [run for run in registry.runs() if self._fleet in (None, run.settings.get("fleet"))][:MAX_RUNS]
+        counts = registry.rounds.counts()
+        snapshot = with_runs(snapshot, [run_row(run, counts.get(run.id, 0)) for run in runs])
+        devices = [one for one in registry.devices() if self._fleet in (None, one.fleet)]
+        snapshot = with_devices(snapshot, [device_row(one) for one in devices])
+        return self._with_rounds(registry, snapshot, runs)
+
+    def _with_rounds(self, registry: Registry, snapshot: Snapshot, runs: Sequence[RunInfo]) -> Snapshot:
+        if not runs:
+            return snapshot
+        newest = max(runs, key=lambda run: (run.status == "running", run.created_at))
+        last = snapshot.records[-1].round if snapshot.records else 0
+        whole = self._run != (newest.id, newest.epoch)  # a resume may have repeated rounds
+        added = registry.rounds.records(newest.id, after=0 if whole else last)
+        self._run = (newest.id, newest.epoch)
+        records = tuple(added) if whole else (*snapshot.records, *added)
+        if not whole and not added:
+            return snapshot
+        return with_rounds(snapshot, newest.id, records, whole=whole, added=added)
+
+
+def with_rounds(
+    snapshot: Snapshot, run: str, records: Sequence[RoundRecord], *, whole: bool, added: Sequence[RoundRecord]
+) -> Snapshot:
+    """Return the snapshot with other rounds.
+
+    Args:
+        snapshot: The snapshot before.
+        run: Id of the run.
+        records: Records of all its completed rounds.
+        whole: Whether they replace all rounds of the snapshot; else `added` was appended.
+        added: The new records.
+    """
+    rows = tuple(map(round_row, added))
+    return replace(
+        snapshot,
+        run=run,
+        metric=metric_of(records),
+        records=tuple(records),
+        rounds=rows if whole else (*snapshot.rounds, *rows),
+        rounds_since=snapshot.rounds_since + whole,
+    )
+
+
+class Feed:
+    """A thread that keeps a `Snapshot` up to date.
+
+    Args:
+        reader: Reads the registry; None without a state directory.
+        follower: Follows the status messages; None without a connection.
+        changed: Called from the thread with each new snapshot.
+        clock: Monotonic seconds.
+
+    Attributes:
+        events: Takes the events of the connection, from any thread.
+    """
+
+    def __init__(
+        self,
+        reader: RegistryReader | None,
+        follower: StatusFollower | None,
+        changed: Callable[[Snapshot], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.events: SimpleQueue[LinkEvent | None] = SimpleQueue()
+        self._reader, self._follower = reader, follower
+        self._changed = changed
+        self._clock = clock
+        self._linked = follower is None
+        self._line = ""
+        self._snapshot = Snapshot(live={"link": False, "line": "", "status": None})
+        self._thread = threading.Thread(target=self._run, name="console feed", daemon=True)
+        self._ended = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._ended = True
+        self.events.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._changed(self._snapshot)
+        while not self._ended:
+            before = self._snapshot
+            self.step(LOOK_EVERY_S)
+            if self._snapshot is not before:
+                self._changed(self._snapshot)
+        if self._reader is not None:
+            self._reader.close()
+
+    def step(self, timeout_s: float) -> Snapshot:
+        """Wait for an event for at most `timeout_s` seconds, look at the registry once, and return the snapshot."""
+        self._take_events(timeout_s)
+        now = self._clock()
+        snapshot = self._snapshot if self._reader is None else self._reader.look(self._snapshot, now)
+        self._snapshot = self._with_status(snapshot, now)
+        return self._snapshot
+
+    def _take_events(self, timeout_s: float) -> None:
+        deadline = self._clock() + timeout_s
+        while True:
+            try:
+                event = self.events.get(timeout=max(0.0, deadline - self._clock()))
+            except Empty:
+                return
+            if event is None:
+                return
+            match event:
+                case Connected() | Received():
+                    self._linked = True
+                case Disconnected():
+                    self._linked = False
+            if self._follower is not None and (lines := self._follower.take(event, self._clock())):
+                self._line = lines[-1]
+
+    def _with_status(self, snapshot: Snapshot, now: float) -> Snapshot:
+        document, message = None, None
+        if self._follower is not None:
+            if lines := self._follower.tick(now):
+                self._line = lines[-1]
+            document, message = self._follower.document(), self._follower.message(now)
+        problem = self._reader.problem if self._reader is not None else ""
+        live: dict[str, Any] = {"link": self._linked, "line": problem or self._line, "status": None}
+        if document is not None and message is not None:
+            times = {name: getattr(message.status, name) for name in ("eta_s", "elapsed_s", "pause_s")}
+            live["status"] = live_document({**document, **times})
+            snapshot = _with_status_rounds(snapshot, message.run, message.records)
+        if live == snapshot.live:
+            return snapshot
+        return with_live(snapshot, live, news=_timeless(live) != _timeless(snapshot.live))
+
+
+def _with_status_rounds(snapshot: Snapshot, run: str, records: Sequence[RoundRecord]) -> Snapshot:
+    """Without a registry, or before it has the run: the rounds that the status itself names."""
+    if snapshot.runs or (snapshot.run == run and list(records) == list(snapshot.records)):
+        return snapshot
+    return with_rounds(snapshot, run, records, whole=True, added=records)
+
+
+def _timeless(live: Mapping[str, Any]) -> dict[str, Any]:
+    status = live.get("status")
+    return {**live, "status": None if status is None else timeless(status)}
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return the inode, which tells a file from one that has replaced it; () if there is no file."""
+    return stamp_of(path)[:1]

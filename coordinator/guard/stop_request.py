@@ -1,0 +1,60 @@
+"""The request to stop a run after its open round: a file in the directory of the run, which the coordinator looks for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import UsageError
+
+LOOK_EVERY_S = 1.0
+STOP_FILE = "stop-after-round"
+
+
+class StopRequest:
+    """The request of a run. A request from before its start is deleted.
+
+    Args:
+        directory: Directory of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / STOP_FILE
+        self._look_at = 0.0
+        self._noted = False
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    def poll(self, now: float) -> bool:
+        """Return whether the request has come since the last call; looks once in LOOK_EVERY_S seconds."""
+        if self._noted or now < self._look_at:
+            return False
+        self._look_at = now + LOOK_EVERY_S
+        self._noted = self._file.exists()
+        return self._noted
+
+
+def request_stop(state_dir: Path, run: str) -> str:
+    """Ask the coordinator of a run to stop after its open round.
+
+    Args:
+        state_dir: The state directory.
+        run: Id of the run, its beginning, or "last".
+
+    Returns:
+        The result in words.
+
+    Raises:
+        UsageError: There is no such run, or it is not at work.
+        StateError: The request cannot be written.
+    """
+    with Registry(state_dir / REGISTRY_FILE, readonly=True) as registry:
+        info = registry.run(run)
+    if info.status != "running":
+        raise UsageError(f"run {info.id} is not at work ({info.status}), so there is nothing to stop")
+    path = state_dir / "runs" / info.id / STOP_FILE
+    with refusals_of(path):
+        write_atomic(path, b"")
+    return f"run {info.id} stops after its open round; `fedpatch resume {info.id}` goes on with it"

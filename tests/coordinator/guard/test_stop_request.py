@@ -1,0 +1,52 @@
+"""The request to stop a run after its open round: the file, and who may ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpatch.coordinator.guard.stop_request import LOOK_EVERY_S, STOP_FILE, StopRequest, request_stop
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.errors import StateError, UsageError
+from tests.coordinator.registry_builders import new_run
+
+
+def test_request_is_seen_once_within_the_look(tmp_path):
+    request = StopRequest(tmp_path)
+    assert not request.poll(0.0)
+    (tmp_path / STOP_FILE).touch()
+    assert not request.poll(LOOK_EVERY_S / 2)
+    assert request.poll(LOOK_EVERY_S)
+    assert not request.poll(3 * LOOK_EVERY_S)
+
+
+def test_request_from_before_the_start_is_deleted(tmp_path):
+    (tmp_path / STOP_FILE).touch()
+    assert not StopRequest(tmp_path).poll(LOOK_EVERY_S)
+    assert not (tmp_path / STOP_FILE).exists()
+
+
+def test_running_run_is_asked_and_the_answer_names_the_resume(tmp_path):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry).id
+    (tmp_path / "runs" / run).mkdir(parents=True, exist_ok=True)
+    assert f"fedpatch resume {run}" in request_stop(tmp_path, "last")
+    assert (tmp_path / "runs" / run / STOP_FILE).exists()
+
+
+def test_run_that_has_ended_is_refused(tmp_path):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry).id
+        registry.finish_run(run, stopped_because="failed", user_accuracy=None, model=None)
+    with pytest.raises(UsageError, match="is not at work"):
+        request_stop(tmp_path, run)
+
+
+def test_request_that_cannot_be_written_is_a_state_error(tmp_path):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry).id
+    place = tmp_path / "runs" / run
+    for path in sorted(place.rglob("*")):
+        path.unlink()
+    place.rmdir()
+    with pytest.raises(StateError):
+        request_stop(tmp_path, run)
