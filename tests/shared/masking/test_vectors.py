@@ -71,9 +71,7 @@ def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, see
     ]
     total = summed(layout, vectors)
     mean = mean_step(layout, total)["fc.weight"]
-    travels = np.zeros(35, bool)
-    travels[dict(zip(layout.specs, layout.subsets, strict=True))[layout.specs[-1]]] = True
-    travels = travels.reshape(5, 7)
+    travels = np.isin(np.arange(35), layout.subsets[-1]).reshape(5, 7)
     left = [vector.residual["fc.weight"] for vector in vectors]
     sent = [np.where(travels, step["fc.weight"] - lacking, 0) for step, lacking in zip(steps, left, strict=True)]
     for step, lacking in zip(steps, left, strict=True):
