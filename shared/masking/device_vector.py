@@ -2,8 +2,8 @@
 
 A value is w * step / range * top, cut off at +-top and rounded at random, so that its expectation is exact; w is
 min(examples, weight_cap) / weight_cap. The residual is what the vector lacks of the step: the error of the rounding and of the
-cut, and the values that do not travel in this round. It is added to the next step (error feedback: Karimireddy et al. 2019,
-EF-SGD). Only trained tensors have one: statistics are measured anew in each round.
+cut, and half of the values that do not travel in this round (shared.tensors.subset.WAITING_SHARE). It is added to the next step
+(error feedback: Karimireddy et al. 2019, EF-SGD). Only trained tensors have one: statistics are measured anew in each round.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from fedpatch.shared.masking.vector_layout import BINS, MEASURES, VectorLayout, to_limbs
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Tensors
+from fedpatch.shared.tensors.subset import WAITING_SHARE
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import UpdateReport
 
@@ -83,7 +84,9 @@ def make_vector(
         code += rng.random(len(subset))
         np.floor(code, out=code)
         clipped += int(np.count_nonzero(np.abs(exact) > layout.top))
-        flat[places] -= code * unit
+        lacking = flat[places] - code * unit
+        flat *= WAITING_SHARE
+        flat[places] = lacking
         codes.append(code.astype(signed).view(layout.dtype))
         if spec.trainable:
             left[spec.name] = flat.reshape(spec.shape).astype(np.float32)

@@ -41,17 +41,10 @@ from fedpatch.shared.tensors.quantise import (
     to_nibbles,
 )
 from fedpatch.shared.tensors.schema import base_name
-from fedpatch.shared.tensors.subset import SEED_BYTES, subset_of
+from fedpatch.shared.tensors.subset import SEED_BYTES, WAITING_SHARE, subset_of
 
 BLOCK = 1024
 NO_SEED = bytes(SEED_BYTES)
-WAITING_SHARE = 0.5
-"""Share of a value that waits for its turn in a public subset, for each round that it waits.
-
-What a device trains in the rounds of its waiting is mostly the same step again, because the global value has not moved. A sum
-of them all would be several times too long: where devices reach their own optimum in each round, the error of a quarter's
-subset grew by a factor of 10^9 in 120 rounds. With a half, the sum stays below two steps, and the error never grows.
-"""
 KEEP = {"delta-int8-half": 2, "delta-int8-quarter": 4}
 """Encodings of a public subset: one of so many values travels in a round."""
 FEEDBACK = ("delta-int4", *KEEP)

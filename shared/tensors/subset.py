@@ -14,6 +14,13 @@ import numpy as np
 from fedpatch.shared.tensors.arrays import Array
 
 SEED_BYTES = 8
+WAITING_SHARE = 0.5
+"""Share of a value that waits for its turn in a public subset, for each round that it waits.
+
+What a device trains in the rounds of its waiting is mostly the same step again, because the global value has not moved. A sum
+of them all would be several times too long: where devices reach their own optimum in each round, the error of a quarter's
+subset grew by a factor of 10^9 in 120 rounds. With a half, the sum stays below two steps, and the error never grows.
+"""
 
 
 def round_seed(run_seed: int, round_number: int) -> bytes:

@@ -20,6 +20,7 @@ from fedpatch.shared.masking.ranges import MAX_CHANGE, first_clip, first_ranges,
 from fedpatch.shared.masking.vector_layout import LIMB_BITS, VectorLayout, from_limbs, to_limbs
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.tensors.subset import WAITING_SHARE
 from fedpatch.shared.wire.messages import UpdateReport
 from tests.support.masked_group import terms_of
 
@@ -70,7 +71,11 @@ def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, see
     ]
     total = summed(layout, vectors)
     mean = mean_step(layout, total)["fc.weight"]
-    sent = [step["fc.weight"] - vector.residual["fc.weight"] for step, vector in zip(steps, vectors, strict=True)]
+    travels = np.isin(np.arange(35), layout.subsets[-1]).reshape(5, 7)
+    left = [vector.residual["fc.weight"] for vector in vectors]
+    sent = [np.where(travels, step["fc.weight"] - lacking, 0) for step, lacking in zip(steps, left, strict=True)]
+    for step, lacking in zip(steps, left, strict=True):
+        np.testing.assert_allclose(lacking[~travels], WAITING_SHARE * step["fc.weight"][~travels], rtol=1e-6)
     expected = sum(count * one.astype(float) for count, one in zip(examples, sent, strict=True)) / sum(examples)
     np.testing.assert_allclose(mean, expected, atol=2e-6)
     report = read_report(layout, total)
@@ -99,13 +104,13 @@ def test_value_beyond_the_range_is_cut_off_and_kept_as_residual():
 
 
 def test_residual_is_added_to_the_next_step():
-    """With one value of eight in a round, all of a step has arrived after enough rounds."""
+    """With all values in each round, all of a step has arrived, but for the last residual."""
     step = {"fc.weight": np.full((5, 7), 0.1, "f4"), "bn.running_mean": np.zeros(5, "f4")}
     none = {name: np.zeros_like(values) for name, values in step.items()}
     residual: dict[str, Array] = {}
     arrived = np.zeros((5, 7))
     for number in range(60):
-        layout = layout_of(keep=8, seed=number.to_bytes(16))
+        layout = layout_of(keep=1, seed=number.to_bytes(16))
         vector = vector_of(layout, step if number == 0 else none, residual=residual, seed=number)
         arrived += mean_step(layout, summed(layout, [vector]))["fc.weight"]
         residual = vector.residual

@@ -31,6 +31,28 @@ EXAMPLES = [10 + 5 * client for client in range(CLIENTS)]
 BASE = {"w": np.full((9, 7), 0.5, "f4"), "running_var": np.ones(7, "f4")}
 
 
+@pytest.mark.parametrize("keep", [1, 2, 4, 8])
+def test_error_never_grows_where_devices_train_as_far_as_they_can(keep):
+    """A value that waits is trained again and again: the sum of these steps would be several times too long."""
+    study = study_of(secure="groups", group_size=8, keep=keep, clients=CLIENTS)
+    schema = Schema((TensorSpec("w", (30, 40), "float32", "weight"),))
+    goals = np.random.default_rng(7).normal(0, 1, (CLIENTS, 30, 40)).astype("f4")
+    model, wanted = {"w": np.zeros((30, 40), "f4")}, goals.mean(axis=0)
+    uplink = MaskedUplink(study, schema, model, [100] * CLIENTS, MetricTerms())
+    alike = {client: reports()[0] for client in range(CLIENTS)}
+    for number in range(1, 41):
+        seeds = {client: 1000 * number + client for client in range(CLIENTS)}
+        model = uplink.mean(
+            number,
+            range(CLIENTS),
+            base=model,
+            update_of=lambda client: {"w": goals[client]},
+            reports=alike,
+            seeds=seeds,
+        )
+    assert np.sqrt(np.mean((model["w"] - wanted) ** 2)) < 0.3
+
+
 def updates_of(round_number):
     rng = np.random.default_rng(round_number)
     return [
