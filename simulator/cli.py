@@ -247,9 +247,7 @@ def _carry_out(study: Study, workers: int, device: str, out: Path | None, root: 
         raise
     except (FedpatchError, OSError):
         raise
-    except (
-        Exception
-    ) as error:  # the model, the loss and the metric are the user's: whatever they raise is told in a sentence
+    except Exception as error:  # the model, the loss and the metric are the user's: any error becomes one sentence
         raise FedpatchError(
             f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
         ) from error

@@ -26,7 +26,7 @@ _CURVE_DIGITS = 5
 class Setting:
     """On what runs are played: the paper's MNIST cells of W=200, C=1.0, or a few clients of task digits.
 
-    `command` is told with the results.
+    `command` is recorded with the results.
     """
 
     workers: int
