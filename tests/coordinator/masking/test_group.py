@@ -195,7 +195,7 @@ class TestMessages:
             wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
             group.add_reveal(name, wrong if name < "pi-03" else reveal)
             group.open()
-        assert group.state is GroupState.UNMASKING
+        assert not group.over
         group.end_unmasking()
         assert group.state is GroupState.OPEN
 
