@@ -1,4 +1,4 @@
-"""What a device agent can be told: in agent.toml, as $FEDPATCH_AGENT_*, as options of `fedpatch-agent run`."""
+"""Settings of a device agent: in agent.toml, as $FEDPATCH_AGENT_*, as options of `fedpatch-agent run`."""
 
 from __future__ import annotations
 

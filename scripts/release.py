@@ -17,11 +17,11 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)((?:a|b|rc)\d+)?")
 
 
 class NotReady(Exception):
-    """What is to be released is not as it has to be; the message names the mend."""
+    """The checkout is not ready for a release; the message names the remedy."""
 
 
 def check_changelog(text: str, version: str) -> str:
-    """What the changelog says of `version`, which is the tag's message. Raises NotReady where it says nothing."""
+    """Return the section of `version` in the changelog, the tag's message. Raises NotReady where there is none."""
     found = re.search(
         rf"^## \[{re.escape(version)}\](?: - ([^\n]*))?$\n(.*?)(?=^## \[|\Z)", text, re.MULTILINE | re.DOTALL
     )

@@ -23,7 +23,7 @@ _LANGUAGES = {".py": "python", ".yml": "yaml", ".conf": "text"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add whatever is linked to, and what that links to in turn."""
+    """Add all linked files, and the files that they link to."""
     root = _root(config)
     waiting = [_HOME, *(_PAGES + page.src_uri for page in files.documentation_pages())]
     seen = set(waiting)

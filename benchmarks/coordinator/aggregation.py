@@ -77,7 +77,7 @@ def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
             Contest("pass-32", "one pass, into float32", Here(lambda: updates.one_pass(count, "float32"))),
         ]
         measured = play_in_turn(contests, turns, say=log.info)
-        told = [_told(one, measured[2], count) for one in measured]
+        figures = [_figures(one, measured[2], count) for one in measured]
         # What it adds to the memory of a process of its own: its greatest resident size less that before.
         peaks = {
             kind: measured_apart("benchmarks.coordinator.spooled_updates", task, count, kind)
@@ -87,12 +87,12 @@ def _compare(task: str, count: int, turns: int) -> dict[str, Any]:
             "task": task,
             "updates": count,
             "model_bytes": updates.schema.nbytes,
-            "contests": told,
+            "contests": figures,
             "peak_more_bytes": peaks,
         }
 
 
-def _told(one: Measured, floor: Measured, count: int) -> dict[str, Any]:
+def _figures(one: Measured, floor: Measured, count: int) -> dict[str, Any]:
     return {
         "name": one.contest.name,
         "what": one.contest.what,

@@ -1,4 +1,4 @@
-"""Processor time of other processes, and who started whom, as Linux tells them."""
+"""Processor time and parents of other processes, read from Linux."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What an agent holds and writes on its device: `python -m benchmarks.device.footprint`.
 
-A real agent at a real mosquitto plays rounds of a real coordinator; the kernel tells what its two processes hold. Linux only.
+A real agent at a real mosquitto plays rounds of a real coordinator; the memory of its two processes is the
+kernel's figure. Linux only.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _both(agent: int) -> dict[str, Memory]:
 
 
 def _process(folder: Path, package: str, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """`run` of a command of ours; what it says goes to a file."""
+    """`run` of a command of ours; its output goes to a file."""
     return running(folder / f"{package}.log", [sys.executable, "-m", package, "run", *options])
 
 

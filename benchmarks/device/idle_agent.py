@@ -62,7 +62,7 @@ def torch_alone() -> float:
 
 
 def status_of(folder: Path) -> dict[str, Any]:
-    """What the agent with this state directory says of itself; empty before it has said anything."""
+    """Return the status of the agent with this state directory; empty before the first."""
     path = folder / "status.json"
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 

@@ -1,4 +1,4 @@
-"""A device without torch and without a disk: the agent's real job and its real link, with an update that nobody trained.
+"""A device without torch and without a disk: the agent's real job and its real link, with an untrained update.
 
 Hundreds of them fit into a process, so that a coordinator and a broker meet a thousand real MQTT sessions on one machine.
 """

@@ -5,8 +5,8 @@
         ...                         # fedpatch run --devices 1000
     devices.report                  # what they did, all together
 
-They are the agent's job and link with updates that nobody trained (benchmarks.device.light_device). The processes end with the
-`with`, and with whoever started them.
+They are the agent's job and link with untrained updates (benchmarks.device.light_device). The processes end with the
+`with`, and with their parent.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class LightReport(Tally):
     cpu_s: float = 0.0
     peak_bytes: int = 0
 
-    def add(self, told: dict[str, Any]) -> None:
+    def add(self, figures: dict[str, Any]) -> None:
         """Of one process more."""
-        self.outcomes.update(told.pop("outcomes"))
-        for name, value in told.items():
+        self.outcomes.update(figures.pop("outcomes"))
+        for name, value in figures.items():
             setattr(self, name, getattr(self, name) + value)
 
 

@@ -1,6 +1,6 @@
 """A process full of light devices: `python -m benchmarks.device.light_process < JOB`, started by device.light_devices.
 
-Its first line of input says what to be (JSON). It prints `ready` once all devices are connected and have told their presence,
+Its first line of input has its parameters (JSON). It prints `ready` once the presence of all devices is published,
 and when its input ends, one line of JSON with what they did.
 """
 
@@ -105,7 +105,7 @@ def main() -> None:
     used = {"cpu_s": spent.ru_utime + spent.ru_stime, "peak_bytes": memory_bytes("VmHWM")}
     with contextlib.suppress(BrokenPipeError):
         _tell(json.dumps(vars(process.tally) | used))
-    # To say goodbye for hundreds of devices, one after the other, takes minutes where the broker does not answer.
+    # To disconnect hundreds of devices, one after the other, takes minutes where the broker does not answer.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Updates that nobody trained: the global model and a little noise, in the encoding that the coordinator asks for.
+"""Untrained updates: the global model and a little noise, in the encoding that the coordinator asks for.
 
 All devices of a process give the same update to the same request, so that it is made once a round: what costs time here
 would be taken for the coordinator's.

@@ -107,7 +107,7 @@ def _compare(task: str, devices: int, turns: int, peers_python: Path | None) -> 
             "task": task,
             "devices": devices,
             "model_bytes": model_bytes,
-            "contests": [_told(one, measured) for one in measured],
+            "contests": [_figures(one, measured) for one in measured],
         }
 
 
@@ -129,21 +129,25 @@ def _contests(task: str, devices: int, model_bytes: int, folder: Path, peers_pyt
         log.info("Flower's deployment: not measured: %s", HOW_TO_GET)
 
 
-def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
+def _figures(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
     ours = measured[0]
-    told: dict[str, Any] = {"name": one.contest.name, "what": one.contest.what, "rounds_in_a_turn": one.contest.share}
-    told["wall_s"] = spread(one.wall_s) | {"all": one.wall_s}
-    told["cpu_s"] = spread(one.cpu_s) | {"all": one.cpu_s}
-    told["wall_ratio_to_fedpatch"] = ratios(one.wall_s, ours.wall_s)
+    figures: dict[str, Any] = {
+        "name": one.contest.name,
+        "what": one.contest.what,
+        "rounds_in_a_turn": one.contest.share,
+    }
+    figures["wall_s"] = spread(one.wall_s) | {"all": one.wall_s}
+    figures["cpu_s"] = spread(one.cpu_s) | {"all": one.cpu_s}
+    figures["wall_ratio_to_fedpatch"] = ratios(one.wall_s, ours.wall_s)
     for other in measured:
         if other.contest.name.startswith("bare"):
             to = other.contest.name.replace("-", "_")
-            told[f"wall_ratio_to_{to}"] = ratios(one.wall_s, other.wall_s)
-            told[f"cpu_ratio_to_{to}"] = ratios(one.cpu_s, other.cpu_s)
+            figures[f"wall_ratio_to_{to}"] = ratios(one.wall_s, other.wall_s)
+            figures[f"cpu_ratio_to_{to}"] = ratios(one.cpu_s, other.cpu_s)
     fleet = one.contest.contestant
     if isinstance(fleet, FedpatchFleet):
-        told |= {name: fleet.answers[-1][name] for name in ("bytes_down", "bytes_up")}
-    return told
+        figures |= {name: fleet.answers[-1][name] for name in ("bytes_down", "bytes_up")}
+    return figures
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ class Gate:
         if self._left > 0:
             return
         record = effect.record
-        told = {"round": record.round, "outcome": record.outcome, "reported": record.reported}
-        told |= {"bytes_down": record.bytes_down, "bytes_up": record.bytes_up}
-        self._answers.write(json.dumps({**told, "cpu_s": time.process_time() - self._began_s}) + "\n")
+        figures = {"round": record.round, "outcome": record.outcome, "reported": record.reported}
+        figures |= {"bytes_down": record.bytes_down, "bytes_up": record.bytes_up}
+        self._answers.write(json.dumps({**figures, "cpu_s": time.process_time() - self._began_s}) + "\n")
         self._answers.flush()
         line = sys.stdin.readline()
         self._left, self._began_s = int(line or ENDLESS), time.process_time()

@@ -56,7 +56,7 @@ class _Fleet:
 
 
 def _is_about_goodbye(_kind: object, error: object, _trace: object) -> bool:
-    """What the devices would have told at the end is not wanted here."""
+    """The final figures of the devices are not used here."""
     return isinstance(error, FedpatchError)
 
 

@@ -22,7 +22,7 @@ from fedpatch.shared.tasks.task import Task
 
 FLEET = "load"
 WAITING = b"waiting for devices"
-"""What the coordinator says when it has loaded all it needs: what it spends before is not the rounds'."""
+"""Line of the coordinator after loading; processor time before it does not count as the rounds'."""
 LOOK_EVERY_S = 0.2
 PATIENCE_S = 3600.0
 
@@ -84,14 +84,14 @@ def _run(
     given |= {"strategy": "fedavg", "quorum": "1", "max-devices": str(max(10_000, scale.devices)), **options}
     line = [sys.executable, "-m", "fedpatch", "run", "--json"]
     line += [f"--{name}={value}" for name, value in given.items()]
-    said, told = folder / "coordinator.log", folder / "coordinator.json"
-    with said.open("wb") as err, told.open("wb") as out:
+    log, summary = folder / "coordinator.log", folder / "coordinator.json"
+    with log.open("wb") as err, summary.open("wb") as out:
         process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     watched["coordinator"] = Watched(process.pid)
     begun, give_up_at = False, time.monotonic() + PATIENCE_S
     try:
         while process.poll() is None and time.monotonic() < give_up_at:
-            if not begun and WAITING in said.read_bytes():
+            if not begun and WAITING in log.read_bytes():
                 begun = True
                 for one in watched.values():
                     one.begin()
@@ -102,8 +102,8 @@ def _run(
         process.terminate()
         process.wait()
     if process.returncode:
-        raise FedpatchError(f"the run failed: {said.read_text(errors='replace')[-1500:]}")
-    return dict(json.loads(told.read_text("utf-8").splitlines()[-1]))
+        raise FedpatchError(f"the run failed: {log.read_text(errors='replace')[-1500:]}")
+    return dict(json.loads(summary.read_text("utf-8").splitlines()[-1]))
 
 
 def _figures(

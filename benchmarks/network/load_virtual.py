@@ -42,7 +42,7 @@ def load_virtual(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Play rounds of whole fleets in simulated time, each in a process of its own, and tell how time and memory grow."""
+    """Play rounds of whole fleets in simulated time, each in a process of its own, and print how time and memory grow."""
     fleets = devices or ((20, 40) if toy else FLEETS)
     with interruptible():
         if alone:

@@ -26,11 +26,11 @@ VITALS = Vitals(True, 0.8, False, False, 61.5, LinkKind.WIFI, 0.4, 512 * 2**20, 
 
 
 class MeteredFleet(SimulatedFleet):
-    """Each device tells its vitals whenever it comes, and after each of its rounds.
+    """Each device sends its vitals whenever it connects, and after each of its rounds.
 
     `coordinator_s` is the processor time of engine and observer alone: no codec, no network, no disk, no devices.
 
-    Devices have series of their own up to `max_devices`; without `metrics` nobody counts. Looks come once a second of
+    Devices have series of their own up to `max_devices`; without `metrics` nothing is counted. Looks come once a second of
     real time, as in a run, although the fleet's clock runs ahead.
     """
 
@@ -56,7 +56,7 @@ class MeteredFleet(SimulatedFleet):
             self.observer.vitals(device, VITALS, self.agenda.now)
 
     def on_message(self, device: str, envelope: Envelope) -> None:
-        """What a device says."""
+        """Handle a message of a device."""
         with self._event():
             self.observer.received("up", _MESSAGE_BYTES)
             super().on_message(device, envelope)

@@ -33,7 +33,7 @@ def train(message: Message, context: Context) -> Any:
 
 @server.main()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs
 def serve(grid: Grid, context: Context) -> None:
-    """Rounds with all clients until whoever listens at the socket goes."""
+    """Rounds with all clients until the reader of the socket disconnects."""
     terms = json.loads(Path(str(context.run_config["terms"])).read_text("utf-8"))
     with socket.socket(socket.AF_UNIX) as gate:
         gate.connect(terms["gate"])
@@ -46,7 +46,7 @@ def serve(grid: Grid, context: Context) -> None:
             lines.write(f"{server_round}\n")
             lines.flush()
             if not lines.readline():
-                raise EOFError("nobody wants another round")
+                raise EOFError("no further round is wanted")
 
         strategy = FedAvg(
             fraction_train=1.0,

@@ -80,7 +80,7 @@ def _turns(layers: LossModel, followers: list[IO[str]]) -> Any:
 
 
 def run(work: PeerWork, followers: list[IO[str]]) -> None:
-    """Plays rounds until stdin ends; `followers` are told whatever this process is told."""
+    """Plays rounds until stdin ends; `followers` receive each line of stdin too."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging

@@ -47,7 +47,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Contest:
-    """Who computes, and how it is told of.
+    """A contestant, and its description.
 
     `name` is for JSON, `what` for people. `threads` is what torch may use in each of `processes` processes. `share` is the
     part of the round that is really played; what it takes is divided by it.

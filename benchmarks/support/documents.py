@@ -63,5 +63,5 @@ def within(found: Mapping[str, float], digits: int = 2) -> str:
 def machine_line(document: Document) -> str:
     """The machine and the command, in a line."""
     machine = document["machine"]
-    told = f"{machine['cores']} cores ({machine['cpu']}), load {machine['load']} at the start, {machine['begun']}"
-    return f"`{document['command']}`: {told}"
+    text = f"{machine['cores']} cores ({machine['cpu']}), load {machine['load']} at the start, {machine['begun']}"
+    return f"`{document['command']}`: {text}"

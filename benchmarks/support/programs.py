@@ -55,13 +55,13 @@ class Program:
     def ask(self, line: str = "") -> Any:
         """Sends a line; returns the answer."""
         assert self._program.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer, which does not come, tells why
+        with contextlib.suppress(BrokenPipeError):  # the missing answer is reported below
             self._program.stdin.write(f"{line}\n")
             self._program.stdin.flush()
         return self.answer()
 
     def pids(self) -> list[int]:
-        """The program and whatever it started."""
+        """The program and its child processes."""
         return family(self._program.pid)
 
     def close(self) -> None:

@@ -209,7 +209,7 @@ def _run(*line: str) -> None:
 
 
 def main() -> None:
-    """Waits until whoever started it closes the pipe or is no more, then takes the hosts down."""
+    """Waits until its parent closes the pipe or ends, then takes the hosts down."""
     sys.stdin.buffer.read()
     take_down(sys.argv[1])
 

@@ -76,7 +76,7 @@ class Federation:
             _lift(self._hosts)
 
     def play(self, cell: Cell, rounds: int) -> dict[str, Any]:
-        """`rounds` of a run, every device in each; what the coordinator's books say of them."""
+        """`rounds` of a run, every device in each; with the coordinator's records of them."""
         for device in self._agents:
             shutil.rmtree(self._folder / device / "patches", ignore_errors=True)
             (self._folder / device / "patches").mkdir(parents=True)

@@ -36,7 +36,7 @@ def testbed(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Play ten rounds of ten devices with slow processors and links, and tell where the time goes, beside the paper's table.
+    """Play ten rounds of ten devices with slow processors and links, and print where the time goes, beside the paper's table.
 
     Needs root, for network namespaces and control groups; Linux only. A cell that is there already is not played again.
     """

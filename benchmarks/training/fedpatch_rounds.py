@@ -20,7 +20,7 @@ from fedpatch.simulator.learners.worker_pool import Workers
 class FedpatchRounds:
     """Rounds of a simulation over `workers` processes, with user accuracy measured only where `with_accuracy`.
 
-    The other contestants measure nobody's accuracy either: what is compared is selection, training, aggregation and
+    The other contestants measure no accuracy either: what is compared is selection, training, aggregation and
     handing the new model on.
     """
 
@@ -36,7 +36,7 @@ class FedpatchRounds:
         self.simulation = Simulation(work.study, work.task, work.population, make_cohort)
         begun = {process.pid for process in multiprocessing.active_children()} - before
         self._pids = [os.getpid(), *(pid for pid in begun if pid is not None)]
-        self.simulation.step()  # round 0, which trains nobody
+        self.simulation.step()  # round 0, which trains no client
 
     def play(self) -> float | None:
         """The next round; its mean training loss."""
@@ -52,7 +52,7 @@ class FedpatchRounds:
 
 
 class _Unmeasured:
-    """A cohort that says 0 for everybody's accuracy."""
+    """A cohort with the accuracy 0 for all clients."""
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort

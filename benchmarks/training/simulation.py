@@ -32,7 +32,7 @@ SIZES = ((100, 100), (1_000, 1_000), (10_000, 10_000), (1_000, 100), (10_000, 10
 TOY_SIZES = ((10, 10), (20, 10))
 GROWTH_ROUNDS = 3
 
-# Two threads on products this small are many times slower when anything else runs; a part of the clients tells as much.
+# Two threads on products this small are many times slower when anything else runs; a part of the clients is enough.
 SHARE_OF_TWO_THREADS = 0.1
 
 Say = Callable[[str], None]

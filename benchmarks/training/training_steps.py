@@ -31,7 +31,7 @@ class Steps:
 
 
 class OwnTrainer:
-    """The agent's trainer, told of and asked about as its training process does it; user accuracy is not measured."""
+    """The agent's trainer, called as its training process does; user accuracy is not measured."""
 
     def __init__(self, work: Steps) -> None:
         self._work = work

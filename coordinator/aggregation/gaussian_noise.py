@@ -2,7 +2,7 @@
 
 The arithmetic is exact where differential privacy needs it. Clipped changes are rounded towards zero to multiples of a grid,
 2^-20 of the noise's standard deviation or finer; the noise is rounded to the same grid. A float64 sum of such multiples has no
-rounding error, so the order of the updates changes no bit, and the lowest bits of the result do not tell the unrounded noise
+rounding error, so the order of the updates changes no bit, and the lowest bits of the result do not reveal the unrounded noise
 (Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy").
 """
 
@@ -63,7 +63,7 @@ def private_mean(
     """Return the global model plus the noised mean of the clipped changes (McMahan et al. 2018, Algorithm 1, DP-FedAvg).
 
     Each change counts alike and has the L2 norm `policy.clip` at most, over all values together. The sum is divided by
-    `denominator`, whatever the number of updates: a mean over the devices that reported would need noise on that number too.
+    `denominator`, for any number of updates: a mean over the devices that reported would need noise on that number too.
 
     Args:
         updates: The tensors of each update, in any order; one at a time is in memory.

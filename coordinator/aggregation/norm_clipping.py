@@ -10,7 +10,7 @@ by the same factor, and by the factor of the weights where those are beyond thei
 Each part of a model has a norm of its own:
 
 - The weights, that is all trained tensors, have one norm together.
-- Statistics of batch norm have a norm per tensor, since the variance of one layer says nothing about the mean of another.
+- Statistics of batch norm have a norm per tensor, since the variance of one layer has no relation to the mean of another.
   Their bound is always a multiple of the round's reference: no number that fits the weights fits them. Each is clipped alone.
 - A moment is measured from its value after the same steps without gradients (`Pace`), so that the bound is one of the
   device's gradients. Gradients enter the second moment as squares, so the factor of its bound is a square too.
@@ -435,7 +435,7 @@ def counts(part: Part) -> bool:
 
 
 def _floored(value: float, *, alone: bool) -> float:
-    """The reference of a counter is at least one a step, since a device may count each step whatever the others do."""
+    """The reference of a counter is at least one a step, since a device may count each step in any case."""
     return 1.0 if alone else max(1.0, value)
 
 

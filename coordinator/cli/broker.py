@@ -71,7 +71,7 @@ def _filter(row: Topic, fleet: str, party: Party) -> str:
 
 
 _PATTERNS = (
-    "warning: no device is named, so the rules are patterns, which mosquitto applies to every user: whoever has a password or "
+    "warning: no device is named, so the rules are patterns, which mosquitto applies to every user: a user with a password or "
     "a certificate of any kind can join the fleet as the device of that name; name the devices with --ca-dir or --device"
 )
 

@@ -8,8 +8,8 @@ devices. Once only silent devices are left, the round gives up each of them afte
 |---|---|
 | accepted | SILENT_S, and the time that its download takes at SLOW_BYTES_S: the request may wait behind the model's chunks |
 | training | SILENT_S |
-| uploading | STALL_S without a new chunk, whatever else it sends; the time that it waits for an upload slot does not count |
-| asked again after a restart | SILENT_S, or STARTING_S while its presence says that it is starting |
+| uploading | STALL_S without a new chunk, even if it sends messages; the time that it waits for an upload slot does not count |
+| asked again after a restart | SILENT_S, or STARTING_S while its presence is *starting* |
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the built-in broker's process")
     parser.add_argument("--fd", type=int, required=True, help="a listening socket, inherited")
     listener = socket.socket(fileno=parser.parse_args().fd)
-    # amqtt's complaints about single connections are their clients' business, who see them end and say so.
+    # amqtt's warnings about single connections are left out: their clients log the end of the connection.
     logging.disable(logging.ERROR)
     asyncio.run(_serve(listener))
 

@@ -69,7 +69,7 @@ class EmbeddedBroker:
 
 def _spawn(listener: socket.socket) -> subprocess.Popen[bytes]:
     # The child inherits the listening socket, so its port is known here and a client may connect at once. It has a session
-    # of its own: Ctrl-C reaches all processes of a terminal's, but the parent still has to say goodbye through us.
+    # of its own: Ctrl-C reaches all processes of a terminal's, but the parent still has to disconnect through us.
     roots = [str(import_root()), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "fedpatch.coordinator.demo.amqtt_server", "--fd", str(listener.fileno())],

@@ -41,7 +41,7 @@ class DemoDevice:
 
     @property
     def ready(self) -> bool:
-        """Whether its status file says that it is connected and has its data."""
+        """Whether its status file shows a connection and loaded data."""
         status = self._status()
         return bool(status.get("connected") and status.get("tasks"))
 
@@ -72,7 +72,7 @@ def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevi
     """Start an agent in `directory`/`name`, in a session of its own: only the demo handles Ctrl-C."""
     state_dir, log = directory / name, directory / f"{name}.log"
     command = [sys.executable, "-P", "-m", "fedpatch.device_agent", "run", "--until-stdin-closes"]
-    # A demo is its user's own wish, on mains or not: there is nobody else to be asked.
+    # The user of a demo is the owner, so power and network are not asked for.
     command += ["--device-id", name, "--state-dir", str(state_dir), "--admission", "always", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -86,13 +86,13 @@ def start_device(name: str, options: Sequence[str], directory: Path) -> DemoDevi
     return DemoDevice(name, process, state_dir, log)
 
 
-def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, tell: Callable[[int], None]) -> None:
+def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, report: Callable[[int], None]) -> None:
     """Wait until every device is ready.
 
     Args:
         devices: The devices.
         patience_s: Longest time without a further device becoming ready.
-        tell: Called with the number of ready devices.
+        report: Called with the number of ready devices.
 
     Raises:
         FedpatchError: A device ended, with its own error, or none became ready in time.
@@ -113,7 +113,7 @@ def wait_until_ready(devices: Sequence[DemoDevice], patience_s: float, tell: Cal
             )
         waiting = still
         if waiting:
-            tell(len(devices) - len(waiting))
+            report(len(devices) - len(waiting))
             time.sleep(POLL_S)
 
 

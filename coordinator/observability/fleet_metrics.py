@@ -117,14 +117,14 @@ def _fill(family: _Family, name: str, rows: Iterable[DeviceRow], *more: str) -> 
 
 
 STALE_S = 1200.0
-"""A device tells its vitals every five minutes: those that are older than this say nothing of it any more."""
+"""A device sends its vitals every five minutes; older ones are not shown."""
 
 HOT_C = 80.0
 """A Raspberry Pi slows itself down from here on."""
 
 
 @dataclass
-class _Told:
+class _SeenVitals:
     vitals: Vitals
     at: float
     signs: tuple[str, ...]
@@ -143,37 +143,37 @@ class VitalsMetrics:
         self._engine = engine
         # Earlier rounds belong to the process that ran them.
         self._since = engine.last_round
-        self._told: dict[str, _Told] = {}
+        self._seen: dict[str, _SeenVitals] = {}
 
     def take(self, device: str, vitals: Vitals, now: float) -> None:
         """Take the vitals of a device; a device that has shown no presence is ignored."""
         if device not in self._engine.fleet.members:
             return
-        known = self._told.get(device)
+        known = self._seen.get(device)
         counted = known.last_round if known else self._since
         last = vitals.last_round
         if last is not None and last.run == self._engine.spec.run and counted < last.round <= self._engine.last_round:
             self._uploads.observe(last.upload_s)
             counted = last.round
-        self._told[device] = _Told(vitals, now, tuple(_signs(vitals)), counted)
+        self._seen[device] = _SeenVitals(vitals, now, tuple(_signs(vitals)), counted)
 
     def of(self, device: str, now: float) -> Vitals | None:
         """Return the valid vitals of a device; None where they are missing or stale, or the device is offline."""
-        told = self._told.get(device)
-        return told.vitals if told is not None and self._holds(device, told, now) else None
+        seen = self._seen.get(device)
+        return seen.vitals if seen is not None and self._holds(device, seen, now) else None
 
-    def _holds(self, device: str, told: _Told, now: float) -> bool:
+    def _holds(self, device: str, seen: _SeenVitals, now: float) -> bool:
         member = self._engine.fleet.members.get(device)
-        return now <= told.at + STALE_S and member is not None and member.state.online
+        return now <= seen.at + STALE_S and member is not None and member.state.online
 
     def look(self, now: float) -> None:
         """Update the metrics; the cost is linear in the size of the fleet."""
-        for device in self._told.keys() - self._engine.fleet.members.keys():
-            del self._told[device]  # evicted from the fleet
+        for device in self._seen.keys() - self._engine.fleet.members.keys():
+            del self._seen[device]  # evicted from the fleet
         counts: Counter[str] = Counter()
-        for device, told in self._told.items():
-            if self._holds(device, told, now):
-                counts.update(told.signs)
+        for device, seen in self._seen.items():
+            if self._holds(device, seen, now):
+                counts.update(seen.signs)
         for sign in SIGNS:
             self._metrics.signs.labels(sign).set(counts[sign])
 
@@ -187,17 +187,17 @@ def _signs(vitals: Vitals) -> Iterator[str]:
 
 def values_of(vitals: Vitals | None) -> Mapping[str, float | None]:
     """Convert vitals to values of GAUGES."""
-    told = vitals or Vitals()
-    last = told.last_round
+    seen = vitals or Vitals()
+    last = seen.last_round
     return {
-        "temperature_celsius": told.temperature_c,
-        "external_power": told.external_power,
-        "battery_ratio": told.battery,
-        "under_voltage": told.under_voltage,
-        "throttled": told.throttled,
-        "load_per_cpu": told.load_per_cpu,
-        "free_memory_bytes": told.free_memory_bytes,
-        "free_disk_bytes": told.free_disk_bytes,
+        "temperature_celsius": seen.temperature_c,
+        "external_power": seen.external_power,
+        "battery_ratio": seen.battery,
+        "under_voltage": seen.under_voltage,
+        "throttled": seen.throttled,
+        "load_per_cpu": seen.load_per_cpu,
+        "free_memory_bytes": seen.free_memory_bytes,
+        "free_disk_bytes": seen.free_disk_bytes,
         "upload_seconds": last.upload_s if last else None,
     }
 
@@ -207,7 +207,7 @@ _TOLD_WHY = (State.DECLINED, State.FAILED, State.LATE, State.LOST)
 
 @dataclass
 class History:
-    """The record of a device since this coordinator started. `slow_s` is the last wait for it, whatever the outcome."""
+    """The record of a device since this coordinator started. `slow_s` is the last wait for it, with any outcome."""
 
     online: bool = False
     declines: int = 0

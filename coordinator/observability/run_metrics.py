@@ -42,7 +42,7 @@ class RunMetrics:
     def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
         """Take an effect that was performed."""
         if isinstance(effect, SendMessage):  # the most frequent effect, used by the traffic metrics alone
-            self._traffic.told(effect)
+            self._traffic.on_sent(effect)
             return
         self._rounds.performed(effect, began_at, ended_at)
         self._fleet.performed(effect, began_at)

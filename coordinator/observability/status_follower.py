@@ -81,12 +81,12 @@ class StatusFollower:
 
     def why_silent(self) -> str:
         """Explain why no status arrives."""
-        where = f"nothing is heard of fleet {self._fleet!r} at {self._broker}"
+        where = f"no status arrives of fleet {self._fleet!r} at {self._broker}"
         if self._online is False:
             return f"{where}: no coordinator is at work for it"
         allow = f"the broker does not let this user read {self._topic} (`fedpatch broker acl --watcher USER` allows it)"
         if self._status is not None:
-            return f"{where} any more, though nobody has said that its coordinator is gone; waiting"
+            return f"{where} any more, though its coordinator has not left; waiting"
         if self._online:
             return f"{where}, though its coordinator is there: it is of a version that cannot be watched, or {allow}"
         return f"{where}: no coordinator is at work for it, the fleet has another name, or {allow}"

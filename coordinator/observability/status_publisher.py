@@ -56,7 +56,7 @@ class StatusPublisher:
             self._strikes += 1
             if self._strikes == _MAX_STRIKES:
                 _log.warning(
-                    "the broker ends the connection whenever %s is written, so nobody can watch this run; allow the "
+                    "the broker ends the connection whenever %s is written, so no one can watch this run; allow the "
                     "coordinator to write it (`fedpatch broker acl` prints the rules)",
                     self._topic,
                 )

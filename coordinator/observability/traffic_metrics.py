@@ -81,7 +81,7 @@ class TrafficMetrics:
             case SaveRecord():
                 self._record(effect.record)
 
-    def told(self, effect: SendMessage) -> None:
+    def on_sent(self, effect: SendMessage) -> None:
         """Take a message to a device."""
         match effect.envelope.body:
             case WorkRequest(model=model, encoding=encoding):

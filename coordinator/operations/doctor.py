@@ -87,7 +87,7 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
         return None
     except Exception as error:  # the code of a user's task may raise anything
         text = f"the model of task {settings.task} cannot be built: {type(error).__name__}: {error}"
-        checkup.fail("task", " ".join(text.split()), "mend build_model() of the task")
+        checkup.fail("task", " ".join(text.split()), "correct build_model() of the task")
         return None
     model = size(prepared.public.nbytes)
     text = f"{prepared.task.name} with {prepared.strategy.name}, private {prepared.policy}: {model} of model are shared"
@@ -114,7 +114,9 @@ def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
     asked = check_broker(settings, side, settings.chunk_kib * 1024, checkup)
     if asked is not None:
         under_way = settings.upload_slots * settings.upload_window
-        text = f"no broker tells how many messages it holds for a client (mosquitto: 1000); uploads keep {under_way} under way"
+        text = (
+            f"no broker publishes its queue length for a client (mosquitto: 1000); uploads keep {under_way} under way"
+        )
         checkup.skip("queue", f"{text}, never more than {MAX_CHUNKS_IN_FLIGHT}")
     return asked
 

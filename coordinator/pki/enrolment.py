@@ -92,7 +92,17 @@ def revoke(authority: Authority, part: str, name: str, *, reason: str, only_old:
 
 
 def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> Entry:
-    """Write a certificate and its key to one PEM file, for `fedpatch watch --cert-file`."""
+    """Write a certificate and its key to one PEM file, for `fedpatch watch --cert-file`.
+
+    Args:
+        authority: The CA.
+        name: User name of the watcher.
+        out: File to write, mode 0600.
+        days: Validity.
+
+    Returns:
+        The CA's entry of the certificate.
+    """
     check_out(out)
     issued = authority.issue(WATCHER, name, now=time.time(), days=days)
     with refusals_of(out):
@@ -101,7 +111,17 @@ def give_watcher(authority: Authority, name: str, out: Path, *, days: int) -> En
 
 
 def ensure_coordinator(authority: Authority, *, days: int, again: bool = False, new_key: bool = False) -> bool:
-    """Create the coordinator's certificate with its present key, unless a valid one exists; return whether it was created."""
+    """Create the coordinator's certificate with its present key, unless a valid one exists.
+
+    Args:
+        authority: The CA.
+        days: Validity.
+        again: Create it even if a valid one exists.
+        new_key: Create a new key, too.
+
+    Returns:
+        Whether it was created.
+    """
     return _ensure(authority, COORDINATOR, "client", (), days=days, again=again, new_key=new_key)
 
 

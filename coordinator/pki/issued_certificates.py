@@ -20,7 +20,7 @@ from fedpatch.shared.errors import StateError, UsageError
 DEVICE, COORDINATOR, WATCHER, BROKER = "device", "coordinator", "watcher", "broker"
 PASSWORD = "password"  # the word, not one  # nosec B105
 
-CA_DAYS, DAYS = 3650, 365  # how long what is issued is good, unless somebody says otherwise
+CA_DAYS, DAYS = 3650, 365  # default validity of the CA and of a certificate
 
 _VERSION = 1
 _Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.regex}$")]
@@ -91,7 +91,13 @@ class Index:
         return replace(self, entries=(*self.entries, entry))
 
     def revoked(self, serials: Iterable[str], now: int, reason: str) -> Index:
-        """Return the record with these serial numbers revoked; earlier revocations keep their time and reason."""
+        """Return the record with more certificates revoked; earlier revocations keep their time and reason.
+
+        Args:
+            serials: Serial numbers of the certificates.
+            now: Time of the revocation, in seconds since 1970.
+            reason: Text for the record.
+        """
         taken = frozenset(serials)
         entries = tuple(
             replace(one, revoked_at=max(now, 1), reason=reason) if one.serial in taken and not one.revoked_at else one
@@ -107,7 +113,7 @@ def encode_index(index: Index) -> bytes:
 
 def decode_index(data: bytes, place: object) -> Index:
     """Decode a record; StateError, naming `place`, where it is damaged or of another version."""
-    remedy = "put it back from a backup: without it nobody knows what was revoked"
+    remedy = "put it back from a backup: only it has the revocations"
     try:
         found = msgspec.json.decode(data, type=Index)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -27,7 +27,13 @@ def new_password() -> str:
 
 
 def password_line(user: str, password: str, salt: bytes | None = None) -> str:
-    """Return the line of a user, without line end."""
+    """Return the line of a user, without line end.
+
+    Args:
+        user: User name at the broker.
+        password: The password, of which the line has a hash.
+        salt: SALT_BYTES bytes; None: random ones.
+    """
     salt = salt or secrets.token_bytes(SALT_BYTES)
     derived = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS)
     parts = (str(ITERATIONS), *(base64.b64encode(one).decode() for one in (salt, derived)))

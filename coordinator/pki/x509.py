@@ -85,7 +85,17 @@ def new_serial() -> int:
 
 
 def make_ca(fleet: str, key: bytes, serial: int, period: Period) -> bytes:
-    """Create the self-signed certificate of a CA as PEM. It may sign certificates and lists, and no further CA."""
+    """Create the self-signed certificate of a CA. It may sign certificates and lists, and no further CA.
+
+    Args:
+        fleet: Name of the fleet.
+        key: The CA's private key, PEM.
+        serial: Serial number of the certificate.
+        period: Validity.
+
+    Returns:
+        The certificate, PEM.
+    """
     private = _key(key)
     name = _name(Subject(fleet, "ca", f"fedpatch CA of {fleet}"))
     builder = _builder(name, name, private, serial, period)

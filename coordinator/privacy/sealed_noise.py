@@ -2,7 +2,7 @@
 
 Noise is drawn from the operating system once a round, never from the run's seed. It is on the disk before it is used, and a
 process that continues the round uses it again: a second draw would publish the same sum twice, and the mean of both has less
-noise than the account says. It is deleted, durably, before the round's model is published, for who has it can take it off.
+noise than the account has. It is deleted, durably, before the round's model is published, because a reader could subtract it.
 """
 
 from __future__ import annotations

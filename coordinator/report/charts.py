@@ -24,7 +24,7 @@ COLOURS = {
     "ink": ("#1b1f23", "#e8ebee"),
     "soft": ("#545b62", "#a9b1b8"),
     "rule": ("#d3d9de", "#39424b"),
-    # Okabe and Ito's colours, which people of any colour vision tell apart, changed until each has a contrast of 3:1.
+    # Okabe and Ito's colours, which people of any colour vision distinguish, changed until each has a contrast of 3:1.
     "c0": ("#0067a8", "#5ab4f0"),
     "c1": ("#c25100", "#ff9a4d"),
     "c2": ("#007a5a", "#3ccb9f"),

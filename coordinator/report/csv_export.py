@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def csv_text(runs: Sequence[Run]) -> str:
-    """A line with COLUMNS, then one for each round. What nobody measured is empty; a map is `name=value name=value`."""
+    """A line with COLUMNS, then one for each round. Unmeasured values are empty; a map is `name=value name=value`."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)

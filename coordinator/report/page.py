@@ -46,7 +46,7 @@ FIRST_ROWS, LAST_ROWS = 100, 400
 """Rounds in the table of a long run: so many from its beginning, so many from its end."""
 MAX_DEVICES = 32
 MAX_RUNS = 12
-"""In one report: as many curves can be told apart, by six colours, whole and broken."""
+"""In one report: six colours, solid and dashed, distinguish this many curves."""
 MAX_BARS = 120
 """In one chart; of more rounds, a bar is the mean of several."""
 _MAX_REASONS = 100
@@ -77,7 +77,7 @@ def make_page(runs: Sequence[Run], made_at: float, version: str) -> str:
     """The report of one run, or of several with a comparison first, as HTML.
 
     Args:
-        runs: At least one; at most MAX_RUNS can be told apart.
+        runs: At least one; at most MAX_RUNS.
         made_at: Time of the report in unix seconds.
         version: Version of fedpatch.
 
@@ -347,7 +347,7 @@ _TELLING = (
 _NOT_TELLING = frozenset(
     {"state_dir", "ca_dir", "broker", "metrics", "username", "password_file", "ca_file", "cert_file", "key_file"}
 )
-"""Settings of the place of a run, which say nothing of its outcome."""
+"""Settings of the place of a run, without effect on its outcome."""
 
 
 def _comparison(runs: Sequence[Run]) -> dict[str, Any]:
@@ -428,10 +428,10 @@ def curves_of(runs: Sequence[Run]) -> list[Chart]:
 
 
 def labels(runs: Sequence[Run]) -> dict[str, str]:
-    """The label of each run in legends, by its id: the settings that tell it from the others, such as "affine" and "all".
+    """The label of each run in legends, by its id: the settings that differ from the others, such as "affine" and "all".
 
     Settings are tried in the order of _TELLING, then all others by name, until each run has a label of its own; a
-    setting that adds nothing is left out. Runs with the same settings are told apart by their ids.
+    setting that adds nothing is left out. Runs with the same settings have their ids as labels.
     """
     found = {run.info.id: "" for run in runs}
     names = [*_TELLING, *sorted({name for run in runs for name in run.info.settings} - {*_TELLING, *_NOT_TELLING})]

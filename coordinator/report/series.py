@@ -35,7 +35,7 @@ MISSING_KINDS = ("declined", "failed", "refused")
 
 @dataclass(frozen=True)
 class Run:
-    """A run as a report takes it: what the registry says of it, and its rounds that are over."""
+    """A run in a report: its row in the registry, and its completed rounds."""
 
     info: RunInfo
     records: tuple[RoundRecord, ...]
@@ -153,7 +153,13 @@ def by_time(records: Sequence[RoundRecord], unit_s: float = 1.0) -> list[float]:
 
 
 def curve(places: Sequence[float], records: Sequence[RoundRecord], field: str) -> list[Point]:
-    """The points of a field of the rounds that count and have it."""
+    """Return the points of a field of the aggregated rounds that have it.
+
+    Args:
+        places: The x value of each record.
+        records: Rounds, in order.
+        field: Name of a field of RoundRecord.
+    """
     pairs = ((x, record) for x, record in zip(places, records, strict=True) if record.outcome == "aggregated")
     return [(x, y) for x, record in pairs if (y := measure(getattr(record, field))) is not None]
 
@@ -186,9 +192,3 @@ def stretches(records: Sequence[RoundRecord], limit: int) -> list[Sequence[Round
     """The rounds in order, in at most `limit` stretches of equal length."""
     size = max(1, -(-len(records) // limit))
     return [records[begin : begin + size] for begin in range(0, len(records), size)]
-
-
-def rounds_words(stretch: Sequence[RoundRecord]) -> str:
-    """Which rounds these are."""
-    first, last = stretch[0].round, stretch[-1].round
-    return f"round {first}" if first == last else f"rounds {first} to {last}"

@@ -28,7 +28,7 @@ def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
     """Find the largest chunk that passes the broker, halving `chunk_kib` until one does.
 
     Connect under a client id of its own and publish to the topic of a blob that does not exist, so that no device receives it.
-    Over MQTT 3.1.1 a broker that lets nobody read that topic gives no sign; then the configured size is returned.
+    Over MQTT 3.1.1 a broker that forbids that topic gives no sign; then the configured size is returned.
 
     Args:
         settings: The broker, and `chunk_kib` as the largest size to try.

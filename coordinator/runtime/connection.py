@@ -122,7 +122,7 @@ class Connection:
             _log.warning(warning)
         try:
             ports = self.ports
-            acquire_fleet(self._settings, self._boot, make_link=ports.link, heard=ports.queue(), clock=ports.clock)
+            acquire_fleet(self._settings, self._boot, make_link=ports.link, received=ports.queue(), clock=ports.clock)
             self.chunk_bytes = ports.chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """The claim of a fleet: a coordinator checks that no other one is at work before it uses the client id of the fleet.
 
 Two coordinators with one client id would disconnect each other for ever, so the claim is published under another id. If the
-broker's retained presence says that none is online, the check takes no time. A coordinator that died with its broker costs one
+broker's retained presence is offline, the check takes no time. A coordinator that died with its broker costs one
 wait.
 """
 
@@ -45,7 +45,7 @@ def acquire_fleet(
     boot: str,
     *,
     make_link: Callable[..., MqttLink] = MqttLink,
-    heard: SimpleQueue[LinkEvent] | None = None,
+    received: SimpleQueue[LinkEvent] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return if no other coordinator of the fleet is at work.
@@ -54,19 +54,19 @@ def acquire_fleet(
         settings: Broker and fleet.
         boot: Nonce of this coordinator's start.
         make_link: Makes the connection; takes the arguments of MqttLink.
-        heard: An empty queue for the events of the connection.
+        received: An empty queue for the events of the connection.
         clock: Returns monotonic seconds.
 
     Raises:
         UsageError: Another coordinator is at work.
         BrokerError: The broker does not answer.
     """
-    heard = SimpleQueue() if heard is None else heard
+    received = SimpleQueue() if received is None else received
     topic = topics.coordinator_state(settings.fleet)
     link = make_link(
         settings.broker,
         client_id=f"{client_id(settings.fleet)}.{boot}",
-        events=heard.put,
+        events=received.put,
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
@@ -77,7 +77,7 @@ def acquire_fleet(
     try:
         retains = link.wait_connected(CONNECT_TIMEOUT_S).retain_available
         link.publish(topic, encode(Envelope(Claim(boot))))
-        if _answered(heard, boot, clock, retains=retains):
+        if _answered(received, boot, clock, retains=retains):
             raise UsageError(
                 f"{link.broker}: another coordinator is at work for fleet {settings.fleet!r} (on another machine, or in "
                 "another state directory); wait for it, end it first, or use another --fleet"
@@ -94,13 +94,13 @@ def body_of(event: Received) -> Body | None:
         return None
 
 
-def _answered(heard: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], float], *, retains: bool) -> bool:
+def _answered(received: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], float], *, retains: bool) -> bool:
     """Return whether another coordinator answers the claim; a retained presence alone is no answer."""
     asked, maybe_there = False, not retains
     until = clock() + _ECHO_S
     while (left_s := until - clock()) > 0 and (maybe_there or not asked):
         try:
-            event = heard.get(timeout=left_s)
+            event = received.get(timeout=left_s)
         except Empty:
             break
         if not isinstance(event, Received):

@@ -37,11 +37,11 @@ class _Leaving:
 
     Attributes:
         chunk_count: Its number of chunks.
-        told: Chunks whose clearing was given to the link.
+        cleared: Chunks whose clearing was given to the link.
     """
 
     chunk_count: int
-    told: int = 0
+    cleared: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ModelPublisher:
             # An earlier coordinator may have cut the same blob into more chunks; the excess ones are cleared.
             left, count = self._leaving.pop(digest, None), blob.manifest.chunk_count
             if left is not None and left.chunk_count > count:
-                self._leaving[digest] = _Leaving(left.chunk_count, told=count)
+                self._leaving[digest] = _Leaving(left.chunk_count, cleared=count)
         self._write_note()
         self._take_back()
         self._show(new)
@@ -163,15 +163,15 @@ class ModelPublisher:
     def _take_back(self) -> None:
         """Clear retained chunks, as far as the link's queue has room."""
         for digest, blob in self._leaving.items():
-            while blob.told < blob.chunk_count:
-                topic = model_chunk(self._fleet, digest, blob.told)
+            while blob.cleared < blob.chunk_count:
+                topic = model_chunk(self._fleet, digest, blob.cleared)
                 if self.retain and not self._link.publish(topic, b"", retain=True):
                     return
-                blob.told += 1
+                blob.cleared += 1
 
     def _forget_what_left(self) -> bool:
         """Forget the blobs whose clearing the broker has acknowledged; return whether there were any."""
-        left = [digest for digest, blob in self._leaving.items() if blob.told == blob.chunk_count]
+        left = [digest for digest, blob in self._leaving.items() if blob.cleared == blob.chunk_count]
         if not left or not self._link.idle:
             return False
         for digest in left:

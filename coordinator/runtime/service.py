@@ -97,7 +97,7 @@ class Service:
         self._deadline = engine.next_deadline()
 
     def run(self) -> None:
-        """Run until the engine has stopped; its `stopped` says why."""
+        """Run until the engine has stopped; its `stopped` is the reason."""
         with self.started():
             while not self._engine.stopped:
                 self.step()

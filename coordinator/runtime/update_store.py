@@ -190,7 +190,7 @@ class UpdateStore:
     def _complete(
         self, group: Sequence[tuple[StoreUpdate, Checked | UpdateRefused]]
     ) -> Iterator[UpdateStored | UpdateRejected]:
-        """Write the rows of updates, with one wait for the disk. A device is told `committed` only after that."""
+        """Write the rows of updates, with one wait for the disk. `Committed` is sent only after that."""
         current = self._engine.open
         rows = [
             _row_of(effect, checked[0])

@@ -76,7 +76,7 @@ def _check_runs(state_dir: Path, runs: _Runs, checkup: Checkup) -> None:
 
 
 _Problem = tuple[bool, str, str]
-"""Whether it is a failure, what is wrong, the mend."""
+"""Whether it is a failure, the fault, the remedy."""
 
 
 def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:

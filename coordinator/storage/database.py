@@ -123,7 +123,7 @@ _BUSY_S = 10.0
 _MEND = "move it away, or use another --state-dir"
 _MAGIC = b"SQLite format 3\0"
 _VERSION_BYTES = slice(18, 20)  # of the header: how the file is written and read, 1 or 2
-# What SQLite says of a file whose bytes are not those that were written. "No such table" may be a name that has changed.
+# SQLite's errors for a damaged file. "No such table" may be a name that has changed.
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 _NO_ROOM = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL}
 _SUSPICIOUS = {*_UNREADABLE, sqlite3.SQLITE_ERROR, None}
@@ -292,7 +292,7 @@ def _open_to_write(path: Path) -> Database:
         stack.callback(lock.release)
         is_copy = False
         if lock.take():
-            remove_unfinished(path.parent)  # nobody else is at work here, so nobody is writing them
+            remove_unfinished(path.parent)  # no other process is at work here, so none is writing them
             is_copy = _restore_copy(path)
         elif problem := _problem(path):
             raise _unusable(path, problem)
@@ -420,7 +420,7 @@ def _check(db: sqlite3.Connection, path: Path) -> str | None:
         return "it holds nothing"
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if not tables and version == 0:
-        return None  # whoever made it was killed before there was anything in it
+        return None  # its process was killed before it wrote anything
     if 0 < version <= SCHEMA_VERSION and tables >= _expected(version):
         return content_problem(db)  # other programs may have added an index or a view
     if tables >= _expected(SCHEMA_VERSION):

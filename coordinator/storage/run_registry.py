@@ -117,7 +117,7 @@ class Registry(Tables):
             schema: Digest of the whole model's schema.
             suffix: Random hex digits.
         """
-        # The random end tells runs apart on a machine whose clock stands still or starts in 1970.
+        # The random end distinguishes runs on a machine whose clock stands still or starts in 1970.
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
         row = (run, created_at, task, strategy, private, json.dumps(dict(settings), allow_nan=False), schema)
         with self._change() as db:

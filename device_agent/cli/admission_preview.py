@@ -1,4 +1,4 @@
-"""Whether this device would take work now: facts against preferences, for whoever asks from outside the agent."""
+"""Preview of admission: whether this device would accept work now, computed outside the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.policy.owner_limits import DAMAGED, UNKNOWN_FLOOR, least_without_model
 from fedpatch.device_agent.policy.owner_policy import decide, parse_admission_mode, text_of
-from fedpatch.device_agent.policy.preferences import Objection, Preferences, judge
+from fedpatch.device_agent.policy.preferences import Objection, Preferences, unmet_preferences
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.device_agent.runtime.startup import observer_of
@@ -45,9 +45,9 @@ def look(settings: AgentSettings, root: Path = Path("/")) -> AdmissionPreview:
     directory = settings.state_dir.absolute()
     order = parse_admission_mode(settings.admission)
     facts = observer_of(settings, directory, root).observe()
-    # Of a task that is named by its module, only loading it would tell the name.
+    # The name of a task given by its module is known only after loading it.
     task = "" if ":" in settings.task else settings.task
-    objections = judge(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
+    objections = unmet_preferences(Preferences.of(settings), facts, read_today(directory), local=local_now(), task=task)
     private = least_without_model(settings.private, directory / PATCHES, task)
     verdict = UNKNOWN_FLOOR if private["source"] == DAMAGED else decide(order, text_of(order), objections)
     return AdmissionPreview(facts, verdict, objections, private)

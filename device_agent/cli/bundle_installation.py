@@ -1,10 +1,10 @@
-"""Installs the bundle of an identity: checks it, puts its files into the state directory, and tells agent.toml of them.
+"""Installs the bundle of an identity: checks it, puts its files into the state directory, and their names into agent.toml.
 
     STATE_DIR/identity/ca.crt        the CA to trust
     STATE_DIR/identity/client.pem    certificate and key in one file, so that both change in one rename
     STATE_DIR/identity/password      where the bundle has a password
 
-The order is: CA, certificate and key or password, agent.toml; whatever moment it is interrupted in, doing it again
+The order is: CA, certificate and key or password, agent.toml; after an interruption at any moment, doing it again
 completes it. Done twice, the second changes nothing. What is installed is for the owner of the state directory alone.
 """
 
@@ -59,7 +59,7 @@ def open_to_others(path: Path, device: str) -> list[str]:
     if not mode & OPEN_TO_OTHERS:
         return []
     return [
-        f"{path} is open to other users (mode {mode:04o}): whoever has read it can pass for {device}; "
+        f"{path} is open to other users (mode {mode:04o}): any reader can pass for {device}; "
         f"if anybody may have, `fedpatch device rotate {device}` makes another"
     ]
 
@@ -106,7 +106,7 @@ def _settings(config: Path) -> tuple[str, dict[str, object]]:
     except FileNotFoundError:
         return "", {}
     except (ValueError, RecursionError) as error:
-        raise ConfigError([f"{config}: not TOML: {error}; mend it first"]) from None
+        raise ConfigError([f"{config}: not TOML: {error}; correct it first"]) from None
     except OSError as error:
         raise ConfigError([f"{config}: cannot be read: {error.strerror or error}"]) from None
 

@@ -48,7 +48,7 @@ from fedpatch.shared.wire.messages import Cancel, CoordinatorState, DeviceState,
 from fedpatch.shared.wire.reason_codes import JobPhase
 
 CHUNK_BYTES = 96 * 1024
-"""What a coordinator sends and asks for, unless it is told otherwise."""
+"""Default size of a coordinator's chunks."""
 TASK_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 4.0
 
@@ -116,19 +116,19 @@ def _check_preferences(settings: AgentSettings, checkup: Checkup, root: Path) ->
     checkup.warn("preferences", f"work would be declined now: {'; '.join(why_not)}", remedy)
 
 
-def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
-    """What stays on this device at least, whatever a request says."""
-    words = str(told["words"])
-    if told["source"] == DAMAGED:
+def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
+    """Check the private floor: what stays on this device for any request."""
+    words = str(private["words"])
+    if private["source"] == DAMAGED:
         checkup.fail(
             "private",
             words,
             "set `private` to what is to stay at least; docs/reference/preferences.md says what it may be",
         )
-    elif told["below_default"]:
+    elif private["below_default"]:
         remedy = "nothing, if that is meant; else set `private` to affine or all, or leave it out"
         checkup.warn("private", f"{words}; a request may have gamma and beta, trained on this device's data", remedy)
-    elif told.get("keeps_nothing"):  # not in what an agent of before wrote
+    elif private.get("keeps_nothing"):  # not in what an agent of before wrote
         remedy = "name what is to stay: private = names:<glob,...>; `none` says that nothing is meant to"
         checkup.warn("private", f"{words}; the setting keeps no tensor of this model", remedy)
     else:
@@ -138,8 +138,8 @@ def _check_private(told: Mapping[str, Any], checkup: Checkup) -> None:
 def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, Any]:
     """What the agent at work wrote of it; where it has not yet, what is known without its model."""
     with suppress(FedpatchError):
-        if told := read_standing(directory).status.get("private"):
-            return dict(told)
+        if private := read_standing(directory).status.get("private"):
+            return dict(private)
     return least_without_model(settings.private, directory / PATCHES)
 
 
@@ -195,7 +195,7 @@ def _check_task(
                 patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
             )
             limits.take(answer)
-            _check_private(limits.told(), checkup)
+            _check_private(limits.status(), checkup)
             _check_memory(trainer, checkup)
         case SetupFailed(exit_code=UsageError.exit_code):
             remedy = "correct --task, --data or --private; `fedpatch tasks` lists what is installed, and why one cannot be used"
@@ -208,7 +208,7 @@ def _check_task(
             checkup.fail("task", answer.detail, remedy)
         case Died():
             remedy = (
-                "see with --debug what it said; SIGILL means a torch for another processor, SIGKILL too little memory"
+                "see its output with --debug; SIGILL means a torch for another processor, SIGKILL too little memory"
             )
             checkup.fail("task", f"{what}: {answer.detail}", remedy)
         case _:
@@ -229,7 +229,7 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
     if asked is None:
         checkup.skip("coordinator", "the broker was not asked for it")
         return
-    checkup.skip("queue", "no broker tells how many messages it holds for a client; what it drops is asked for again")
+    checkup.skip("queue", "no broker publishes its queue length for a client; dropped ones are requested again")
     if "coordinator_state" in asked.foreign and not asked.reached.loopback:
         remedy = f"give the broker the rules of `fedpatch broker acl --fleet {identity.fleet}`, and every device its own user"
         checkup.warn("access", "the broker lets a device speak as the coordinator: there are no access rules", remedy)
@@ -300,7 +300,7 @@ def _is_answer(message: Received, run: str) -> bool:
 
 
 def _last(presence: list[Received], topic: str) -> object:
-    """What was said last on a topic, None where it is nothing of ours."""
+    """Return the last message of a topic, None for one of another program."""
     found = [one.payload for one in presence if one.topic == topic]
     try:
         return decode(found[-1]).body if found else None

@@ -74,7 +74,7 @@ def _tell(done: Enrolled, file: Path, config: Path, state_dir: Path, *, as_json:
 
 
 def _settings(config: Path) -> dict[str, Any]:
-    """What the file says; nothing where it cannot be read, which `install` tells."""
+    """Return the text of the file; nothing where it cannot be read, which `install` reports."""
     with suppress(OSError, ValueError, RecursionError):
         return tomllib.loads(config.expanduser().read_text("utf-8-sig"))
     return {}

@@ -59,7 +59,7 @@ def main() -> None:
 def run(
     settings: AgentSettings,
     until_stdin_closes: Annotated[
-        bool, typer.Option("--until-stdin-closes", hidden=True, help="End with whoever holds the other end of stdin.")
+        bool, typer.Option("--until-stdin-closes", hidden=True, help="End when stdin is closed.")
     ] = False,
     root: ConditionsRoot = Path("/"),
     fork_server: Annotated[
@@ -137,42 +137,42 @@ def _plain(standing: AgentStatus) -> dict[str, object]:
 
 
 def _in_words(standing: AgentStatus, now: float) -> list[str]:
-    told = standing.status
-    name = f"{told['device_id']} of fleet {told['fleet']}" if standing.status else "the agent"
+    status = standing.status
+    name = f"{status['device_id']} of fleet {status['fleet']}" if standing.status else "the agent"
     if not standing.running:
         lines = [f"{name} is not running"]
-    elif not told:
+    elif not status:
         lines = [f"{name} is starting"]
     else:
-        since = age(max(0.0, now - float(told.get("since", now))))
-        link = "connected to" if told.get("connected") else "not connected to"
-        lines = [f"{name} is running (process {told.get('pid')}), {link} {told.get('broker')}"]
-        job = f", run {told['run']}, round {told['round']}" if told.get("run") else ""
-        paused = ", paused" if told.get("paused") else ""
-        lines.append(f"it is {told.get('state')}{paused}{job} (last change: {since})")
-        lines += _answer_in_words(told)
-    if standing.running and told.get("problem"):
-        lines.append(f"problem: {told['problem']}")
-    if told.get("private"):
-        lines.append(f"private: {told['private']['words']}")
-    lines += privacy_in_words(told.get("privacy", {}))
-    for task in told.get("tasks", ()):
+        since = age(max(0.0, now - float(status.get("since", now))))
+        link = "connected to" if status.get("connected") else "not connected to"
+        lines = [f"{name} is running (process {status.get('pid')}), {link} {status.get('broker')}"]
+        job = f", run {status['run']}, round {status['round']}" if status.get("run") else ""
+        paused = ", paused" if status.get("paused") else ""
+        lines.append(f"it is {status.get('state')}{paused}{job} (last change: {since})")
+        lines += _answer_in_words(status)
+    if standing.running and status.get("problem"):
+        lines.append(f"problem: {status['problem']}")
+    if status.get("private"):
+        lines.append(f"private: {status['private']['words']}")
+    lines += privacy_in_words(status.get("privacy", {}))
+    for task in status.get("tasks", ()):
         lines.append(f"task {task['task']}: {task['num_examples']} training examples")
-    if told.get("last_outcome"):
-        lines.append(f"last round: {told['last_outcome']}")
+    if status.get("last_outcome"):
+        lines.append(f"last round: {status['last_outcome']}")
     waits = "waits to be taken by the coordinator" if standing.update_waits else "none waits"
     if standing.held_version:
         lines.append(f"global model: version {standing.held_version[:12]} is held, which the next steps may begin from")
     return [*lines, f"update: {waits}", *(_patches_in_words(standing, now) or ["patches: none yet"])]
 
 
-def _answer_in_words(told: Mapping[str, Any]) -> list[str]:
+def _answer_in_words(status: Mapping[str, Any]) -> list[str]:
     """What an offer of work would get now."""
-    if told.get("state") == STARTING:
+    if status.get("state") == STARTING:
         return ["it would not accept work now: its task is still being loaded"]
-    if told.get("declines"):
+    if status.get("declines"):
         return ["it would not accept work now: every request is declined, for what is named below"]
-    return _willingness_in_words(told.get("admission", ""), told.get("unwilling", ()))
+    return _willingness_in_words(status.get("admission", ""), status.get("unwilling", ()))
 
 
 def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]:
@@ -181,9 +181,9 @@ def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]
             missed = ["it would not accept work now:", *(f"  {words}" for words in unwilling)]
             return missed if unwilling else ["it would accept work now: all that its owner demands is met"]
         case "always":
-            return ["it would accept work now: its owner said always"]
+            return ["it would accept work now: its owner set admission to always"]
         case "never":
-            return ["it would not accept work now: its owner said never"]
+            return ["it would not accept work now: its owner set admission to never"]
     return [f"whether it would accept work now, its owner's {admission} says"] if admission else []
 
 

@@ -164,8 +164,8 @@ def models_in_words(state_dir: Path) -> list[str]:
         if kept := store.kept(task):
             what = f"round {kept.round} of run {kept.run} gave"
             has_one = store.current(task) is not None
-            told = f"{what} no other model of {task}" if has_one else f"no personal model of {task} yet: {what} none"
-            lines.append(f"{told}: {kept.why}")
+            found = f"{what} no other model of {task}" if has_one else f"no personal model of {task} yet: {what} none"
+            lines.append(f"{found}: {kept.why}")
     return lines
 
 

@@ -1,6 +1,6 @@
 """States of a job and its effects, which an EffectHandler (device_agent.job.job_state_machine) performs in order.
 
-A line that names an event (device_agent.job.job_events) says how the effect reports its end; the others report nothing.
+A line that names an event (device_agent.job.job_events) reports the end of the effect; the others report nothing.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class ModelMade:
-    """The round's personal model is staged, or there is none: the log says why."""
+    """The round's personal model is staged, or there is none: the log has the reason."""
 
     key: JobKey
 

@@ -13,7 +13,7 @@
 | REVEALED | the same `unmask` | the same `reveal` | unchanged |
 
 Any other message has no answer and changes nothing; the reason is for the device's log. So a device gives of every other member
-either the share of the self-mask or the share of the mask key, never both, whatever the coordinator sends.
+either the share of the self-mask or the share of the mask key, never both, for any messages of the coordinator.
 """
 
 from __future__ import annotations

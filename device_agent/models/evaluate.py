@@ -41,7 +41,7 @@ def evaluate_model(model: PersonalModel, task: Task, data: str, data_root: Path)
         measured = float(task.metric(_fit(outputs, task), _fit(own.test_y, task)))
     except (FedpatchError, OSError):
         raise
-    except Exception as error:  # of the user's code, whatever it raises
+    except Exception as error:  # any error of the user's code
         log.debug("the task's own code failed", exc_info=error)
         text = f"task {task.name!r} failed with data {data!r}: {type(error).__name__}: {error}; see with --debug"
         raise DataError(text) from error

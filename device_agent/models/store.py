@@ -7,10 +7,10 @@
         kept.json                        why the last round's model did not become the present one
 
 The training process stages; the agent's process publishes, by renaming, when the coordinator has committed the update. A
-model holds the private patch: directories are 0750 and files 0640, so that the agent's group may read them and nobody else.
+model holds the private patch: directories are 0750 and files 0640, so that the agent's group alone may read them.
 Nothing here needs torch, NumPy or onnxruntime.
 
-That a model is being made, for whoever comes after a process that did not live to see its end.
+Mark of an unfinished export: it remains where the process was killed.
 
 To make a model takes memory beside training's, and onnxruntime may not be built for a processor. What kills the training
 process in every round would keep the device from ever giving an update; so after a few deaths no more attempts are made,
@@ -248,7 +248,7 @@ class ModelStore:
         what = "of an earlier round" if to_round is None else f"of round {to_round}"
         raise UsageError(f"no model {what} of task {task!r} is kept; there are those of rounds: {rounds}")
 
-    # ---- for whoever reads
+    # ---- reading
 
     def tasks(self, *, noted: bool = False) -> list[str]:
         """Return the tasks with models; with `noted` also tasks with a note about a missing model."""

@@ -7,7 +7,7 @@ count. So a single short loss stops nothing, and repeated ones do.
 
 While unwilling, the facts are compared with stricter preferences, so that a value that trembles around its limit changes
 nothing. A condition that ends by the clock, as quiet hours do, does not tremble: it is over when it is over. The owner's
-setting `on_loss` says what happens to the work in hand.
+setting `on_loss` decides about the running work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpatch.device_agent.policy.preferences import Objection, Preferences
 from fedpatch.shared.wire.reason_codes import Condition
 
 LOSS_TOLD_AFTER_S = 1.0
-"""Beyond `loss_after_s`: until then what is missed has been looked at again, and presence tells of it if it lasts."""
+"""Beyond `loss_after_s`: until then the facts have been read again, and presence has a lasting loss."""
 
 
 class OnLoss(StrEnum):
@@ -126,7 +126,7 @@ class Hysteresis:
         return (Objection(self.reasons[0].condition, words, rest_s),)
 
     def next_deadline(self) -> float | None:
-        """When facts should be looked up again, whatever else happens; None where time alone changes nothing."""
+        """When facts should be looked up again at the latest; None where time alone changes nothing."""
         wanted = [one for one in (self._counts_at, self._ends_at) if one is not None]
         if self._steady_since is not None and not self._missing:
             wanted.append(self._steady_since + self._terms.return_after_s)
@@ -162,13 +162,13 @@ class Hysteresis:
         """Shorten the retry times of objections that may pass in seconds, such as a loose plug."""
         soon_s = self._terms.loss_after_s + LOSS_TOLD_AFTER_S
         missed = {one.condition for one in self.reasons}
-        told = (
+        lasting = (
             replace(one, retry_after_s=min(one.retry_after_s, soon_s))
             if one.condition in missed and not one.exact
             else one
             for one in objections
         )
-        return tuple(sorted(told, key=lambda one: -one.retry_after_s))
+        return tuple(sorted(lasting, key=lambda one: -one.retry_after_s))
 
     def _while_unwilling(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
         self._pausing = self._pausing and working

@@ -92,7 +92,7 @@ class OwnerLimits:
         floor.check(schema)
         known, self._model = self._model, _Model(ready.task, schema, ready.num_examples, floor)
         if known is None:
-            _log.info("private: %s", self.told()["words"])
+            _log.info("private: %s", self.status()["words"])
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
         """Find why a request exceeds the limits; None where it does not, or is about another model than this device's."""
@@ -132,7 +132,7 @@ class OwnerLimits:
         """
         model = self._model
         if model is None or request is None:
-            return "the update does not tell which request it answers"
+            return "the update does not name the request that it answers"
         if self._secure.forbids_unmasked and request.secure is None:
             return "the owner lets no update leave this device unmasked"
         if (manifest.encoding in MASKED_ENCODINGS) != (request.secure is not None):
@@ -149,7 +149,7 @@ class OwnerLimits:
             return "the update does not hold just the tensors that may leave this device"
         return ""
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The floor for status.json; empty until the model is known."""
         if self._model is None:
             return {}
@@ -244,8 +244,8 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
     Args:
         plan: The plan of one work request.
         num_examples: Training examples of this device.
-        max_steps: Most minibatches that one request may ask for, in whatever unit its plan is.
-        max_epochs: Most passes over the data that one request may ask for, in whatever unit its plan is.
+        max_steps: Most minibatches that one request may ask for, in any unit of its plan.
+        max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.
         measured: Whether learning alone is measured too, which takes as many steps again.
     """
     times, twice = (2, ", those of learning alone among them") if measured else (1, "")

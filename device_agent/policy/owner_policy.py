@@ -1,7 +1,7 @@
 """The owner's policy: the admission mode, the preferences against the facts, and the daily budget.
 
 The admission mode is one word of the configuration: `preferences`, which is the default, or a mode that overrules them:
-`always`, `never`, or `file:PATH`, whose first line says `accept`, or `decline` and the reason. A file that is absent or says
+`always`, `never`, or `file:PATH`, whose first line is `accept`, or `decline` and the reason. A file that is absent or has
 anything else declines.
 
 The agent's loop asks before it takes work, and lets time pass here while it works. Facts come from a watcher on another thread,
@@ -27,7 +27,7 @@ from fedpatch.device_agent.job.job_events import (
 )
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.policy.hysteresis import Change, ConditionLost, ConditionRestored, Hysteresis, OnLoss
-from fedpatch.device_agent.policy.preferences import Objection, OwnUsage, Preferences, judge, words_for_wire
+from fedpatch.device_agent.policy.preferences import Objection, OwnUsage, Preferences, unmet_preferences, words_for_wire
 from fedpatch.device_agent.policy.usage import JobUsage, OwnLoadAverage, Usage
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.shared.errors import UsageError
@@ -36,7 +36,7 @@ from fedpatch.shared.wire.reason_codes import Condition
 _FILE_PREFIX = "file:"
 
 NEVER_S = 3600.0
-"""An order of `never` holds until the agent is started with another; a file may say something else at any time."""
+"""An order of `never` holds until the agent is started with another; a file may change at any time."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def decide(order: AdmissionMode, file_text: str | None, objections: Sequence[Obj
         return (
             AdmissionDecision(True)
             if order.always
-            else AdmissionDecision(False, "its owner said never", retry_after_s=NEVER_S)
+            else AdmissionDecision(False, "its owner set admission to never", retry_after_s=NEVER_S)
         )
     if file_text is None:
         return AdmissionDecision(False, "its owner's file cannot be read")
@@ -279,7 +279,7 @@ class OwnerPolicy:
         expected_bytes: int = 0,
         working: bool = False,
     ) -> tuple[Objection, ...]:
-        return judge(
+        return unmet_preferences(
             willingness.preferences,
             facts,
             self.spent_today(now),

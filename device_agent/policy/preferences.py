@@ -1,6 +1,6 @@
 """An owner's preferences: the fact that each asks for, and every objection to working now, the most lasting first.
 
-A preference whose fact is unknown counts as met or missed as its owner said (`unknown`). The resources that the agent itself
+A preference whose fact is unknown counts as met or missed by the setting `unknown`. The resources that the agent itself
 takes are not held against the device.
 """
 
@@ -217,7 +217,7 @@ class Preferences:
         return replace(self, settings=settings)
 
 
-def judge(
+def unmet_preferences(
     preferences: Preferences,
     facts: Facts,
     spent: Usage,
@@ -277,7 +277,7 @@ def _by_clock(preferences: Preferences, facts: Facts, local: datetime) -> Iterat
     if not preferences.quiet_hours.spans:
         return
     if facts.clock_set.value is False:
-        # Then nobody knows what time it is, whatever the clock shows.
+        # Then the time is unknown, although the clock shows one.
         if not preferences.allow_unknown["quiet_hours"]:
             words = f"whether it is quiet is not known: the clock is not set ({facts.clock_set.source})"
             yield Objection(Condition.QUIET_HOURS, words, 60.0)

@@ -31,9 +31,10 @@ class PrivacyBudget:
         delta: The delta of epsilon.
 
     Example:
-        >>> budget = PrivacyBudget(tmp_path, fleet="home", max_epsilon=8.0)
-        >>> budget.refusal(REQUEST).reason.value
-        'privacy_required'
+        >>> from tempfile import mkdtemp
+        >>> budget = PrivacyBudget(Path(mkdtemp()), fleet="home", max_epsilon=8.0)
+        >>> budget.status()["max_epsilon"]
+        8.0
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class PrivacyBudget:
         self._delta = delta
         self._ledger: PrivacyLedger | None = None
         self._damage = ""
-        self._told: tuple[tuple[RunAccount, ...], dict[str, Any]] | None = None
+        self._shown: tuple[tuple[RunAccount, ...], dict[str, Any]] | None = None
 
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:
         """Return the decision to decline a request that the owner's limit does not allow; None if it does."""
@@ -95,15 +96,15 @@ class PrivacyBudget:
             raise StateError(self._damage)
         ledger.count(self._fleet, key.run, key.task, manifest.digest, request.privacy.noise_multiplier)
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return the account for status.json: the limit, epsilon of all runs, and the latest runs. It is never sent."""
         ledger = self._open()
-        told: dict[str, Any] = {"max_epsilon": self._max_epsilon, "required": self._required, "delta": self._delta}
+        account: dict[str, Any] = {"max_epsilon": self._max_epsilon, "required": self._required, "delta": self._delta}
         if ledger is None:
-            return {**told, "epsilon": None, "rounds": None, "runs": [], "problem": self._damage}
-        if self._told is None or self._told[0] is not ledger.runs:
-            self._told = ledger.runs, {**told, **self._account(ledger)}
-        return self._told[1]
+            return {**account, "epsilon": None, "rounds": None, "runs": [], "problem": self._damage}
+        if self._shown is None or self._shown[0] is not ledger.runs:
+            self._shown = ledger.runs, {**account, **self._account(ledger)}
+        return self._shown[1]
 
     def _account(self, ledger: PrivacyLedger) -> dict[str, Any]:
         runs = [
@@ -134,16 +135,16 @@ class PrivacyBudget:
         return self._ledger
 
 
-def privacy_in_words(told: dict[str, Any]) -> list[str]:
-    """Return the account of `PrivacyBudget.told` in lines for people; none where there is nothing to tell."""
-    if told.get("problem"):
-        return [f"privacy: {told['problem']}"]
-    if not told or not (told["rounds"] or told["required"]):
+def privacy_in_words(account: dict[str, Any]) -> list[str]:
+    """Return the account of `PrivacyBudget.status` in lines for people; none without rounds and demands."""
+    if account.get("problem"):
+        return [f"privacy: {account['problem']}"]
+    if not account or not (account["rounds"] or account["required"]):
         return []
-    epsilon = "unbounded" if told["epsilon"] is None else f"{told['epsilon']:.3g}"
-    limit = "" if told["max_epsilon"] is None else f" of at most {told['max_epsilon']:g}"
-    lines = [f"privacy: epsilon {epsilon}{limit} at delta {told['delta']:g}, rounds: {told['rounds']}"]
-    return lines + [f"  run {one['run']}: rounds {one['rounds']}" for one in told["runs"]]
+    epsilon = "unbounded" if account["epsilon"] is None else f"{account['epsilon']:.3g}"
+    limit = "" if account["max_epsilon"] is None else f" of at most {account['max_epsilon']:g}"
+    lines = [f"privacy: epsilon {epsilon}{limit} at delta {account['delta']:g}, rounds: {account['rounds']}"]
+    return lines + [f"  run {one['run']}: rounds {one['rounds']}" for one in account["runs"]]
 
 
 def _no(reason: DeclineReason, why: str) -> AdmissionDecision:

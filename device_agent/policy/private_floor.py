@@ -1,4 +1,4 @@
-"""What at least stays private on this device, whatever a work request says: the owner's decision, and its record on disk.
+"""The private floor, which stays on this device for any work request: the owner's decision, and its record on disk.
 
 The floor is a set of the model's tensors. The owner's setting `private` names it. Without the setting it is every tensor that
 stayed private in any earlier round of the task, and the policy `affine` at least. Requests are compared with it by names, never
@@ -140,7 +140,16 @@ class PrivateFloor:
 
 
 def undercut(floor: Floor, private: str, schema: Schema) -> frozenset[str]:
-    """Names of the floor that a policy would let travel. UsageError for a policy that does not fit the model."""
+    """Return the names of the floor that a policy would let travel.
+
+    Args:
+        floor: Tensors that the owner keeps at least.
+        private: The request's policy, as text.
+        schema: Schema of the whole model, without moments.
+
+    Raises:
+        UsageError: The policy does not fit the model.
+    """
     return floor.names - {base_name(name) for name in parse_policy(private).private_names(schema)}
 
 

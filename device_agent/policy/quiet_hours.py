@@ -20,7 +20,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(\d\d)", re.ASCII)
 _MEND = "write e.g. 22:00-07:00 or mon-fri 08:00-18:00"
 _DAY_MINUTES = 24 * 60
-# Quiet hours that leave no gap never end: whoever asks is told to ask again then.
+# Quiet hours that leave no gap never end: the coordinator is to ask again after this time.
 _HORIZON = timedelta(days=7)
 
 
@@ -122,7 +122,7 @@ LOCALTIME = Path("/etc/localtime")
 def local_now(localtime: Path = LOCALTIME) -> datetime:
     """Now, aware. The zone is $TZ or what `localtime` holds; it is read each time, as a device may travel.
 
-    Where neither says it, the offset of this moment stands in, which knows of no changes.
+    Where neither has it, the offset of this moment stands in, which knows of no changes.
     """
     zone = _zone(os.environ.get("TZ", "").removeprefix(":"), localtime)
     return datetime.now(UTC).astimezone(zone)

@@ -21,7 +21,7 @@ class SecureLimits:
     """The owner's terms for masked rounds.
 
     Attributes:
-        mode: One of SECURE_MODES. "required": no update leaves unmasked, whatever a coordinator asks for.
+        mode: One of SECURE_MODES. "required": no update leaves unmasked, even if a coordinator asks for it.
         min_group: Smallest group that the coordinator may form.
         clip: Longest L2 norm of a step that a request may allow; 0: any. A smaller clip lets less of this device through.
         min_threshold: Least rule for the number of members that must reveal; with two_thirds keys must be signed too.

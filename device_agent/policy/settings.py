@@ -15,7 +15,7 @@ _LOSS = "Lost preferences during work"
 
 ON_LOSS = ("finish", "pause", "abandon")
 
-# Whether a device works while nobody can tell if a preference is met. Work is allowed where the preference is about
+# Whether a device works while it is unknown if a preference is met. Work is allowed where the preference is about
 # something that many devices cannot measure and rarely have, and denied where it could cost its owner money or sleep.
 ALLOWED_IF_UNKNOWN: Mapping[str, bool] = {
     "charging": False,
@@ -113,14 +113,14 @@ def parse_unknown(entries: Sequence[str]) -> dict[str, bool]:
 
     Each entry is `PREFERENCE=allow` or `PREFERENCE=deny`; UsageError for anything else, and for a contradiction.
     """
-    told: dict[str, bool] = {}
+    chosen: dict[str, bool] = {}
     for entry in entries:
         name, _, word = (part.strip() for part in entry.partition("="))
         if name not in ALLOWED_IF_UNKNOWN:
             raise unknown_name("preference", name, tuple(ALLOWED_IF_UNKNOWN))
         if word not in ("allow", "deny"):
             raise UsageError(f"{entry!r} must end in =allow or =deny")
-        if told.get(name, word == "allow") != (word == "allow"):
-            raise UsageError(f"{name} is told to allow and to deny; keep one of the two")
-        told[name] = word == "allow"
-    return {**ALLOWED_IF_UNKNOWN, **told}
+        if chosen.get(name, word == "allow") != (word == "allow"):
+            raise UsageError(f"{name} is set to allow and to deny; keep one of the two")
+        chosen[name] = word == "allow"
+    return {**ALLOWED_IF_UNKNOWN, **chosen}

@@ -9,7 +9,7 @@ the book holds the two latest days that it has seen, and
   allowance, nor does setting it back and forward again, nor starting the device anew;
 - once midnight passes while the clock stands before the latest day, that day was never real: the count begins at zero.
 
-Midnight cannot be told from a clock that is set forward by a day: that begins a new day.
+A clock that is set forward by a day looks like midnight: a new day begins.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class Agent:
     def _storage_decision(
         self, envelope: Envelope, request: WorkRequest, plan: DownloadPlan
     ) -> AdmissionDecision | None:
-        """Decline where this device could not store what the round needs; log and status say what to do.
+        """Decline where this device could not store what the round needs; log and status have the remedy.
 
         The job in hand has what it needs, so a repeated request for it raises no alarm.
         """
@@ -396,7 +396,7 @@ class Agent:
         )
 
     def _write_status(self, state: str) -> None:
-        job, private = self._job.status(), self._limits.told()
+        job, private = self._job.status(), self._limits.status()
         damaged = private["words"] if private.get("source") == DAMAGED else ""
         stopped = state == "stopped"
         self._status.write(
@@ -410,7 +410,7 @@ class Agent:
                 "unwilling": list(self._owner.words),
                 "declines": damaged or self._storage_problem,
                 "private": private,
-                "privacy": {} if self._limits.privacy is None else self._limits.privacy.told(),
+                "privacy": {} if self._limits.privacy is None else self._limits.privacy.status(),
                 "last_outcome": self._runner.last_outcome,
                 "problem": "" if stopped else "; ".join(filter(None, (self._presence.problem, self._storage_problem))),
             }

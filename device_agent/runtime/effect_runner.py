@@ -64,21 +64,21 @@ _log = logging.getLogger("fedpatch.agent")
 
 # A process that has torch loaded holds hundreds of megabytes; to start another takes a Pi half a minute.
 LONG_REST_S = 300.0
-# How long whoever changes which model is the present one is given to end.
+# Longest wait for another process that changes the present model.
 LOCK_PAUSE_S = 0.5
 
 
 class EffectRunner:
     """Performs the effects of one agent's job (EffectHandler).
 
-    `last_outcome` says how the last job ended, `times` how long the last round took.
+    `last_outcome` is the end of the last job, `times` the durations of the last round.
 
     Args:
         identity: Names of this agent.
         link: Connection to the broker.
         trainer: The training process.
         usage: Counts traffic and rounds of the job.
-        limits: The owner's limits, which say what may leave the device.
+        limits: The owner's limits on what may leave the device.
         directory: State directory, with downloads and spool.
         models: Personal models for applications; None where the device keeps none.
         clock: Returns monotonic seconds.

@@ -1,6 +1,6 @@
 """Work of the agent's loop beside its job: status for systemd, local metrics, and the memory of an idle training process.
 
-A service of Type=notify tells systemd that it is ready, what it is doing, that it is alive and that it ends: a datagram of
+A service of Type=notify reports to systemd that it is ready, at work, alive and at its end: a datagram of
 lines `KEY=value` to the socket that $NOTIFY_SOCKET names (sd_notify(3)). A loop that hangs sends no WATCHDOG=1, and is killed
 and started again. Without $NOTIFY_SOCKET nothing is sent.
 """
@@ -142,7 +142,7 @@ class ServiceManager:
         return cls(address, int(every_us) / 1e6 if ours else 0.0)
 
     def doing(self, status: str, now: float) -> None:
-        """Send the status if it is new; the first call also says that the service is ready."""
+        """Send the status if it is new; the first call also reports that the service is ready."""
         if self._alive_at is None:
             self._alive_at = now
             self._send("READY=1", f"STATUS={status}")
@@ -174,4 +174,4 @@ class ServiceManager:
                 one.settimeout(_PATIENCE_S)
                 one.sendto(message.encode(), self._address)
         except OSError as error:
-            _service_log.debug("systemd cannot be told %s: %s", lines, error)
+            _service_log.debug("cannot send %s to systemd: %s", lines, error)

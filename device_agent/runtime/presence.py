@@ -110,7 +110,7 @@ class Presence:
     def publish(
         self, tasks: tuple[TaskCapability, ...], job: JobStatus | None, unwilling: Condition | None = None
     ) -> None:
-        """Publish the state. Without tasks it says that the device is starting, so that a coordinator waits for it.
+        """Publish the state. Without tasks the device is starting, and a coordinator waits for it.
 
         Args:
             tasks: Tasks of this device; empty while its task is being loaded.
@@ -174,14 +174,14 @@ class Presence:
         return self._detector.next_deadline()
 
     def _report_duplicate(self) -> None:
-        """Both agents stay, as nobody knows which is right, but they stop fighting for the connection."""
+        """Both agents stay, because neither is known to be right, but they stop fighting for the connection."""
         detected, me = self._detector.detected, self._identity
         text = f"another agent uses the device id {me.device!r} in fleet {me.fleet!r}; give one of them another --device-id"
         self.problem = text if detected else ""
         if detected:
             _log.error("%s", text)
         else:
-            _log.info("the other agent with the device id %r has not been heard for a while", me.device)
+            _log.info("the other agent with the device id %r has not been seen for a while", me.device)
         self._link.use_long_backoff(detected)
 
 

@@ -1,4 +1,4 @@
-"""From settings to an agent that runs, and how it is told to end."""
+"""Start of an agent from its settings, and its end by a signal."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run_agent(
         fork_server: Unix socket of a server that forks training processes; None starts each as a program.
 
     Raises:
-        FedpatchError: The agent cannot start; the class says why and gives the exit code.
+        FedpatchError: The agent cannot start; the class gives the exit code.
     """
     identity = Identity.new(settings.fleet, settings.device_id or host_as_device_id())
     check_holder(settings.tls_files, identity.fleet, "device", identity.device)

@@ -50,7 +50,7 @@ log = logging.getLogger("fedpatch.trainer")
 
 @dataclass(frozen=True)
 class Died:
-    """A training process ended by itself, or was `killed`; `detail` says how.
+    """A training process ended by itself, or was `killed`; `detail` has the cause.
 
     `lost` are the rounds that this process had not answered; another process may be at work already.
     """
@@ -69,7 +69,7 @@ class Trainer:
     Each `start` that starts a process leads to one `Ready`, `SetupFailed` or `Died`. Each `train` leads to any number of
     `TrainProgress`, then to one `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round.
     Each `mask` leads to one `Masked`, `TrainFailed`, or to one of those two.
-    `ModelMade` follows where `Trained` says so, and after `make_model`, unless the process ends.
+    `ModelMade` follows where `Trained` announces it, and after `make_model`, unless the process ends.
 
     Args:
         setup: First command of each process.
@@ -236,9 +236,9 @@ class _Child:
             for line in stream:
                 text = line.decode(errors="replace").rstrip()
                 self._last_words = text or self._last_words
-                word, _, said = text.partition(" ")
+                word, _, message = text.partition(" ")
                 if word in _LEVELS:
-                    level, text = _LEVELS[word], said
+                    level, text = _LEVELS[word], message
                 log.log(level, "%s", text)
 
     def _wait(self) -> None:
@@ -254,5 +254,5 @@ class _Child:
             hint = "; out of memory?" if code == -signal.SIGKILL else self._limit
             return f"the training process was ended by {signal.Signals(-code).name}{hint}"
         self._log_thread.join(LAST_WORDS_TIMEOUT_S)
-        said = f"; it said: {self._last_words[:200]}" if self._last_words else ""
-        return f"the training process ended with exit code {code}{said}{self._limit}"
+        message = f"; last output: {self._last_words[:200]}" if self._last_words else ""
+        return f"the training process ended with exit code {code}{message}{self._limit}"

@@ -1,6 +1,6 @@
-"""What is known of the device, as facts: each has a value, says where it comes from, and how far it can be trusted.
+"""Facts about the device: each has a value, its source, and its confidence.
 
-A fact that no source can tell is UNKNOWN. The preferences decide its meaning (device_agent.policy.preferences).
+A fact without a source is UNKNOWN. The preferences decide its meaning (device_agent.policy.preferences).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Confidence(StrEnum):
-    """How far a fact can be trusted: it was measured, it is what is usual where nothing says otherwise, or nobody knows."""
+    """Confidence of a fact: measured, usual (no source says otherwise), or unknown."""
 
     MEASURED = "measured"
     ASSUMED = "assumed"
@@ -24,7 +24,7 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True)
 class Fact(Generic[T]):
-    """`source` names the file, service or program that told it, or why nobody could; `value` is None where unknown."""
+    """`source` names the file, service or program, or the reason why there is none; `value` is None where unknown."""
 
     value: T | None
     source: str
@@ -32,12 +32,12 @@ class Fact(Generic[T]):
 
     @classmethod
     def unknown(cls, why: str) -> Fact[T]:
-        """Nobody could tell."""
+        """A fact without a value."""
         return cls(None, why, Confidence.UNKNOWN)
 
     @classmethod
     def assumed(cls, value: T, why: str) -> Fact[T]:
-        """What is usual, since nothing says otherwise."""
+        """A usual value, where no source has another."""
         return cls(value, why, Confidence.ASSUMED)
 
     @property

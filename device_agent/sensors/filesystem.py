@@ -18,7 +18,7 @@ class SysFs:
         self.live = root == Path("/")
 
     def text(self, path: str) -> str | None:
-        """What a file says, without the space around it and at most 64 KiB; None where it cannot be read."""
+        """Return the text of a file, stripped and at most 64 KiB; None where it cannot be read."""
         try:
             with (self.root / path).open("rb") as file:
                 return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()

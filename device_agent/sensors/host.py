@@ -62,10 +62,13 @@ def load_per_cpu(load: float | None, cpus: int) -> Fact[float]:
 
 
 def clock_set(now_s: float, synchronised: Fact[bool], own_clock_s: float | None) -> Fact[bool]:
-    """Whether the system clock can be believed.
+    """Return whether the system clock was set since boot.
 
-    `synchronised`: what services and the kernel say; `own_clock_s`: what the clock that runs without power says (seconds
-    since 1970) and set the system's clock from at boot, None where there is none.
+    Args:
+        now_s: The system clock, in seconds since 1970.
+        synchronised: The answer of time services and the kernel.
+        own_clock_s: The clock that runs without power and sets the system clock at boot, in seconds since 1970; None: there
+            is none.
     """
     if now_s < _2025_S:
         return Fact(False, "the clock shows a year before 2025")
@@ -77,7 +80,7 @@ def clock_set(now_s: float, synchronised: Fact[bool], own_clock_s: float | None)
 
 
 def parse_chrony(text: str) -> bool | None:
-    """Whether chrony follows a time server, as `chronyc tracking` prints it; None where it does not say."""
+    """Whether chrony follows a time server, as `chronyc tracking` prints it; None where that is unknown."""
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon and key.strip() == "Leap status":
@@ -103,7 +106,7 @@ def read_load(tree: SysFs) -> Fact[float]:
 def read_memory(tree: SysFs) -> Fact[float]:
     """What a new program could take without swapping."""
     mib = parse_available_mib(tree.text("proc/meminfo") or "")
-    return Fact.unknown("proc/meminfo does not tell") if mib is None else Fact(mib, "proc/meminfo: MemAvailable")
+    return Fact.unknown("proc/meminfo has no MemAvailable") if mib is None else Fact(mib, "proc/meminfo: MemAvailable")
 
 
 def read_disk(state_dir: Path) -> Fact[float]:
@@ -121,7 +124,7 @@ def read_disk(state_dir: Path) -> Fact[float]:
 
 
 def read_pause(pause_file: Path) -> Fact[bool]:
-    """Whether the owner's pause file is there. Raises OSError where nobody can tell."""
+    """Whether the owner's pause file is there. Raises OSError where that is unknown."""
     try:
         os.lstat(pause_file)
     except (FileNotFoundError, NotADirectoryError):
@@ -155,12 +158,12 @@ def _synchronised(tree: SysFs) -> Fact[bool]:
 
 
 def _ask_kernel() -> Fact[bool]:
-    """Time services tell the kernel when they have set the clock (adjtimex)."""
+    """Whether a time service has set the clock, by the kernel's flag (adjtimex)."""
     space = ctypes.create_string_buffer(_TIMEX_BYTES)
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "adjtimex") or libc.adjtimex(space) < 0:
         why = os.strerror(ctypes.get_errno() or errno.ENOSYS)
-        return Fact.unknown(f"the kernel does not tell whether the clock is synchronised ({why})")
+        return Fact.unknown(f"the kernel does not know whether the clock is synchronised ({why})")
     status = ctypes.c_int.from_buffer(space, _LONGS_BEFORE_STATUS * ctypes.sizeof(ctypes.c_long)).value
     unset = bool(status & _STA_UNSYNC)
     return Fact(not unset, f"the kernel: {'no time service has set the clock' if unset else 'synchronised'}")

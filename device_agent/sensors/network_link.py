@@ -4,7 +4,7 @@ Asked of the kernel's routing table itself, so policy routes, VPNs and metrics c
 
 The bytes of one question to the Linux kernel (rtnetlink): by which interface does a packet to this address leave?
 
-What kind of link a network interface is, by what the kernel says of it, and what is usual of such a link.
+Kind of a network interface's link by the kernel's files, and the usual properties of such a link.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def route_question(address: IPv4Address | IPv6Address, scope: int = 0) -> bytes:
 
 
 def route_answer(answer: bytes) -> int:
-    """Number of the interface; minus the error's number where the kernel refuses; 0 where the bytes say nothing."""
+    """Number of the interface; minus the error's number where the kernel refuses; 0 where the bytes are no answer."""
     if len(answer) < _HEADER.size:
         return 0
     length, kind, _, _, _ = _HEADER.unpack_from(answer)
@@ -82,7 +82,7 @@ _YES, _NO, _GUESS_YES, _GUESS_NO = 1, 2, 3, 4
 
 @dataclass(frozen=True, kw_only=True)
 class NetInterface:
-    """A network interface: what /sys/class/net says of it.
+    """A network interface, by /sys/class/net.
 
     `arp_type`: the number of its hardware type; `device_type`: DEVTYPE of its uevent; `hardware`: whether a device is behind
     it; `below`: the interfaces it is made of, where it is a bridge, a bond or a VLAN.

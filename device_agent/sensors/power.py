@@ -1,11 +1,11 @@
-"""What the kernel's power supplies say together: whether the device is fed from outside, and how full its battery is.
+"""Power of the device from the kernel's power supplies: external power, and the charge of its battery.
 
 The attributes are those of /sys/class/power_supply (Linux, Documentation/ABI/testing/sysfs-class-power).
 
 Which UPS feeds the device, as its owner writes it, and what the answers of each kind of UPS mean.
 
 `nut:NAME@HOST` (Network UPS Tools), `pisugar`, `pisugar:SOCKET` or `pisugar:HOST:PORT` (PiSugar's power manager) or
-`command:/path/of/program ARGUMENTS`, for every other; docs/reference/conditions.md says how to write such a program.
+`command:/path/of/program ARGUMENTS`, for every other; docs/reference/conditions.md describes such a program.
 
 Reads the power supplies of the kernel, or asks the UPS that the owner named.
 """
@@ -54,7 +54,7 @@ class Power(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSupply:
-    """One power supply that feeds this device; None stands for what it does not say.
+    """One power supply that feeds this device; None: unknown.
 
     `online`: whether power comes in. `energy` and `charge`: what is left and what fits, in µWh and µAh.
     """
@@ -98,9 +98,9 @@ def parse_supply(name: str, attributes: Mapping[str, str]) -> PowerSupply | None
 
 
 def external_power(supplies: Sequence[PowerSupply]) -> Fact[bool]:
-    """Whether power comes in from outside; UNKNOWN where batteries are there and nothing says what they do.
+    """Whether power comes in from outside; UNKNOWN where the state of a battery is not known.
 
-    A machine without any battery runs, so power comes in, whatever a socket says that it does not use.
+    A machine without any battery runs, so power comes in, also where an unused socket reports none.
     """
     inlets = [one for one in supplies if not one.stores]
     batteries = [one for one in supplies if one.stores]
@@ -119,7 +119,7 @@ def external_power(supplies: Sequence[PowerSupply]) -> Fact[bool]:
 
 
 def _by_batteries(batteries: Sequence[PowerSupply]) -> Fact[bool]:
-    """None of them charges, and there is no inlet that says anything."""
+    """None of them charges, and no inlet has a state."""
     for one in batteries:
         if one.status == "Discharging":
             return Fact(False, f"{_PLACE}/{one.name}: discharging")
@@ -203,7 +203,7 @@ Ups = Nut | PiSugar | UpsCommand
 
 
 def parse_ups(text: str) -> Ups | None:
-    """What the setting says; None where it is empty. Raises UsageError."""
+    """The parsed setting; None where it is empty. Raises UsageError."""
     kind, colon, rest = text.strip().partition(":")
     if not kind and not colon:
         return None
@@ -253,11 +253,11 @@ def read_upsc(text: str, source: str) -> Power:
 
 def read_pisugar(answers: Mapping[str, str], source: str) -> Power:
     """What PiSugar's power manager answered to each question; its oldest boards know charging, but not plugged."""
-    said = [_truth(answers.get(one)) for one in ("battery_power_plugged", "battery_charging")]
-    if all(one is None for one in said):
+    answered = [_truth(answers.get(one)) for one in ("battery_power_plugged", "battery_charging")]
+    if all(one is None for one in answered):
         external: Fact[bool] = Fact.unknown(f"{source} does not say whether power is plugged in")
     else:
-        external = Fact(any(said), f"{source}: {'' if any(said) else 'not '}plugged in")
+        external = Fact(any(answered), f"{source}: {'' if any(answered) else 'not '}plugged in")
     return Power(external, _percent(answers.get("battery"), f"{source}: battery"))
 
 
@@ -286,7 +286,7 @@ def _percent(text: str | None, source: str) -> Fact[float]:
     value = parse_percent((text or "").strip().removesuffix("%"))
     if value is not None:
         return Fact(value, source)
-    return Fact.unknown(f"{source} is not told" if text is None else f"{source} is {text[:40]!r}, not a percentage")
+    return Fact.unknown(f"{source} is missing" if text is None else f"{source} is {text[:40]!r}, not a percentage")
 
 
 _SUPPLIES = "sys/class/power_supply"
@@ -311,7 +311,7 @@ def read_supplies(tree: SysFs) -> Power:
 
 
 def ask_ups(ups: Ups, tree: SysFs) -> Power:
-    """What the owner's UPS says. Raises FactUnavailable where it says nothing."""
+    """The answer of the owner's UPS. Raises FactUnavailable where there is none."""
     match ups:
         case Nut(target):
             program = tree.program("upsc")
@@ -332,7 +332,7 @@ def _output(argv: tuple[str, ...] | list[str], remedy: str) -> str:
 
 
 def _ask_pisugar(ups: PiSugar) -> dict[str, str]:
-    """One line for each question; lines that nobody asked for (somebody pressed the button) are passed over."""
+    """One line for each question; other lines (the button was pressed) are skipped."""
     place = ups.socket or f"{ups.host}:{ups.port}"
     deadline = time.monotonic() + commands.LIMIT_S
     try:
@@ -357,14 +357,14 @@ def _connect(ups: PiSugar) -> socket.socket:
 
 def _ask_line(line: socket.socket, question: str, deadline: float) -> str:
     line.sendall(f"get {question}\n".encode())
-    heard = b""
-    while len(heard) < _MAX_ANSWER_BYTES:
+    received = b""
+    while len(received) < _MAX_ANSWER_BYTES:
         line.settimeout(max(0.01, deadline - time.monotonic()))
         piece = line.recv(1024)
         if not piece:
             return ""
-        heard += piece
-        for one in heard.split(b"\n")[:-1]:
+        received += piece
+        for one in received.split(b"\n")[:-1]:
             name, colon, value = one.decode("utf-8", "replace").partition(":")
             if colon and name.strip() == question:
                 return value.strip()

@@ -1,6 +1,6 @@
 """Reads voltage, throttling and temperature: from files of the kernel, else from vcgencmd.
 
-What a Raspberry Pi's firmware and the kernel's sensors say of voltage and heat, as text to facts.
+Voltage and heat by a Raspberry Pi's firmware and the kernel's sensors: from text to facts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 
-# Bits of `vcgencmd get_throttled` that say what is so now; the same 16 bits higher say what has been so since boot.
+# Bits of `vcgencmd get_throttled` for the present state; 16 bits higher they are for the time since boot.
 _UNDER_VOLTAGE, _THROTTLED, _SOFT_LIMIT = 1 << 0, 1 << 2, 1 << 3
 _BITS = re.compile(r"(?:throttled=)?(?:0x)?([0-9A-Fa-f]{1,8})")
 _DEGREES = re.compile(r"temp=(-?[0-9]{1,3}(?:\.[0-9]{1,3})?)'C")
@@ -64,7 +64,7 @@ def _from_thousandths(text: str) -> float | None:
 
 
 def _plausible(celsius: float) -> float | None:
-    """Sensors that are off say -274, 0 K or 255 degrees."""
+    """Sensors that are off report -274, 0 K or 255 degrees."""
     return celsius if _COLDEST_C <= celsius <= _HOTTEST_C else None
 
 

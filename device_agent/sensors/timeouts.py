@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class FactUnavailable(FedpatchError):
-    """A source has no answer; the message says why, for the owner."""
+    """A source has no answer; the message has the reason, for the owner."""
 
 
 class _Asked(Generic[T]):
@@ -52,7 +52,7 @@ class _Asked(Generic[T]):
 
 
 class TimedQuestion(Generic[P, T]):
-    """`name` is what is asked, in words; `empty` tells of an answer whether nothing is in it. For one caller at a time."""
+    """`name` is the question, for people; `empty` returns whether an answer has no content. For one caller at a time."""
 
     def __init__(self, name: str, ask: Callable[P, T], empty: Callable[[T], bool] = lambda _: False) -> None:
         self._name = name

@@ -33,7 +33,7 @@ _NAME = "org.freedesktop.NetworkManager"
 _ROOT = "/org/freedesktop/NetworkManager"
 _DEVICE = f"{_NAME}.Device"
 _NOTHING = "/"
-# What a bus answers where nobody has that name, and NetworkManager where an interface is none of its own.
+# Answers of a bus without that name, and of NetworkManager about an unmanaged interface.
 _NOBODY = ("org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner")
 _NOT_ITS_OWN = f"{_NAME}.UnknownDevice"
 
@@ -44,14 +44,25 @@ class NoManager(FactUnavailable):
 
 @dataclass(frozen=True)
 class NmState:
-    """What NetworkManager says: its code for metering (NMMetered), and the network's name where one is joined."""
+    """NetworkManager's answer: its code for metering (NMMetered), and the name of the joined network."""
 
     metered: int
     ssid: str | None
 
 
 def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: float | None = None) -> NmState:
-    """`bus` is the address of a message bus. Raises NoManager where there is none, FactUnavailable where it does not answer."""
+    """Ask NetworkManager about an interface.
+
+    Args:
+        bus: Address of the system's message bus.
+        interface: Name of the interface, e.g. "wlan0".
+        wireless: Ask for the name of the joined network too.
+        limit_s: Longest wait for the answers, in seconds; None: LIMIT_S.
+
+    Raises:
+        NoManager: There is no NetworkManager.
+        FactUnavailable: It does not answer, or with something else.
+    """
     limit_s = LIMIT_S if limit_s is None else limit_s
     try:
         with closing(_Bus(bus, time.monotonic() + limit_s)) as line:
@@ -65,7 +76,7 @@ def ask_network_manager(bus: str, interface: str, *, wireless: bool, limit_s: fl
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise FactUnavailable(f"NetworkManager's answer cannot be read ({type(error).__name__}: {error})") from error
     if type(metered) is not int:
-        raise FactUnavailable("NetworkManager says of Metered what is no number")
+        raise FactUnavailable("NetworkManager's Metered is no number")
     return NmState(metered, ssid)
 
 
@@ -134,8 +145,8 @@ class _Bus:
         return tuple(reply.body)
 
     def _reply_to(self, serial: int) -> Any:
-        heard = 0
-        while heard < _MAX_BYTES:
+        received = 0
+        while received < _MAX_BYTES:
             reply = self._parser.get_next_message()
             while reply is not None:
                 if reply.header.fields.get(self._jeepney.HeaderFields.reply_serial) == serial:
@@ -145,7 +156,7 @@ class _Bus:
             piece = self._socket.recv(4096)
             if not piece:
                 raise FactUnavailable("the message bus has hung up")
-            heard += len(piece)
+            received += len(piece)
             self._parser.add_data(piece)
         raise FactUnavailable("the message bus says too much")
 
@@ -170,26 +181,33 @@ class Network(NamedTuple):
 
 
 def bus_address(tree: SysFs, bus: str | None) -> str:
-    """Where the system's message bus is: as told, else as the environment says, else where it always is."""
+    """Where the system's message bus is: the argument, else the environment's, else the usual one."""
     usual = f"unix:path={tree.root / _SYSTEM_BUS}"
     return bus or (os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") if tree.live else None) or usual
 
 
 def read_network(tree: SysFs, ask: Callable[[str, bool], NmState], interface: str, link: Fact[LinkKind]) -> Network:
-    """What is known of the network behind an interface. `ask` asks NetworkManager of it, and of its name if it is wireless."""
+    """Return name and metering of the network behind an interface.
+
+    Args:
+        tree: The kernel's files.
+        ask: Asks NetworkManager about an interface, and whether it is wireless.
+        interface: Name of the interface.
+        link: Kind of its link.
+    """
     wireless = link.value is LinkKind.WIFI
     no_name: Fact[str] = Fact.unknown(f"{interface} is not wireless")
     try:
-        told = ask(interface, wireless)
+        state = ask(interface, wireless)
     except FactUnavailable as error:
         # Who is there and silent may know better than what is usual.
         metered = usual_metering(link) if isinstance(error, NoManager) else Fact[bool].unknown(str(error))
         return Network(_name_without(tree, interface, str(error)) if wireless else no_name, metered)
-    if told.ssid is not None:
-        return Network(Fact(told.ssid, "NetworkManager"), told_metering(told.metered, link))
+    if state.ssid is not None:
+        return Network(Fact(state.ssid, "NetworkManager"), told_metering(state.metered, link))
     if wireless:  # it may leave this interface to somebody else, such as wpa_supplicant
         no_name = _name_without(tree, interface, f"NetworkManager knows no network that {interface} has joined")
-    return Network(no_name, told_metering(told.metered, link))
+    return Network(no_name, told_metering(state.metered, link))
 
 
 def _name_without(tree: SysFs, interface: str, why: str) -> Fact[str]:

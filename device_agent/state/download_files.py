@@ -80,7 +80,7 @@ class PartialBlob:
         descriptors = [fd for fd in (self._data, self._index) if fd >= 0]
         self._data = self._index = -1
         for fd in descriptors:
-            with contextlib.suppress(OSError):  # what it lost, the SHA-256 tells
+            with contextlib.suppress(OSError):  # the SHA-256 finds lost bytes
                 os.close(fd)
 
     def discard(self) -> None:

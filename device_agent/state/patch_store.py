@@ -5,7 +5,7 @@ run. A file holds the patch before and after the round that wrote it: when a rou
 crashed before its update was uploaded or because the coordinator went back to an earlier model, training starts from
 the same patch again and is not applied twice.
 
-A file is a line that tells the format, the SHA-256 of what follows, a msgpack map (task, schema, policy, run, round),
+A file is a line with the format, the SHA-256 of what follows, a msgpack map (task, schema, policy, run, round),
 and then the two states. What is damaged is found out, set aside as `.damaged`, and the version before it is used.
 """
 
@@ -60,7 +60,7 @@ class PatchKey:
 
     @property
     def file_name(self) -> str:
-        """Name of the patch's file. A policy's text is no file name, so a hash tells keys apart."""
+        """Name of the patch's file. A policy's text is no file name, so a hash distinguishes keys."""
         digest = hashlib.sha256("\n".join((self.task, self.schema, self.policy)).encode()).hexdigest()
         return f"{self.task}-{digest[:16]}{SUFFIX}"
 

@@ -125,6 +125,6 @@ class PrivacyLedger:
             return msgspec.json.decode(unseal(self._path, _LINE, data, "a privacy ledger"), type=_Content).runs
         except (StateError, ValueError, RecursionError) as error:
             raise StateError(
-                f"{self._path}: cannot be read ({error}); it tells how much privacy was spent, so restore it from a copy, or "
+                f"{self._path}: cannot be read ({error}); it holds the spent privacy, so restore it from a copy, or "
                 "move it away to count from zero"
             ) from error

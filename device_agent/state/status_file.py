@@ -100,7 +100,7 @@ class AgentStatus:
 
     Attributes:
         status: Content of status.json (StatusFile), empty where the agent has written none yet.
-        running: Whether the agent runs, as the kernel says: a killed agent could not write that it stopped.
+        running: Whether the agent runs, by the kernel: a killed agent could not write that it stopped.
         update_waits: Whether an update is on the disk that the coordinator has not committed.
         held_version: Digest of the global model that is held between rounds, "" for none.
     """

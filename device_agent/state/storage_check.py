@@ -33,7 +33,7 @@ from fedpatch.shared.wire.messages import WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 
 RETRY_S = 300.0
-"""A person has to move files or make room: nobody does that in seconds."""
+"""A person has to move files or make room, which takes minutes."""
 
 _SPARE_BYTES = 64 * 1024
 PATCHES, SPOOL, DOWNLOADS = "patches", "spool", "downloads"

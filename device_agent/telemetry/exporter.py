@@ -19,7 +19,7 @@ from fedpatch.shared.app.files import remedy_for
 from fedpatch.shared.config.listen_address import Address
 
 WRITE_EVERY_S = 60.0
-"""An SD card bears only so many writes."""
+"""An SD card wears out with writes."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_LIMIT_S = 5.0
@@ -152,7 +152,7 @@ def _replace(path: Path, text: str) -> None:
     unfinished = _unfinished(path)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _FILE_MODE)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, _FILE_MODE)  # whatever the umask
+        os.fchmod(descriptor, _FILE_MODE)  # for any umask
         file.write(text)
     os.replace(unfinished, path)
 

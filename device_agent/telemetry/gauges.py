@@ -1,7 +1,7 @@
-"""What an agent says of itself to a Prometheus of its owner, as text; docs/reference/metrics.md is generated from it.
+"""An agent's metrics for a Prometheus of its owner, as text; docs/reference/metrics.md is generated from it.
 
-Written in Prometheus' text format 0.0.4, which endpoints serve and node_exporter reads from files. A value that nobody
-knows has no series.
+Written in Prometheus' text format 0.0.4, which endpoints serve and node_exporter reads from files. An unknown
+value has no series.
 """
 
 from __future__ import annotations

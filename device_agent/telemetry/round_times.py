@@ -11,7 +11,7 @@ class RoundTimes:
     """Notes the phases of a round; `now` is monotonic seconds.
 
     `last` is the last round whose update was committed, None before the first of this process. `report` is that of the last
-    training, whatever happened to its update.
+    training, with any outcome of its update.
     """
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from fedpatch.device_agent.sensors.device_facts import Fact, Facts
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 
 LEAST_S = 60.0
-"""Between two messages, whatever happens; but a second one may follow the first at once, as when the first round is over."""
+"""Least time between two messages; only the second may follow the first at once, for example after the first round."""
 REPEAT_S = 300.0
-"""After which all is told again, even if it is the same."""
+"""Time after which vitals are sent again, even unchanged."""
 
 CHANGE_C = 5.0
 CHANGE_BATTERY = 0.05

@@ -80,7 +80,7 @@ class ReloadingDataset:
             yield
         except FedpatchError:
             raise
-        except Exception as error:  # the task is the user's: whatever it raises is told in one sentence
+        except Exception as error:  # the task is the user's: any error becomes one sentence
             log.error("the task's own code failed", exc_info=error)
             in_one_line = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(f"task {self._task.name!r} failed with data {self._spec!r}: {in_one_line}") from error

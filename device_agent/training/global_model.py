@@ -31,7 +31,7 @@ def read_global_model(command: TrainCommand, public: Schema, store: ModelCache |
     Args:
         command: The training command, with the files of the download.
         public: Schema of the public tensors.
-        store: Holds the model for the next round, if the command says so.
+        store: Holds the model for the next round, if the command asks for it.
 
     Returns:
         The tensors by name.

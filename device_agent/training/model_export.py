@@ -44,7 +44,7 @@ class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
     `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
-    `task_ref` and `preparation` tell applications how to prepare inputs; they are written into the metadata. `run` calls the
+    `task_ref` and `preparation`, for the metadata, describe how applications prepare inputs. `run` calls the
     function that makes a model and returns its result: directly, or in another process
     (device_agent.training.forked_work.run_forked).
     """

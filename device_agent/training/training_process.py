@@ -187,7 +187,7 @@ def main() -> int:
 
 
 def _model_cache(setup: WorkerSetup, outbox: AnswerWriter) -> BufferedModelCache | None:
-    """Return the cache of the global model, which tells the agent its version."""
+    """Return the cache of the global model, from which the agent has its version."""
     if not setup.held_dir:
         return None
     return BufferedModelCache(Path(setup.held_dir), lambda version: outbox.send(ModelHeld(version)))

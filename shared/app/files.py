@@ -155,7 +155,7 @@ def refusals_of(place: Path) -> Iterator[None]:
 
 
 def remedy_for(error: OSError, otherwise: str) -> str:
-    """Return the remedy for an error of a disk, or `otherwise` if the error does not tell the cause."""
+    """Return the remedy for an error of a disk, or `otherwise` if the error does not name the cause."""
     return _REMEDIES.get(error.errno or 0, otherwise)
 
 

@@ -23,7 +23,7 @@ def import_optional(name: str, why: str, remedy: str, fault: type[FedpatchError]
 
     Args:
         name: Name of the module.
-        why: Sentence that says why it is needed.
+        why: Sentence with the reason why it is needed.
         remedy: How to install it.
         fault: Class of the error that is raised if the import fails.
 

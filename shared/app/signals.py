@@ -49,7 +49,7 @@ def ignore_signals() -> None:
 
 @contextmanager
 def stoppable(notice: str) -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGINT or SIGTERM has arrived, for work that stops where it can be resumed.
+    """Yield a function that returns whether SIGINT or SIGTERM has arrived, for work that stops where it can be resumed.
 
     The first signal prints `notice` on stderr. The second one raises KeyboardInterrupt.
     """
@@ -91,8 +91,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def signals_told(tell: Callable[[int], object]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `tell` with their number in a thread of its own, whatever the main thread is doing.
+def signals_told(on_signal: Callable[[int], object]) -> Iterator[None]:
+    """Let SIGINT and SIGTERM call `on_signal` with their number in a thread of its own, even while the main thread is busy.
 
     Only the main thread may enter the block. A process forked in it, without exec, would report its signals here too.
     """
@@ -102,7 +102,7 @@ def signals_told(tell: Callable[[int], object]) -> Iterator[None]:
     def forward() -> None:
         while (number := os.read(reading, 1)[0]) != _NO_SIGNAL:
             if number in _SIGNALS:
-                tell(number)
+                on_signal(number)
 
     forwarder = threading.Thread(target=forward, name="signals", daemon=True)
     forwarder.start()

@@ -1,6 +1,6 @@
 """The file that a device is enrolled with: who it is, where its broker is, and what it shows there. JSON, one per device.
 
-It holds a key or a password, so whoever carries it carries the device's identity: mode 0600, and gone once it is installed.
+It holds a key or a password, so a copy is the device's identity: mode 0600, and gone once it is installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=500)]
 class Bundle:
     """A device's identity. With a certificate: `certificate` and `key` as PEM; with a password: that; `ca` as PEM in either.
 
-    An empty `broker` leaves that to whoever installs it.
+    An empty `broker` leaves the URL to the settings of the device.
     """
 
     fedpatch_bundle: int = FORMAT

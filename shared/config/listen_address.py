@@ -20,7 +20,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """The address that `text` names; UsageError says how to write one."""
+    """Return the address that `text` names; UsageError describes the form."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

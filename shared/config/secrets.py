@@ -1,4 +1,4 @@
-"""Secrets that come in environment variables, and that nobody whom we start is to inherit."""
+"""Secrets from environment variables, which no started process inherits."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def with_values(text: str, values: Mapping[str, str], without: Collection[str] =
             changed = changed[:begin].rstrip(" \t") + changed[end:].removeprefix("\n")
     kept = {key: value for key, value in tomllib.loads(text).items() if key not in without}
     if tomllib.loads(changed) != {**kept, **values}:
-        raise ValueError("its keys cannot be told apart")
+        raise ValueError("its keys are ambiguous")
     return changed
 
 
@@ -82,12 +82,12 @@ def _entries(text: str) -> Iterator[tuple[str, int, int, bool]]:
 
 
 def syntax_problem(text: str, error: tomllib.TOMLDecodeError) -> tuple[int, str]:
-    """The line (from 1) and the words of what tomllib says against `text`."""
-    said = str(error)
-    found = re.search(r" \(at line (\d+), column (\d+)\)$", said)
+    """Return the line (from 1) and the message of tomllib's error about `text`."""
+    message = str(error)
+    found = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if found is not None:
-        return int(found[1]), f"{said[: found.start()]} (column {found[2]})"
-    return max(1, len(text.splitlines())), said.removesuffix(" (at end of document)") + " at the end of the file"
+        return int(found[1]), f"{message[: found.start()]} (column {found[2]})"
+    return max(1, len(text.splitlines())), message.removesuffix(" (at end of document)") + " at the end of the file"
 
 
 def toml_value(value: str | int | float | bool | Path | tuple[str, ...]) -> str:

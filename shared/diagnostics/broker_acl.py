@@ -28,7 +28,7 @@ _DELIVERY_S = 1.0
 class AclParty:
     """Whose part the doctor takes. `device` is the name on a device, empty on the coordinator.
 
-    `client_id` is the name at the broker of whoever works in earnest; the doctor only adds to it. `stranger` is nobody's name.
+    `client_id` is the client id of the program itself; the doctor adds a suffix. `stranger` is an unused name.
     """
 
     party: Party
@@ -39,11 +39,11 @@ class AclParty:
     stranger: str = field(default_factory=lambda: f"doctor-{secrets.token_hex(4)}")
 
     def probe_id(self, which: str) -> str:
-        """A client id that nobody else has, for rules that look at how it begins."""
+        """A client id of its own, for rules that match its beginning."""
         return f"{self.client_id}.{self.stranger}.{which}"
 
     def echo_topic(self, which: str) -> str:
-        """A topic that the side may write, and to which nobody listens or pays heed: chunks of a blob that is none."""
+        """A topic that the side may write, without a reader: chunks of an invented blob."""
         digest = hashlib.sha256(f"{self.stranger} {which}".encode()).hexdigest()
         return self.example("model_chunk" if self.party == "coordinator" else "update_chunk", self.device, digest)
 
@@ -100,15 +100,15 @@ def check_rights(settings: BrokerSettings, side: AclParty, probe: Probe, checkup
     Returns:
         The kinds of topic that this side may write although only the other side should.
     """
-    tells = probe.connected.protocol == "5"
+    reports = probe.connected.protocol == "5"
     foreign: set[Kind] = set()
-    _check_writing(settings, side, checkup, tells)
-    _check_reading(settings, side, probe, checkup, foreign, tells)
+    _check_writing(settings, side, checkup, reports)
+    _check_reading(settings, side, probe, checkup, foreign, reports)
     return foreign
 
 
-def _check_writing(settings: BrokerSettings, side: AclParty, checkup: Checkup, tells: bool) -> None:
-    if not tells:
+def _check_writing(settings: BrokerSettings, side: AclParty, checkup: Checkup, reports: bool) -> None:
+    if not reports:
         checkup.skip("rights_write", "in MQTT 3.1.1 a broker does not say that it refused a message")
         return
     kinds = [row.name for row in TOPICS if side.writes(row.name)]
@@ -121,7 +121,7 @@ def _check_writing(settings: BrokerSettings, side: AclParty, checkup: Checkup, t
 
 
 def _check_reading(
-    settings: BrokerSettings, side: AclParty, probe: Probe, checkup: Checkup, foreign: set[Kind], tells: bool
+    settings: BrokerSettings, side: AclParty, probe: Probe, checkup: Checkup, foreign: set[Kind], reports: bool
 ) -> None:
     kinds = [row.name for row in TOPICS if side.reads(row.name)]
     known = {found.kind for one in probe.received if (found := topics.parse_topic(side.fleet, one.topic))}
@@ -135,7 +135,7 @@ def _check_reading(
         delivered = _is_delivered(settings, side, probe, kind, foreign)
         if delivered or kind in known:
             continue
-        (missing if delivered is False and tells else unshown).append(kind)
+        (missing if delivered is False and reports else unshown).append(kind)
     if missing:
         text = f"{_who(side)} may not read {', '.join(side.rule(kind) for kind in missing)}"
         checkup.fail("rights_read", text, _rules_mend(side, missing))

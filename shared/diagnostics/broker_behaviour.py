@@ -76,8 +76,8 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
             checkup.fail("broker_login", error_text(error), _login_remedy(settings, side, str(error)))
             return None
         user = settings.username or broker.username
-        nobody = "with our certificate" if settings.cert_file else "without a user name"
-        login = f"as user {user!r}" if user else nobody
+        anonymous = "with our certificate" if settings.cert_file else "without a user name"
+        login = f"as user {user!r}" if user else anonymous
         checkup.good("broker_login", f"MQTT {probe.connected.protocol}, {login}")
         try:
             if _ids_are_tied(settings, side, probe):

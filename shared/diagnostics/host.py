@@ -82,7 +82,9 @@ def check_clock(checkup: Checkup, *, tls: bool, now: float | None = None) -> Non
     now = time.time() if now is None else now
     installed = Path(shared.__file__).stat().st_mtime
     shown = minute(now)
-    needs = "the broker's certificate is judged by it" if tls else "only times in lists and logs are wrong by that"
+    needs = (
+        "the check of the broker's certificate needs it" if tls else "only times in lists and logs are wrong by that"
+    )
     remedy = "set it (sudo timedatectl set-ntp true), or give the device a clock that keeps time without power"
     if now < installed:
         checkup.warn("clock", f"{shown} is before fedpatch was installed here; {needs}", remedy)
@@ -186,7 +188,7 @@ def check_memory(needed_bytes: float, what: str, checkup: Checkup, meminfo: Path
     """
     available = _bytes_of(meminfo, "MemAvailable")
     if available is None:
-        checkup.skip("memory", f"{meminfo} does not tell what is available")
+        checkup.skip("memory", f"{meminfo} does not show the available memory")
         return
     text = f"{size(available)} available; {what} takes about {size(needed_bytes)}"
     if available < needed_bytes:

@@ -12,13 +12,13 @@ sqrt(k) / noise_multiplier, with other noise the square root of the sum of squar
 Two neighbouring fleets differ in all updates of one device: with it, or with zeros in place of them ("zero-out" neighbours,
 user-level privacy).
 
-No amplification by sampling is claimed. It needs devices that are drawn by coins that nobody sees. Here presence, power,
+No amplification by sampling is claimed. It needs devices that are drawn by secret coins. Here presence, power,
 network and the owner's decision come first, the broker sees the invitations, invitations beyond the target keep the fast
 devices, and a device may decline because of its owner's life. So each round in which a device takes part counts in full.
 
 Example:
     >>> round(epsilon_of(mu_of(noise_multiplier=1.6, rounds=7), delta=1e-5), 2)
-    7.92
+    7.93
     >>> round(noise_multiplier_for(epsilon=8.0, delta=1e-5, rounds=7), 2)
     1.59
 """

@@ -304,7 +304,7 @@ def _labels(task: Task, name: str, targets: Array, data: DeviceData, holder: str
 
 
 def _place(name: str, row: int, data: DeviceData) -> str:
-    """Return the row and, if the data can tell it, its origin."""
+    """Return the row and, if the data have it, its origin."""
     try:
         origin = data.origin(name, row) if data.origin else ""
     except Exception:  # the user's code; only a message depends on it

@@ -19,7 +19,7 @@ MAX_NAME = 24
 
 @dataclass(frozen=True)
 class MetricTerms:
-    """Description of a metric. A device's value of it is its *user accuracy*, whatever the name of the metric.
+    """Description of a metric. A device's value of it is its *user accuracy*, for any name of the metric.
 
     Attributes:
         name: Name of the metric.

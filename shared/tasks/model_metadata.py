@@ -63,13 +63,13 @@ class ModelMetadata:
     `none` where nothing is private. `input_shape` and `output_shape` are those of one example: in the model, the number of
     examples comes first. `class_names` are in the order of the outputs, empty where the task has none.
 
-    `metric` and `metric_goal` ("max" or "min") say what the user accuracies measure. `user_accuracy` is that of this very
+    `metric` and `metric_goal` ("max" or "min") describe the user accuracies. `user_accuracy` is that of this very
     model, run by onnxruntime on the device's `test_examples`; `user_accuracy_before` that of the global model with the
     device's patch, before the round's training (the one the paper reports), on test data too. `validation_accuracy` is the
     same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
     nothing was measured.
 
-    `task_ref` is how the device's configuration names the task. `prepare` tells of the task's `prepare`, which an application
+    `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
     must apply to raw inputs (None: there is none), `inputs` how the training inputs were, after it. Both are computed from the
     device's data, and stay on the device as the model does.
 
@@ -115,7 +115,7 @@ def to_json(metadata: ModelMetadata) -> bytes:
 
 
 def from_json(text: bytes, where: str) -> ModelMetadata:
-    """Reads what `to_json` wrote, also of a later version that says more. StateError, naming `where`, for anything else."""
+    """Reads what `to_json` wrote, also of a later version with more keys. StateError, naming `where`, for anything else."""
     try:
         metadata = msgspec.json.decode(text, type=ModelMetadata)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

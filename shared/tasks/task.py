@@ -36,7 +36,7 @@ class DeviceData:
         train_y: Training targets, one for each input.
         test_x: Test inputs, as `train_x`.
         test_y: Test targets, one for each input.
-        counts_in_ua: False for a device whose accuracy says nothing about the model (the paper's noisy clients): it
+        counts_in_ua: False for a device whose accuracy does not measure the model (the paper's noisy clients): it
             trains, and stays out of the mean user accuracy.
         val_x: Validation inputs, on which the agent chooses the personal model; nothing trains on them. None: they are
             split off the training data (`Task.validation_share`, `Task.ordered`). Empty: there are none.
@@ -118,7 +118,7 @@ class Task:
         metric_name: Name of the measure.
         metric_goal: "max" if more is better, "min" if less is.
         metric_range: Limits of the measure. None: 0 to 1 for an accuracy, else any finite number.
-        data_version: `data_version(spec, root)` tells, at little cost, a version of data that grow: when it changes, a
+        data_version: `data_version(spec, root)` returns, at little cost, a version of data that grow: when it changes, a
             device reads its data again before the next round. None: data stay as they are.
         validation_share: Share of the training data, from 0 to 0.5, that is held out for validation where `load_data` gives
             none. 0: none is, and the newest personal model is published.

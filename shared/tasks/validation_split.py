@@ -14,7 +14,7 @@ import numpy as np
 from fedpatch.shared.tasks.task import DeviceData, Task
 
 MIN_VALIDATION_EXAMPLES = 5
-"""Where the share gives fewer, they make no validation part: they would say little about a model. Nothing trains on them
+"""Where the share gives fewer, they make no validation part: they would measure a model badly. Nothing trains on them
 either, for when data grow, they are part of one."""
 
 _SEED = b"fedpatch-val"
@@ -28,7 +28,7 @@ def validation_mask(inputs: np.ndarray, share: float, *, ordered: bool = False) 
         inputs: Training inputs, examples along the first axis; in order of time where `ordered`.
         share: Share of the examples to hold out, from 0 to 0.5.
         ordered: Hold the last examples out. Otherwise a hash of an example's own bytes decides, so that it keeps its side
-            when the program restarts, when data grow, and in whatever order they are read; equal inputs share a side.
+            when the program restarts, when data grow, and in any order of reading; equal inputs share a side.
 
     Returns:
         Booleans of shape (n,), True for what is held out. As examples are added (at the end where `ordered`), none that was

@@ -311,7 +311,7 @@ class TaskCapability:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The current job of a device. It is part of DeviceState, so that the coordinator can tell a reconnect from a restart."""
+    """The current job of a device. It is part of DeviceState, which distinguishes a reconnect from a restart."""
 
     run: Word
     epoch: Count

@@ -73,6 +73,11 @@ def bad_clients_of(study: Study, population: Population) -> BadClients | None:
 def draw_bad_clients(share: float, clients: int, seed: int) -> frozenset[int]:
     """Return the numbers of the bad clients: a share of all, at least one and not all.
 
+    Args:
+        share: Share of the bad clients, 0 to 1.
+        clients: Number of all clients.
+        seed: Seed of the choice.
+
     Raises:
         UsageError: There is one client only.
     """

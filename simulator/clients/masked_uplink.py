@@ -35,7 +35,7 @@ _BASE = "00" * 32
 class MaskedUplink:
     """Residuals of all clients, and the scale of the round.
 
-    `residuals[name]` has shape (clients, ...); a page of it that nobody wrote to takes no memory.
+    `residuals[name]` has shape (clients, ...); a page without a write takes no memory.
 
     Args:
         study: The study; `secure` is "groups".

@@ -24,7 +24,7 @@ class Patches:
         for spec in schema.specs:
             one = initial.get(spec.name)
             start = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) if one is None else _tensor(one)
-            # Pages that nobody writes to are not taken: zeros stay free until a client trains.
+            # Pages without a write are not taken: zeros stay free until a client trains.
             block = shared_zeros((clients, *spec.shape), start.dtype)
             if bool(start.any()):
                 block.copy_(start)

@@ -154,9 +154,9 @@ def _data_errors(task: Task, what: str, root: Path) -> Iterator[None]:
     except FedpatchError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"task {task.name!r} failed with {what} in the folder {root}, which --data-root or FEDPATCH_DATA can name: {said}"
+            f"task {task.name!r} failed with {what} in the folder {root}, which --data-root or FEDPATCH_DATA can name: {reason}"
         ) from error
 
 

@@ -36,7 +36,7 @@ from fedpatch.simulator.spec.study import EXACT, Study, client_id
 class Uplink:
     """What all clients have from their updates before: `residuals[name]` has shape (clients, ...), `sizes` is in bytes.
 
-    Both lie in memory that worker processes share; a page that nobody wrote to takes none. Who has sent nothing yet has a
+    Both lie in memory that worker processes share; a page without a write takes none. Who has sent nothing yet has a
     size of 0.
     """
 

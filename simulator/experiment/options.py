@@ -39,7 +39,7 @@ _PUBLISHED: Mapping[tuple[str, str], tuple[tuple[float, float], ...]] = {
 
 @dataclass(frozen=True)
 class Rates:
-    """The numbers that steer a strategy's steps, by their names in Study; None: nobody has said, or it has no use for it."""
+    """The numbers that steer a strategy's steps, by their names in Study; None: not given, or not used by the strategy."""
 
     learning_rate: float | None = None
     server_learning_rate: float | None = None
@@ -153,7 +153,7 @@ def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:
         yield f"--participation: {study.participation} is not above 0 and at most 1"
     elif study.clients >= 1 and int(study.clients * study.participation + ROUNDING) < 1:
         least = math.ceil(1e4 / study.clients) / 1e4
-        yield f"--participation: {study.participation} of {study.clients} clients is nobody; {least} is one"
+        yield f"--participation: {study.participation} of {study.clients} clients selects none; {least} is one"
     if study.target_ua is not None and not metric.allows(study.target_ua):
         yield f"--target-ua: {study.target_ua} is not {metric.range_words}"
     if not 0 <= study.seed <= _LARGEST_SEED:
@@ -178,7 +178,7 @@ def _attack_problems(study: Study, metric: MetricTerms) -> Iterator[str]:
 
 
 def _misplaced(study: Study, rates: Rates) -> Iterator[str]:
-    """What the strategy has no use for, and rates that nobody could step by."""
+    """Yield options that the strategy does not use, and impossible rates."""
     if study.private != "none" and study.strategy in BASELINES:
         yield (
             f"--private: {study.strategy} keeps no patch private, it personalises in its own way; leave it out, or "

@@ -73,7 +73,7 @@ def title(study: Study) -> str:
     return f"{study.task}, {study.strategy}{private}, {study.clients} clients{share}"
 
 
-# Okabe and Ito's colours, told apart by people of every colour vision.
+# Okabe and Ito's colours, which people of any colour vision distinguish.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 
 DPI = 150

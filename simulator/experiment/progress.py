@@ -35,7 +35,7 @@ def make_progress(stderr: TextIO, study: Study, *, plain: bool = False) -> Study
 
 @contextmanager
 def status(beginning: str, otherwise: Callable[[str], None] = lambda _: None) -> Iterator[Callable[[str], None]]:
-    """What tells how far something is: on stderr where that is a terminal, else as `otherwise` does."""
+    """Progress display: on stderr where that is a terminal, else by `otherwise`."""
     console = plain_console(sys.stderr)
     if not console.is_terminal:
         yield otherwise
@@ -56,7 +56,7 @@ class CurveProgress:
         words = f"{self._study.label} {accuracy(point.user_accuracy)}"
         if self._study.target_ua is not None:
             words += f" (target {accuracy(self._study.target_ua)})"
-        if point.round == 0:  # its time went into reading the data, which tells nothing about the rounds
+        if point.round == 0:  # its time went into reading the data, which is no measure of a round
             return words
         self._recent.append(point.seconds)
         pace_s = sum(self._recent) / len(self._recent)
@@ -97,7 +97,7 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
-        with suppress(OSError):  # nobody reads any more, which is no reason to stop
+        with suppress(OSError):  # the reader has gone, which is no reason to stop
             self._progress.console.print(line, markup=False, soft_wrap=True)
 
 

@@ -90,5 +90,5 @@ class FakeBlob:
 
 
 def tag_of(owner: int, round_number: int) -> bytes:
-    """What nobody else's blob is made of, and none of another round."""
+    """Bytes that no other device's blob and no other round has."""
     return owner.to_bytes(STAND_IN_BYTES // 2) + round_number.to_bytes(STAND_IN_BYTES // 2)

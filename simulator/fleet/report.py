@@ -130,7 +130,7 @@ class FleetReport:
 
 
 def _plain(reasons: Mapping[str, int]) -> dict[str, int]:
-    """By plain words, in their order: not in that in which devices said them."""
+    """Count the reasons in the order of the table, not in that of their first use."""
     return {str(reason): count for reason, count in sorted(reasons.items())}
 
 

@@ -106,7 +106,7 @@ class FleetDevice:
         self._alarm.set(self.job.next_deadline())
 
     def on_message(self, envelope: Envelope) -> None:
-        """The coordinator says something."""
+        """Handle a message of the coordinator."""
         now = self._agenda.now
         if isinstance(envelope.body, WorkRequest):
             verdict = _WILLING if self._fate_in(envelope.round).willing else _UNWILLING
@@ -225,7 +225,7 @@ OnRound = Callable[[FleetRound], None]
 
 # Owner of the global model's chunks; devices are numbered from 1.
 _COORDINATOR = 0
-# Of an update that nobody trained: from one example, without a user accuracy.
+# Report of an untrained update: one example, no user accuracy.
 _REPORT = UpdateReport("00" * 32, 1, 1, 0.0, None, None, 0.0, 0.0)
 
 
@@ -249,7 +249,7 @@ def simulate_fleet(terms: FleetTerms, on_round: OnRound = lambda _: None, *, wir
 
 
 class SimulatedFleet:
-    """The coordinator with its broker, and all devices. Every event costs the same, whatever their number."""
+    """The coordinator with its broker, and all devices. Every event costs the same, for any number of devices."""
 
     def __init__(self, terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> None:
         self.agenda = VirtualClock(0.0)
@@ -288,7 +288,7 @@ class SimulatedFleet:
         self._perform(self._engine.handle(run_events.DevicePresence(device, envelope.body), self.agenda.now))
 
     def on_message(self, device: str, envelope: Envelope) -> None:
-        """What a device says."""
+        """Handle a message of a device."""
         self._perform(self._engine.handle(run_events.DeviceMessage(device, envelope), self.agenda.now))
 
     def on_chunk(self, device: str, chunk: Chunk, size_bytes: int) -> None:

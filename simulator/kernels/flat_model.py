@@ -112,7 +112,7 @@ class Passes:
 
 
 class WorkingModel:
-    """Layers over one set of vectors, and the calls that they have written down: tensors that stay, whoever trains."""
+    """Layers over one set of vectors, and the recorded calls: tensors that stay the same for all clients."""
 
     def __init__(self, model: nn.Module, layers: list[Layer], private: Collection[str], *, grads: bool) -> None:
         self.layers = layers

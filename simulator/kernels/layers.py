@@ -3,7 +3,7 @@
 Autograd costs a small model more than its arithmetic does, and so do new tensors and the way to each call. Here every layer
 knows its own derivative and writes down the calls that compute it, on tensors that stay; simulator.kernels.flat_model makes
 them again for every batch. A gradient, times minus the learning rate, is added to the weights in the same matrix product that
-computes it (plain SGD), or left in `grads` for whoever needs it (Adam, pFedMe). Values lie in the order in which the products
+computes it (plain SGD), or left in `grads` for the optimizer (Adam, pFedMe). Values lie in the order in which the products
 are fastest: weights of linear layers as (in, out), images and weights of convolutions with the channels last.
 
 Dropout, residual connections and hooks are not here: `fedpatch.simulator.learners.reference_learner` trains any model.
@@ -37,10 +37,10 @@ class Layer:
     again for inputs of the same shape, the calls are the same; for another number of examples, those of before no longer hold.
     `backward` belongs to the last `forward`.
 
-    `params`, `grads` and `buffers` are views into storage of the model, set by whoever owns that; by the names that the
+    `params`, `grads` and `buffers` are views into storage of the model, set by its owner; by the names that the
     module gives them. `order`: the axes of the weight in the order in which they are to be stored; none: as they are. With
     `learning_rate` None the gradient is stored, else applied. `first` is True for the layer
-    whose input is data: its `backward` returns what nobody looks at. `spare_output` says whether the next layer may put its
+    whose input is data: the result of its `backward` is unused. `spare_output` says whether the next layer may put its
     own output in the place of this one's, `in_place` whether this layer does so with the output of the one before.
     """
 

@@ -89,5 +89,5 @@ class WatchedLearner(FusedLearner):
 
 
 def _spread(count: int) -> Tensor:
-    """One and the same order of so many examples, whoever asks."""
+    """Return the order of `count` examples, the same for all callers."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(count))

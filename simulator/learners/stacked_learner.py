@@ -265,7 +265,7 @@ class StackedCohort:
         """Nothing to end."""
 
     def _fitting(self, population: Population) -> int:
-        """How many clients a group has, where nobody said."""
+        """Default number of clients in a group."""
         free = _free_bytes(self._device)
         if free is None:
             return CPU_GROUP

@@ -116,7 +116,7 @@ def _work(
     task_ref: str, ground: LearnerContext, model: Mapping[str, Tensor], sums: Tensor, todo: Any, done: Any
 ) -> None:  # pragma: no cover - runs in another process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends us
-    done.cancel_join_thread()  # else a full pipe that nobody reads any more would keep us for ever
+    done.cancel_join_thread()  # else a full pipe without a reader would block for ever
     torch.set_num_threads(1)
     learner = make_learner(find_task(task_ref), ground)
     begun = 0
@@ -127,7 +127,7 @@ def _work(
                 learner.begin(model)
                 begun = number_of_round
             done.put((number, _do(learner, what, part, sums[number : number + 1]), None))
-        except Exception as error:  # told to the parent, who raises it
+        except Exception as error:  # sent to the parent, which raises it
             begun = 0
             done.put((number, [], _error_fields(error)))
 

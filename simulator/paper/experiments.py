@@ -250,10 +250,10 @@ def _no_such_cell(which: str, pattern: str, cells: Sequence[Cell]) -> UsageError
 def _near(pattern: str, cells: Sequence[Cell]) -> str | None:
     """The pattern with the nearest of the known words in the place of unknown ones, if that finds something."""
     known = sorted({part for cell in cells for part in cell.short_name.split("/")})
-    mended = "/".join(
+    corrected = "/".join(
         part
         if part in known or set(part) & _GLOB_CHARACTERS
         else next(iter(get_close_matches(part, known, 1, 0.4)), "")
         for part in pattern.split("/")
     )
-    return mended if mended and any(_fits(cell, mended) for cell in cells) else None
+    return corrected if corrected and any(_fits(cell, corrected) for cell in cells) else None

@@ -1,4 +1,4 @@
-"""Compute recorded cells of the paper again, and judge whether the difference is that of another processor.
+"""Compute recorded cells of the paper again, and decide whether the difference is that of another processor.
 
 A simulation gives the same bits on the same processor with the same versions. Another processor adds in another order; the
 curves then differ about as much as those of two seeds do. The new results are below `rechecks/`, by processor.

@@ -144,7 +144,7 @@ class Results:
     def read(self, cell: Cell, seed: int) -> Result | None:
         """The finished result; None where there is none.
 
-        Raises UsageError, with the mend, where the file is damaged or was computed on other terms: no such result may
+        Raises UsageError, with the remedy, where the file is damaged or was computed on other terms: no such result may
         count among the others.
         """
         path = self.path(cell, seed)
@@ -159,7 +159,7 @@ class Results:
         return result
 
     def rounds_done(self, cell: Cell, seed: int) -> int:
-        """How many rounds an unfinished simulation had completed when it last said so; 0 where none has begun."""
+        """How many rounds an unfinished simulation had completed at its last checkpoint; 0 where none has begun."""
         values = read_json(self._progress(cell, seed)) or {}
         done = values.get("rounds")
         return done if isinstance(done, int) else 0

@@ -39,7 +39,7 @@ class Simulate(Protocol):
 
 
 class CellWatcher:
-    """Is told what goes on; this one keeps it to itself."""
+    """Receives the progress of a computation; this one ignores it."""
 
     def begins(self, cell: Cell, seed: int, place: int, count: int) -> None:
         """A simulation begins or is taken up again, the `place`-th of `count` cells and seeds."""

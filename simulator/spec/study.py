@@ -151,7 +151,7 @@ class Point:
     metric's goal is "min", the greatest). `train_loss` is the mean over the clients of round `round` of the mean over their
     steps; None at 0. `seconds` is the time since the point before. `bytes_up` are those of all updates of round `round`,
     `bytes_down` those that it took the clients selected for the next round to come to the model that is measured here; None
-    where nobody counted.
+    where they were not counted.
     """
 
     round: int
@@ -230,7 +230,7 @@ class Outcome:
 
     @property
     def bytes_to_target(self) -> int | None:
-        """Of all clients, up and down, until user accuracy was at the target; None if it never was, or nobody counted.
+        """Bytes of all clients, up and down, until user accuracy was at the target; None if it never was, or without counts.
 
         The models that it was measured on are among them, the one that reached the target too.
         """

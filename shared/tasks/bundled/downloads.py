@@ -72,7 +72,7 @@ def _download(file: DataFile, path: Path, retries: int) -> None:
         from requests import RequestException
     except ImportError as error:
         raise _unavailable(file, path, f"downloading needs pooch ({error}): pip install pooch") from error
-    pooch.get_logger().setLevel(logging.ERROR)  # it would write to stderr on its own; what matters is told here
+    pooch.get_logger().setLevel(logging.ERROR)  # it would write to stderr on its own; this module logs errors
     problems = []
     for url in file.urls:
         log.info("%s: fetching %s from %s", file.folder, file.name, url)
@@ -112,7 +112,7 @@ class _Progress:
 
     @property
     def total(self) -> int:
-        """Size of the file in bytes, 0 where the server does not say; set at the beginning of every attempt."""
+        """Size of the file in bytes, 0 where unknown; set at the beginning of every attempt."""
         return self._total
 
     @total.setter

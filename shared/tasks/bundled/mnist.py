@@ -5,7 +5,7 @@ A data spec is one of shared.tasks.bundled.partition, for MNIST itself, or
     files:FOLDER               all images in four files of MNIST's format (IDX, with or without gzip) below the data folder
     files:FOLDER,shard:I/N     a share of them, as of MNIST: any spec of shared.tasks.bundled.partition
 
-Such files are not compared with a checksum: they are whatever their owner has put there.
+Such files are not compared with a checksum: their content is the owner's decision.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def build_model() -> nn.Module:
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """Images as (n, 784) float32 in [0, 1]; `spec` as this module's first lines say."""
+    """Images as (n, 784) float32 in [0, 1]; `spec` as in this module's docstring."""
     return load_many([spec], root)[0]
 
 

@@ -41,7 +41,7 @@ _ASSIGNMENT, _NOISY_DEVICES, _NOISE = range(3)
 class DataSpec:
     """A parsed data spec.
 
-    `noisy`: this device is noisy, whatever is drawn. `noise`: standard deviation, or None for the task's usual one.
+    `noisy`: this device is noisy, with any draw. `noise`: standard deviation, or None for the task's usual one.
     `noisy_fraction`: this share of all devices is drawn to be noisy. `validation`: this share of the device's training examples
     is held out as validation data.
     """
@@ -277,7 +277,7 @@ def _number(value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        return math.nan  # fits no range, so the caller's message tells what is expected
+        return math.nan  # fits no range, so the caller's message names the expected values
 
 
 def _wrong(text: str, problem: str) -> UsageError:

@@ -186,6 +186,20 @@ class TestMessages:
         group.end_unmasking()
         assert group.state is GroupState.LOST
 
+    def test_end_of_unmasking_searches_once_more_where_the_last_reveal_started_no_search(self):
+        """Ten reveals, seven right ones, threshold seven: a search follows the 7th, 8th and 9th reveal, then the 11th."""
+        members = Members(12).share(names(12))
+        group = members.group
+        group.end_collecting(names(12))
+        for name in names(10):
+            reveal = members.reveal(name)
+            wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
+            group.add_reveal(name, wrong if name < "pi-03" else reveal)
+            group.open()
+        assert not group.over
+        group.end_unmasking()
+        assert group.state is GroupState.OPEN
+
 
 class TestCalls:
     def test_result_of_a_group_that_is_not_open_raises(self):

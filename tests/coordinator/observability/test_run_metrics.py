@@ -385,7 +385,7 @@ def test_vitals_of_an_evicted_device_are_dropped(tmp_path):
     played.look()
     assert sorted(played.engine.fleet.members) == ["a", "c"]
     assert played.value("devices_showing", sign="told") == 1
-    assert played.meter._vitals._told.keys() == {"c"}
+    assert played.meter._vitals._seen.keys() == {"c"}
 
 
 def test_signs_of_trouble_are_counted_over_all_devices(played):

@@ -16,7 +16,7 @@ from fedpatch.device_agent.policy.hysteresis import (
     OnLoss,
     PauseExpired,
 )
-from fedpatch.device_agent.policy.preferences import Objection, judge
+from fedpatch.device_agent.policy.preferences import Objection, unmet_preferences
 from fedpatch.device_agent.policy.usage import NOTHING
 from fedpatch.shared.wire.reason_codes import Condition
 from tests.device_agent.owners import easy, facts
@@ -207,7 +207,7 @@ def test_facts_are_judged_more_strictly_while_unwilling():
     told = []
     for now in range(600):
         percent = 30.5 if now % 40 < 20 else 29.5
-        missed = judge(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
+        missed = unmet_preferences(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
         told.append(device.observe(missed, float(now), working=False))
     assert [type(change) for change in told if change is not None] == [ConditionLost]
 

@@ -83,7 +83,7 @@ def test_a_damaged_record_declines_every_request(tmp_path):
     verdict = limits.refusal(TASK, REQUEST)
     assert verdict is not None
     assert verdict.reason is DeclineReason.PRIVATE_POLICY
-    assert limits.told()["source"] == "damaged"
+    assert limits.status()["source"] == "damaged"
     assert least_without_model("", tmp_path / "patches", TASK)["source"] == "damaged"
     assert limits_of(tmp_path, private="affine").refusal(TASK, REQUEST) is None
 
@@ -166,7 +166,7 @@ def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
     plain = Schema(tuple(spec for spec in MODEL_SCHEMA.specs if spec.role == "weight"))
     limits = OwnerLimits(tmp_path / "patches", private=private, max_steps=1000, max_epochs=100)
     limits.take(Ready(TASK, plain.digest, 10, plain.specs))
-    told, checkup = limits.told(), quiet_checkup()
+    told, checkup = limits.status(), quiet_checkup()
     assert told["keeps_nothing"] is (private in ("all", "affine", "stats"))
     _check_private(told, checkup)
     (found,) = checkup.findings
@@ -175,7 +175,7 @@ def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
 
 
 def test_status_tells_policy_source_and_tensors(tmp_path):
-    told = limits_of(tmp_path).told()
+    told = limits_of(tmp_path).status()
     assert told == {
         "least": "affine",
         "source": "default",
@@ -184,4 +184,4 @@ def test_status_tells_policy_source_and_tensors(tmp_path):
         "keeps_nothing": False,
         "words": "at least affine: 1 of 2 tensors of the model never leave this device (the default)",
     }
-    assert limits_of(tmp_path, private="none").told()["below_default"]
+    assert limits_of(tmp_path, private="none").status()["below_default"]

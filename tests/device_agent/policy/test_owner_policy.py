@@ -311,7 +311,7 @@ def test_other_words_are_refused(text):
     ("order", "text", "verdict"),
     [
         ("always", None, AdmissionDecision(True)),
-        ("never", "accept", AdmissionDecision(False, "its owner said never", retry_after_s=NEVER_S)),
+        ("never", "accept", AdmissionDecision(False, "its owner set admission to never", retry_after_s=NEVER_S)),
         ("file:/order", "accept\n", AdmissionDecision(True)),
         ("file:/order", "  accept  \ndecline", AdmissionDecision(True)),
         ("file:/order", "accept while at home", AdmissionDecision(True)),

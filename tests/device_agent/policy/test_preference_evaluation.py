@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpatch.device_agent.policy.preferences import RULES, Objection, OwnUsage, Preferences, judge, words_for_wire
+from fedpatch.device_agent.policy.preferences import (
+    RULES,
+    Objection,
+    OwnUsage,
+    Preferences,
+    unmet_preferences,
+    words_for_wire,
+)
 from fedpatch.device_agent.policy.settings import ALLOWED_IF_UNKNOWN
 from fedpatch.device_agent.policy.usage import NOTHING, Usage
 from fedpatch.shared.errors import ConfigError
@@ -50,7 +57,7 @@ BY_NAME = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASE
 
 def conditions(preferences: Preferences, device=WELL, spent=NOTHING, local=NOON, **offer: Any) -> list[Condition]:
     """What is missed."""
-    return [one.condition for one in judge(preferences, device, spent, local=local, **offer)]
+    return [one.condition for one in unmet_preferences(preferences, device, spent, local=local, **offer)]
 
 
 def test_the_table_has_every_preference_that_asks_for_a_fact():
@@ -91,7 +98,7 @@ def test_a_preference_that_nobody_has_is_no_objection(case):
 def test_doubt_is_told_with_its_cause_and_its_mend(case):
     """The owner reads why nobody could tell, and what to write to work all the same."""
     preferences = easy(**{case.name: case.setting}, unknown=[f"{case.name}=deny"])
-    (told,) = judge(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
+    (told,) = unmet_preferences(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
     assert f"no {case.fact}" in told.words
     assert f'unknown = ["{case.name}=allow"]' in told.words
 
@@ -113,7 +120,7 @@ def test_all_objections_are_told_the_most_lasting_first(missed):
     expected = {case.condition for case in missed} | (
         {Condition.OTHER_SSID} if any(case.name == "wifi" for case in missed) else set()
     )
-    told = judge(preferences, facts(**{case.fact: case.missed[0] for case in missed}), NOTHING, local=NOON)
+    told = unmet_preferences(preferences, facts(**{case.fact: case.missed[0] for case in missed}), NOTHING, local=NOON)
     assert {one.condition for one in told} == expected
     assert len(told) == len(expected)
     assert [one.retry_after_s for one in told] == sorted((one.retry_after_s for one in told), reverse=True)
@@ -156,7 +163,7 @@ def test_only_allowed_tasks_are_worked_on():
 
 def test_quiet_hours_are_told_with_their_end():
     preferences = easy(quiet_hours=["08:00-12:30"])
-    (told,) = judge(preferences, WELL, NOTHING, local=NOON)
+    (told,) = unmet_preferences(preferences, WELL, NOTHING, local=NOON)
     assert told == Objection(Condition.QUIET_HOURS, "quiet hours, until Sat 12:30", 1800.0, exact=True)
     assert conditions(preferences, local=NOON + timedelta(minutes=30)) == []
 
@@ -186,7 +193,7 @@ def test_a_clock_that_is_not_set_cannot_tell_whether_it_is_quiet(hours):
 def test_a_daily_allowance_ends_at_midnight(setting, within, beyond, condition):
     assert conditions(easy(**setting), spent=within) == []
     assert conditions(easy(), spent=beyond) == []
-    (told,) = judge(easy(**setting), WELL, beyond, local=NOON)
+    (told,) = unmet_preferences(easy(**setting), WELL, beyond, local=NOON)
     assert (told.condition, told.retry_after_s, told.exact) == (condition, 12 * 3600.0, True)
 
 
@@ -237,7 +244,7 @@ def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
 
 def test_what_is_told_to_others_names_nothing_that_was_found():
     device = facts(ssid="Annas Netz", temperature_c=81.0, battery_percent=7.0)
-    told = judge(easy(ssids=["home"], max_temperature=70.0, min_battery=20), device, NOTHING, local=NOON)
+    told = unmet_preferences(easy(ssids=["home"], max_temperature=70.0, min_battery=20), device, NOTHING, local=NOON)
     assert any("Annas Netz" in one.words for one in told)
     assert words_for_wire(told) == "low battery, other ssid, too hot"
 
@@ -248,7 +255,7 @@ def test_what_is_told_to_others_names_nothing_that_was_found():
         ({"unknown": ["chargin=allow"]}, "did you mean 'charging'?"),
         ({"unknown": ["charging=maybe"]}, "must end in =allow or =deny"),
         ({"unknown": ["charging"]}, "must end in =allow or =deny"),
-        ({"unknown": ["wifi=allow", "wifi=deny"]}, "told to allow and to deny"),
+        ({"unknown": ["wifi=allow", "wifi=deny"]}, "set to allow and to deny"),
         ({"unknown": ["max_rounds_per_day=allow"]}, "unknown preference 'max_rounds_per_day'"),
         ({"quiet_hours": ["late"]}, "is not a time of day"),
         ({"on_loss": "stop"}, "known: abandon, finish, pause"),

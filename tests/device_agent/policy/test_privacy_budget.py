@@ -57,7 +57,7 @@ def test_request_that_exceeds_max_epsilon_is_declined_and_counts_nothing(tmp_pat
         assert budget.refusal(noisy()) is None
         budget.count(replace(KEY, round=number), noisy(), manifest(number))
     assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
-    assert budget.told()["rounds"] == 2
+    assert budget.status()["rounds"] == 2
     assert reason(budget_of(tmp_path, max_epsilon=1.0).refusal(noisy())) is DeclineReason.PRIVACY_SPENT
 
 
@@ -65,7 +65,7 @@ def test_limit_holds_over_all_runs(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
     budget.count(KEY, noisy(), manifest(1))
     budget.count(replace(KEY, run="another"), noisy(), manifest(2))
-    told = budget.told()
+    told = budget.status()
     assert [one["rounds"] for one in told["runs"]] == [1, 1]
     assert told["epsilon"] == pytest.approx(epsilon_of(mu_of(2.0, 2), DELTA))
     assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
@@ -157,7 +157,7 @@ def test_damaged_ledger_declines_private_rounds_and_status_names_it(tmp_path, da
     budget = budget_of(tmp_path)
     assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
     assert budget.refusal(REQUEST) is None
-    [line] = privacy_in_words(budget.told())
+    [line] = privacy_in_words(budget.status())
     assert LEDGER_NAME in line
     (tmp_path / LEDGER_NAME).unlink()
     assert budget.refusal(noisy()) is None
@@ -166,13 +166,13 @@ def test_damaged_ledger_declines_private_rounds_and_status_names_it(tmp_path, da
 def test_status_shows_epsilon_limit_and_runs(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=8.0)
     budget.count(KEY, noisy(), manifest(1))
-    lines = privacy_in_words(budget.told())
+    lines = privacy_in_words(budget.status())
     assert f"epsilon {ROUND_EPSILON:.3g} of at most 8 at delta 1e-05" in lines[0]
     assert KEY.run in lines[1]
 
 
 def test_status_of_a_device_without_private_rounds_and_limit_says_nothing(tmp_path):
-    assert privacy_in_words(budget_of(tmp_path).told()) == []
+    assert privacy_in_words(budget_of(tmp_path).status()) == []
     assert privacy_in_words({}) == []
 
 

@@ -289,7 +289,7 @@ def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, c
 
 def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):
     died = ended_as("echo 'No module named torch' >&2\nexit 3", tmp_path, monkeypatch)
-    assert died == Died("the training process ended with exit code 3; it said: No module named torch")
+    assert died == Died("the training process ended with exit code 3; last output: No module named torch")
 
 
 def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path):

@@ -110,7 +110,7 @@ def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, nee
         ({"participation": 0.0}, "--participation: 0.0"),
         ({"participation": float("nan")}, "--participation: nan"),
         ({"participation": 1.5}, "--participation: 1.5"),
-        ({"participation": 0.004}, "--participation: 0.004 of 200 clients is nobody; 0.005 is one"),
+        ({"participation": 0.004}, "--participation: 0.004 of 200 clients selects none; 0.005 is one"),
         ({"rounds": 0}, "--rounds: 0"),
         ({"target_ua": 97.0}, "--target-ua: 97.0"),
         ({"seed": -1}, "--seed: -1"),
