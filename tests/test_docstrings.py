@@ -22,6 +22,7 @@ ROOMS = (
     "coordinator/rounds",
     "coordinator/runtime",
     "coordinator/storage",
+    "device_agent/bus",
     "device_agent/job",
     "device_agent/models",
     "device_agent/runtime",
