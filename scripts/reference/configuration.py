@@ -23,7 +23,7 @@ _SHOWN_UNITS = ("percent", "°C")
 TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
-    BusSettings: "Device on the owner's bus",
+    BusSettings: "Bus",
     DemoSettings: "Demo",
     FleetTerms: "Simulated fleet",
 }
