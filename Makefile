@@ -151,9 +151,12 @@ bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to
 	install -r benchmarks/peers-requirements.txt
 	install --no-deps 'flwr==1.42.*' 'pfl==0.6.*'
 
-extras: setup ## test the experiment trackers with the real packages (gigabytes the first time)
+extras: setup ## test trackers and Home Assistant's discovery with the real packages (gigabytes the first time)
 	@test -x $(EXTRAS)/bin/pytest || { $(BIN)/python -m venv $(EXTRAS) && $(EXTRAS)/bin/pip install --quiet $(PIP_ARGS) --editable '.[tensorboard,mlflow,wandb]' pytest pytest-timeout hypothesis; }
 	$(EXTRAS)/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/shared/trackers
+	@# Home Assistant pins its dependencies, so it has an environment of its own; this release is for Python 3.11 and 3.12.
+	test -x $(EXTRAS)-home/bin/pytest || { $(BIN)/python -m venv $(EXTRAS)-home && $(EXTRAS)-home/bin/pip install --quiet $(PIP_ARGS) homeassistant==2024.3.3 paho-mqtt 'setuptools<81' pytest pytest-timeout hypothesis msgspec msgpack && $(EXTRAS)-home/bin/pip install --quiet --no-deps --editable .; }
+	$(EXTRAS)-home/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/device_agent/bus/test_home_assistant.py
 
 fuzz: setup ## look for bytes and messages that break the decoders and state machines (make fuzz FUZZ_SECONDS=600)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check -q \

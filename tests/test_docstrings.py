@@ -26,6 +26,7 @@ ROOMS = (
     "coordinator/rounds",
     "coordinator/runtime",
     "coordinator/storage",
+    "device_agent/bus",
     "device_agent/job",
     "device_agent/masking",
     "device_agent/models",

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedpatch.device_agent.cli.bus import add_bus
 from fedpatch.device_agent.cli.conditions import ConditionsRoot, add_conditions
 from fedpatch.device_agent.cli.enrol import add_enrol
 from fedpatch.device_agent.cli.models import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
@@ -36,7 +37,7 @@ app = make_app(
     "The agent of one device: it trains with data and a patch that never leave the device.",
     panels={
         "Set a device up": ["new-task", "check-task", "enrol", "unit"],
-        "Serve a fleet": ["doctor", "run", "status", "conditions"],
+        "Serve a fleet": ["doctor", "run", "status", "conditions", "bus"],
         "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
     },
 )
@@ -122,6 +123,7 @@ def patches(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) ->
             typer.echo(line)
 
 
+add_bus(app)
 add_enrol(app)
 add_models(app)
 add_new_task(app)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.bus.settings import BusSettings
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import Rules, Setting, Settings, settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
@@ -14,6 +15,7 @@ from scripts.reference.markdown import render
 COMMANDS: Mapping[type[Settings], str] = {
     RunSettings: "fedpatch run",
     AgentSettings: "fedpatch-agent run",
+    BusSettings: "fedpatch-agent bus",
     DemoSettings: "fedpatch demo",
     FleetTerms: "fedpatch simulate fleet",
 }
@@ -21,6 +23,7 @@ _SHOWN_UNITS = ("percent", "°C")
 TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
+    BusSettings: "Bus",
     DemoSettings: "Demo",
     FleetTerms: "Simulated fleet",
 }

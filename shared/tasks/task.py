@@ -128,6 +128,8 @@ class Task:
             axis, each example by itself, with NumPy alone. With it `load_data` returns raw inputs, and fedpatch applies it
             in training, in measuring and in prediction.
         raw_shape: Shape of one raw input where it differs from `input_shape`.
+        features: `features(payload)` makes one raw example, an array, of the JSON that comes on a bus (`fedpatch-agent bus`),
+            such as a window of readings; with NumPy alone. None: the payload is the example.
 
     Raises:
         UsageError: The name, batch size, validation share or a term of the metric is not allowed.
@@ -174,6 +176,7 @@ class Task:
     ordered: bool = False
     prepare: Callable[[np.ndarray], np.ndarray] | None = None
     raw_shape: tuple[int, ...] = ()
+    features: Callable[[Any], Any] | None = None
 
     @property
     def metric_terms(self) -> MetricTerms:

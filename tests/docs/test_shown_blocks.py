@@ -66,6 +66,10 @@ BY_OTHERS = {
     ("docs/explanation/threat-model.md", "[Service]"): "tests/docs/test_pages_followed.py",
     ("docs/explanation/privacy.md", "delta(epsilon)"): "tests/shared/privacy/test_gaussian.py",
     ("docs/tutorials/own-task.md", "run 20"): "tests/docs/test_pages_followed.py",
+    ("docs/how-to/python.md", "import fedpatch"): "tests/simulator/experiment/test_user_study.py",
+    ("docs/how-to/python.md", "result ="): "tests/system/test_python_api.py",
+    ("docs/how-to/python.md", "with fedpatch"): "tests/system/test_python_api.py",
+    ("docs/how-to/trackers.md", "[project"): "tests/shared/trackers/test_tracking.py",
     ("docs/how-to/watch.md", "20"): "tests/docs/test_pages_followed.py",
     ("docs/how-to/watch.md", '{"fleet"'): "tests/docs/test_pages_followed.py",
 }

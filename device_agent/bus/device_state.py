@@ -1,0 +1,98 @@
+"""The state of the device for the bus, read from the agent's state directory; and its pause file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpatch.device_agent.bus.home_assistant import OFF, ON
+from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
+from fedpatch.device_agent.sensors.collect import PAUSE_FILE
+from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.tasks.model_metadata import ModelMetadata
+
+_MOST_REASONS = 20
+_LONGEST = 200
+
+
+def read_state(state_dir: Path) -> dict[str, Any]:
+    """Return the state as plain data; an agent that never ran, or whose files cannot be read, is `unknown` with the reason."""
+    paused = is_paused(state_dir)
+    try:
+        standing = read_standing(state_dir)
+    except FedpatchError as error:
+        return _state("unknown", [str(error)], {}, None, paused)
+    status = standing.status
+    return _state(_word(standing), _reasons(standing, paused), status, _model(state_dir), paused)
+
+
+def is_paused(state_dir: Path) -> bool:
+    """Return whether the owner's pause file exists."""
+    return (state_dir / PAUSE_FILE).exists()
+
+
+def set_paused(state_dir: Path, paused: bool) -> None:
+    """Write or delete the owner's pause file.
+
+    Raises:
+        StateError: The disk refused.
+    """
+    path = state_dir / PAUSE_FILE
+    with refusals_of(path):
+        if paused:
+            path.touch(0o644)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _state(
+    word: str, reasons: list[str], status: Mapping[str, Any], model: ModelMetadata | None, paused: bool
+) -> dict[str, Any]:
+    return {
+        "state": word,
+        "user_accuracy": model.user_accuracy if model else None,
+        "round": model.round if model else None,
+        "last_round": str(status.get("last_outcome") or "none")[:_LONGEST],
+        "examples": sum(int(task["num_examples"]) for task in status.get("tasks", ())),
+        "willing": OFF if reasons else ON,
+        "reasons": [reason[:_LONGEST] for reason in reasons[:_MOST_REASONS]],
+        "may_work": OFF if paused else ON,
+    }
+
+
+def _word(standing: AgentStatus) -> str:
+    if not standing.running:
+        return "stopped"
+    if not standing.status:
+        return STARTING
+    return "paused" if standing.status.get("paused") else str(standing.status.get("state", STARTING))[:_LONGEST]
+
+
+def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
+    """Why the device would not accept work now; none if it would."""
+    if not standing.running:
+        return ["the agent is not running"]
+    status = standing.status
+    if not status or status.get("state") == STARTING:
+        return ["the task is being loaded"]
+    reasons = ["its owner has paused it"] if paused else []
+    declines = status.get("declines") or ()
+    reasons += [declines] if isinstance(declines, str) else [str(one) for one in declines]
+    if status.get("admission") == "never":
+        reasons.append("its owner said never")
+    elif status.get("admission") == "preferences":
+        reasons += [str(words) for words in status.get("unwilling", ())]
+    return reasons
+
+
+def _model(state_dir: Path) -> ModelMetadata | None:
+    """The metadata of the present personal model of the first task that has one."""
+    store = ModelStore(state_dir / DIRECTORY)
+    for task in store.tasks():
+        for version in store.versions(task):
+            if version.current:
+                return version.metadata
+    return None

@@ -1,0 +1,188 @@
+"""The process of `fedpatch-agent bus`: publishes the state after each change, takes the switch, answers examples."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from fedpatch.device_agent.bus.device_state import read_state, set_paused
+from fedpatch.device_agent.bus.home_assistant import OFF, OFFLINE, ON, ONLINE, BusTopics, discovery
+from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, served
+from fedpatch.device_agent.state.status_file import host_as_device_id, read_standing
+from fedpatch.shared.app.signals import exit_code_of, signals_told
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
+
+if TYPE_CHECKING:
+    from fedpatch.device_agent.bus.predictions import Features
+    from fedpatch.device_agent.models.personal import PersonalModel
+
+_log = logging.getLogger("fedpatch.bus")
+RELOAD_EVERY_S = 60.0
+
+Publish = Callable[[str, bytes, bool], object]
+
+
+def run_bus(settings: BusSettings) -> int:
+    """Serve the bus until SIGTERM or Ctrl-C; return the exit code.
+
+    Raises:
+        UsageError: The password file or a file of TLS cannot be used.
+    """
+    topics = topics_of(settings)
+    events: SimpleQueue[LinkEvent | int] = SimpleQueue()
+    link = MqttLink(
+        settings.broker,
+        client_id=f"fedpatch-bus.{topics.fleet}.{topics.device}",
+        events=events.put,
+        will=(topics.availability, OFFLINE.encode()),
+        username=settings.username,
+        password=password_of(settings),
+        tls=settings.tls_files,
+        clean_start=True,
+    )
+    if warning := exposure(link.broker):
+        _log.warning(warning)
+    bus = Bus(settings, topics, lambda topic, payload, retain: link.publish(topic, payload, retain=retain))
+    link.subscribe(*bus.filters)
+    with signals_told(events.put):
+        link.start()
+        try:
+            return _loop(bus, events, settings.every_s)
+        finally:
+            link.publish(topics.availability, OFFLINE.encode(), retain=True)
+            link.stop()
+
+
+def topics_of(settings: BusSettings) -> BusTopics:
+    """Return the topics of the agent's device, or of this host if no agent has run yet."""
+    try:
+        status = read_standing(settings.state_dir.expanduser()).status
+    except FedpatchError:
+        status = {}
+    device = str(status.get("device_id") or host_as_device_id())
+    return BusTopics(settings.topic, str(status.get("fleet") or settings.fleet), device)
+
+
+def _loop(bus: Bus, events: SimpleQueue[LinkEvent | int], every_s: float) -> int:
+    due = 0.0
+    while True:
+        now = time.monotonic()
+        if now >= due:
+            bus.look(now)
+            due = now + every_s
+        try:
+            event = events.get(timeout=max(0.0, due - time.monotonic()))
+        except Empty:
+            continue
+        if isinstance(event, int):
+            return exit_code_of(event)
+        bus.take(event)
+
+
+class Bus:
+    """What the process does with the events of its connection and at each look at the state.
+
+    Args:
+        settings: The settings.
+        topics: Topics of the device.
+        publish: Publishes a payload on a topic, retained or not.
+    """
+
+    def __init__(self, settings: BusSettings, topics: BusTopics, publish: Publish) -> None:
+        self._settings, self._topics, self._publish = settings, topics, publish
+        self._state_dir = settings.state_dir.expanduser()
+        self._services: list[ServedTopic] = [served(line) for line in settings.serve]
+        self._model: PersonalModel | None = None
+        self._features: Features | None = None
+        self._reload_at = 0.0
+        self._connected = False
+        self._last = b""
+
+    @property
+    def filters(self) -> list[str]:
+        """Filters of the topics to subscribe to."""
+        own = [self._topics.may_work] if self._settings.switch else []
+        return [*own, *(service.source for service in self._services)]
+
+    def take(self, event: LinkEvent) -> None:
+        """Handle an event of the connection."""
+        match event:
+            case Connected():
+                self._connected = True
+                self._announce()
+            case Disconnected(reason=reason):
+                self._connected = False
+                _log.warning("broker: %s; trying again", reason)
+            case Received(topic=topic, payload=payload, retained=retained):
+                if self._settings.switch and topic == self._topics.may_work:
+                    self._switch(payload, retained)
+                    return
+                for service in self._services:
+                    if service.takes(topic):
+                        self._predict(service, payload)
+
+    def look(self, now: float) -> None:
+        """Publish the state if it has changed, and open a newer model once a minute."""
+        self._show()
+        if self._services and now >= self._reload_at:
+            self._reload_at = now + RELOAD_EVERY_S
+            self._reload()
+
+    def _announce(self) -> None:
+        """Publish all that is retained, which the broker may have lost."""
+        form = self._settings.discovery
+        messages = discovery(self._topics, self._settings.discovery_prefix, form, switch=self._settings.switch)
+        for topic, message in messages.items():
+            self._publish(topic, json.dumps(message).encode(), True)
+        self._publish(self._topics.availability, ONLINE.encode(), True)
+        self._last = b""
+        self._show()
+
+    def _show(self) -> None:
+        state = json.dumps(read_state(self._state_dir)).encode()
+        if self._connected and state != self._last:
+            self._last = state
+            self._publish(self._topics.state, state, True)
+
+    def _switch(self, payload: bytes, retained: bool) -> None:
+        if retained or payload not in (ON.encode(), OFF.encode()):
+            _log.warning("ignored on %s: only ON and OFF that are not retained are commands", self._topics.may_work)
+            return
+        try:
+            set_paused(self._state_dir, payload == OFF.encode())
+        except FedpatchError as error:
+            _log.error("%s", error)
+        self._show()
+
+    def _reload(self) -> None:
+        from fedpatch.device_agent.models.personal import PersonalModel
+        from fedpatch.shared.tasks.task import find_task
+
+        try:
+            if self._model is not None:
+                self._model.reload_if_newer()
+                return
+            self._model = PersonalModel.open(self._state_dir, self._settings.task)
+        except FedpatchError as error:
+            _log.warning("no predictions: %s", error)
+            return
+        known = self._model.metadata
+        try:
+            self._features = find_task(known.task_ref or known.task).features
+        except FedpatchError as error:
+            _log.warning("payloads are examples: the task's features cannot be had: %s", error)
+
+    def _predict(self, service: ServedTopic, payload: bytes) -> None:
+        from fedpatch.device_agent.bus.predictions import answer
+
+        if self._model is None:
+            answered = {"error": "there is no personal model yet"}
+        else:
+            answered = answer(self._model, payload, self._features)
+        self._publish(service.target, json.dumps(answered).encode(), False)

@@ -1,0 +1,100 @@
+"""Settings of `fedpatch-agent bus`, from a TOML file, $FEDPATCH_BUS_* and options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedpatch.shared.config.fields import Pattern, setting
+from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+
+_BUS = "Bus"
+_SERVICE = "Predictions"
+_TOPIC = Pattern(
+    r"[^\s+#\0/$][^\s+#\0]{0,199}", "1 to 200 characters without +, # and space, not beginning with / or $"
+)
+_LINE = re.compile(r"\s*(\S+)\s*->\s*(\S+)\s*")
+FORMS = ("device", "components", "off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusSettings(BrokerSettings):
+    """Settings of the bus: broker and identity, which have nothing to do with the fleet's, discovery, and predictions."""
+
+    env_prefix: ClassVar[str] = "FEDPATCH_BUS_"
+
+    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
+        Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent."
+    )
+    topic: str = setting("fedpatch-bus", group=_BUS, pattern=_TOPIC, help="First level of the topics.")
+    discovery: str = setting(
+        "device",
+        group=_BUS,
+        choices=FORMS,
+        help="Home Assistant's discovery: device, one message (2024.11 and later); components, one for each entity (earlier "
+        "ones); off.",
+    )
+    discovery_prefix: str = setting(
+        "homeassistant", group=_BUS, pattern=_TOPIC, help="First level of the discovery topics."
+    )
+    every_s: float = setting(
+        5.0, group=_BUS, ge=0.1, le=3600.0, unit="seconds", help="Time between looks at the state."
+    )
+    switch: bool = setting(True, group=_BUS, help="Offer a switch that pauses the agent.")
+
+    serve: tuple[str, ...] = setting(
+        (),
+        group=_SERVICE,
+        default_means="none",
+        help="Predictions, each IN -> OUT: examples on topic IN (with + and #), outputs on topic OUT.",
+    )
+    task: str = setting("", group=_SERVICE, default_means="the only one", help="Task whose personal model predicts.")
+
+    def check(self) -> list[tuple[str, ...]]:
+        """Check the topics of predictions."""
+        return super().check() + self.refusals(serve=lambda lines: [served(line) for line in lines])
+
+
+@dataclass(frozen=True)
+class ServedTopic:
+    """Examples on topics that match `source`; outputs on `target`."""
+
+    source: str
+    target: str
+
+    def takes(self, topic: str) -> bool:
+        """Whether a topic matches `source` (MQTT 5.0, section 4.7)."""
+        levels, wanted = topic.split("/"), self.source.split("/")
+        for number, level in enumerate(wanted):
+            if level == "#":
+                return True
+            if number >= len(levels) or level not in ("+", levels[number]):
+                return False
+        return len(levels) == len(wanted)
+
+
+def served(line: str) -> ServedTopic:
+    """Read IN -> OUT.
+
+    Raises:
+        UsageError: The line has another form, a topic is none, or the outputs would be taken for examples.
+
+    Example:
+        >>> served("sensors/vibration/# -> home/vibration").takes("sensors/vibration/pump")
+        True
+    """
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise UsageError(f"{line!r} is not IN -> OUT, such as sensors/vibration -> home/vibration/prediction")
+    service = ServedTopic(*match.groups())
+    levels = service.source.split("/")
+    if "#" in levels[:-1] or any(set("+#") & set(level) and len(level) > 1 for level in levels):
+        raise UsageError(f"{service.source!r} is no filter of topics: + and # are whole levels, and # is the last one")
+    if not re.fullmatch(_TOPIC.regex, service.target):
+        raise UsageError(f"{service.target!r} is no topic: it must be {_TOPIC.words}")
+    if service.takes(service.target):
+        raise UsageError(f"{service.target!r} matches {service.source!r}, so outputs would be taken for examples")
+    return service

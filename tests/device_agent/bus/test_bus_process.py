@@ -1,0 +1,93 @@
+"""The process on a real broker: discovery, state, switch, last will, predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedpatch.shared.mqtt.client import Received
+from tests.support.brokers import Client, Mosquitto, client
+
+pytestmark = pytest.mark.broker
+
+DEVICE = "fedpatch-bus/kitchen/pi-7"
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """Of an agent that was stopped."""
+    (tmp_path / "agent.lock").touch(0o600)
+    status = {"device_id": "pi-7", "fleet": "kitchen", "state": "idle", "admission": "always", "tasks": []}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    return tmp_path
+
+
+@contextmanager
+def bus(broker: Mosquitto, state_dir: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [
+        sys.executable,
+        "-m",
+        "fedpatch.device_agent",
+        "bus",
+        "--broker",
+        broker.url,
+        "--state-dir",
+        str(state_dir),
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}
+    process = subprocess.Popen([*command, "--every-s", "0.2", *options], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def state(home: Client, fits: Callable[[dict], bool]) -> dict:
+    event = home.wait(Received, lambda one: one.topic == f"{DEVICE}/state" and fits(json.loads(one.payload)))
+    return dict(json.loads(event.payload))
+
+
+def available(home: Client, word: bytes) -> None:
+    home.wait(Received, lambda one: one.topic == f"{DEVICE}/availability" and one.payload == word)
+
+
+def test_device_is_discovered_switched_and_missed(state_dir):
+    with Mosquitto() as broker, client(broker.url, "home", f"{DEVICE}/#", "homeassistant/#", "out") as home:
+        with bus(broker, state_dir, "--serve", "sensors/+ -> out") as process:
+            found = home.wait(Received, lambda one: one.topic.startswith("homeassistant/"))
+            assert json.loads(found.payload)["state_topic"] == f"{DEVICE}/state"
+            available(home, b"online")
+            shown = state(home, lambda one: True)
+            assert (shown["state"], shown["willing"], shown["may_work"]) == ("stopped", "OFF", "ON")
+            assert shown["reasons"] == ["the agent is not running"]
+            home.link.publish(f"{DEVICE}/may-work/set", b"OFF")
+            assert state(home, lambda one: one["may_work"] == "OFF")
+            assert (state_dir / "pause").exists()
+            home.link.publish(f"{DEVICE}/may-work/set", b"nonsense")
+            home.link.publish(f"{DEVICE}/may-work/set", b"ON")
+            assert state(home, lambda one: one["may_work"] == "ON")
+            assert not (state_dir / "pause").exists()
+            home.link.publish("sensors/vibration", b"[1, 2]")
+            assert json.loads(home.received("out").payload) == {"error": "there is no personal model yet"}
+            process.kill()
+            available(home, b"offline")
+        with bus(broker, state_dir, "--no-switch") as process:
+            available(home, b"online")
+            process.send_signal(signal.SIGTERM)
+            available(home, b"offline")
+            assert process.wait(60) == 0
+
+
+def test_process_without_predictions_loads_no_numbers():
+    modules = "fedpatch.device_agent.bus.service, fedpatch.device_agent.cli.main"
+    program = f"import sys, {modules}; print(*sorted({{'numpy', 'torch', 'onnxruntime'}} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
