@@ -139,7 +139,7 @@ bench: setup ## time a simulated round and a real one's coordinator beside other
 	$(BIN)/python -m benchmarks.device.footprint
 	if command -v strace >/dev/null; then $(BIN)/python -m benchmarks.device.file_writes; else echo "make: no strace, so a device's writes are not counted"; fi
 
-bench-peers: setup ## build .venv-peers, with pfl and Flower for `make bench` to time
+bench-peers: setup ## build .venv-peers, with pfl, Flower and TenSEAL for the benchmarks to time
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
 		echo "make: pfl needs Python 3.11 or 3.12, and $(VENV) has another" >&2
 		exit 1

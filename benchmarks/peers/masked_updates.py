@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -57,9 +58,9 @@ def flower(size: int, threshold: int, values: int, lost: int) -> dict[str, float
         state = mod.SecAggPlusState()
         state.nid = number + 1
         states.append(state)
-    seconds = [timed(lambda state=state: mod._setup(state, terms))[1] for state in states]
+    seconds = [timed(partial(mod._setup, state, terms))[1] for state in states]
     keys = {str(state.nid): [state.pk1, state.pk2] for state in states}
-    shared = [timed(lambda state=state: mod._share_keys(state, keys)) for state in states]
+    shared = [timed(partial(mod._share_keys, state, keys)) for state in states]
     own = states[0]
     sent = [answer for answer, _ in shared[1:]]
     inbox = {
@@ -73,7 +74,7 @@ def flower(size: int, threshold: int, values: int, lost: int) -> dict[str, float
     revealed, reveal_s = timed(lambda: mod._unmask(own, unmask))
     # One secret of each kind, of the last member.
     shares = _shares_of(states, threshold)
-    seed_s, key_s = (timed(lambda one=one: combine_shares(one))[1] for one in shares)
+    seed_s, key_s = (timed(partial(combine_shares, one))[1] for one in shares)
     mask_one_s = timed(lambda: pseudo_rand_gen(os.urandom(32), MODULUS, [(values,)]))[1]
     masks = len(active) + lost * len(active)
     ciphertexts = sum(map(len, shared[0][0][Key.CIPHERTEXT_LIST]))

@@ -24,7 +24,7 @@ from typing import Protocol
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
-from fedpatch.shared.masking.keys import SecretKeys, open_box, seal_box
+from fedpatch.shared.masking.keys import PrivateKey, SecretKeys, open_box, seal_box
 from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
@@ -197,11 +197,10 @@ class MaskingRounds:
         secrets, size = state.secrets, len(group)
         of_self_mask = split_secret(secrets.self_mask, size, group.threshold, self._random)
         of_mask_key = split_secret(secrets.mask, size, group.threshold, self._random)
+        key = PrivateKey(secrets.share)
         pairs = list(zip(of_self_mask, of_mask_key, strict=True))
         boxes = tuple(
-            seal_box(secrets.share, member.keys.share, group.context, (index, other), pairs[other])
-            if other != index
-            else b""
+            seal_box(key, member.keys.share, group.context, (index, other), pairs[other]) if other != index else b""
             for other, member in enumerate(group.members)
         )
         own = b"".join(pairs[index])
@@ -245,20 +244,21 @@ class MaskingRounds:
             return MaskingAnswer(problem=problem)
         if len(masking_set) < group.threshold:
             raise WireError(f"a masking set of {len(masking_set)} is below the threshold of {group.threshold}")
+        key = PrivateKey(state.secrets.share)
         shares = tuple(
-            state.own_shares if place == index else self._open(state, group, (place, index), box)
+            state.own_shares if place == index else self._open(key, group, (place, index), box)
             for place, box in enumerate(inbox.boxes)
         )
         return MaskingAnswer(replace(state, inbox=shares, masking_set=bitmap))
 
     @staticmethod
-    def _open(state: MaskingRound, group: MaskingGroup, ends: tuple[int, int], box: bytes) -> bytes:
+    def _open(key: PrivateKey, group: MaskingGroup, ends: tuple[int, int], box: bytes) -> bytes:
         """Return the shares in a box; empty where there is none, or where it does not open: the others can do without."""
         if not box:
             return b""
         sender = group.members[ends[0]]
         try:
-            return b"".join(open_box(state.secrets.share, sender.keys.share, group.context, ends, box))
+            return b"".join(open_box(key, sender.keys.share, group.context, ends, box))
         except WireError:
             return b""
 

@@ -65,6 +65,24 @@ class SecretKeys:
         return MaskingKeys(public_key(self.share), public_key(self.mask))
 
 
+class PrivateKey:
+    """An X25519 private key for several agreements: to load its 32 bytes takes as long as one agreement."""
+
+    def __init__(self, private: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._key = X25519PrivateKey.from_private_bytes(private)
+
+    def agree(self, peer: bytes) -> bytes:
+        """Return the secret in common with the owner of a public key. WireError for a point of small order."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(peer))
+        except ValueError:
+            raise WireError("a public key of the roster is not a usable X25519 key") from None
+
+
 def public_key(private: bytes) -> bytes:
     """Return the X25519 public key of a private key, both 32 bytes."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -72,7 +90,7 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def pair_mask_seed(private: bytes, peer: bytes, context: bytes) -> bytes:
+def pair_mask_seed(private: bytes | PrivateKey, peer: bytes, context: bytes) -> bytes:
     """Return the seed of the mask that two members have in common.
 
     Args:
@@ -96,7 +114,9 @@ def commitment_to(self_mask: bytes, context: bytes) -> bytes:
     return hashlib.sha256(self_mask + context).digest()
 
 
-def seal_box(private: bytes, peer: bytes, context: bytes, ends: tuple[int, int], shares: tuple[bytes, bytes]) -> bytes:
+def seal_box(
+    private: bytes | PrivateKey, peer: bytes, context: bytes, ends: tuple[int, int], shares: tuple[bytes, bytes]
+) -> bytes:
     """Seal two secret shares for one member.
 
     Args:
@@ -118,7 +138,9 @@ def seal_box(private: bytes, peer: bytes, context: bytes, ends: tuple[int, int],
     return cipher.encrypt(_NONCE, b"".join(shares), context)
 
 
-def open_box(private: bytes, peer: bytes, context: bytes, ends: tuple[int, int], box: bytes) -> tuple[bytes, bytes]:
+def open_box(
+    private: bytes | PrivateKey, peer: bytes, context: bytes, ends: tuple[int, int], box: bytes
+) -> tuple[bytes, bytes]:
     """Open a box.
 
     Args:
@@ -155,13 +177,8 @@ def keystream(seed: bytes, size: int) -> bytes:
     return Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(size))
 
 
-def _agree(private: bytes, peer: bytes) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-
-    try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
-    except ValueError:
-        raise WireError("a public key of the roster is not a usable X25519 key") from None
+def _agree(private: bytes | PrivateKey, peer: bytes) -> bytes:
+    return (private if isinstance(private, PrivateKey) else PrivateKey(private)).agree(peer)
 
 
 def _derive(secret: bytes, context: bytes, purpose: bytes) -> bytes:

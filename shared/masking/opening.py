@@ -18,7 +18,7 @@ from itertools import islice
 
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup
-from fedpatch.shared.masking.keys import commitment_to, pair_mask_seed, public_key, self_mask_seed
+from fedpatch.shared.masking.keys import PrivateKey, commitment_to, pair_mask_seed, public_key, self_mask_seed
 from fedpatch.shared.masking.secret_sharing import interpolate, join_shares
 from fedpatch.shared.wire.masking_messages import SHARE_BYTES
 
@@ -68,7 +68,8 @@ def masks_of_member(
     Raises:
         WireError: A public key of the roster is not usable.
     """
-    pairs = (_pair_mask(group, index, other, mask_key) for other in sorted(masking_set) if other != index)
+    key = PrivateKey(mask_key)
+    pairs = (_pair_mask(group, index, other, key) for other in sorted(masking_set) if other != index)
     return (Mask(self_mask_seed(self_mask, group.context), 1), *pairs)
 
 
@@ -107,12 +108,13 @@ def open_group(
         else:
             secret = subsets.join(shares, member, partial(_is_mask_key, group.members[member].keys.mask))
             # The lost member's part of each pair is absent from the sum: adding it cancels the other member's part.
-            masks += [_pair_mask(group, member, other, secret) for other in sorted(reported)]
+            key = PrivateKey(secret)
+            masks += [_pair_mask(group, member, other, key) for other in sorted(reported)]
     named = (index for index, count in subsets.wrong.items() if 2 * count > len(masking_set))
     return Opening(tuple(masks), frozenset(named))
 
 
-def _pair_mask(group: MaskingGroup, index: int, other: int, mask_key: bytes) -> Mask:
+def _pair_mask(group: MaskingGroup, index: int, other: int, mask_key: PrivateKey) -> Mask:
     """Return what member `index` adds for its pair with `other`."""
     seed = pair_mask_seed(mask_key, group.members[other].keys.mask, group.context)
     return Mask(seed, 1 if index < other else -1)
