@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,8 @@ def _measure_page(state_dir: Path, devices: int, rounds: int, watchers: int) -> 
                 sizes.append(_until(first, f'"n":{number},'))
                 delays.append(time.monotonic() - began)
             full = memory_of(pid)
+        with _console(state_dir, "none") as (port, _):
+            shown = _measure_browser(port, registry, run, delays, state_dir)
     files = {name: len((_static() / name).read_bytes()) for name in ("console.js", "charts.js", "console.css")}
     return {
         "devices": devices,
@@ -111,7 +114,42 @@ def _measure_page(state_dir: Path, devices: int, rounds: int, watchers: int) -> 
         "first_bytes": whole,
         "update_bytes": statistics.median(sizes),
         "record_to_page_s": {"median": statistics.median(delays), "max": max(delays)},
+        "browser": shown,
         "rss_bytes": {"one_page": alone.rss_bytes if alone else 0, "all_pages": full.rss_bytes if full else 0},
+    }
+
+
+def _measure_browser(
+    port: int, registry: Registry, run: str, updates: Sequence[float], folder: Path
+) -> dict[str, float] | None:
+    """Times of a page in Chromium, in ms: first paint, the drawing of everything, and of a record; None without Chromium."""
+    if shutil.which("chromium") is None:
+        return None
+    from tests.support.browser import Browser
+
+    last = max(record.round for record in registry.rounds.records(run))
+    newest = "+document.querySelector('#rounds-table tbody th')?.textContent"
+    drawn = "performance.getEntriesByName('draw').map(one => one.duration)"
+    with Browser(folder.with_name("profile")) as page:
+        page.open(f"http://127.0.0.1:{port}/", width=1280)
+        page.wait_for(f"{newest} === {last}")
+        paint = page.ask("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        whole = page.ask(drawn)
+        page.ask("performance.clearMeasures()")
+        delays = []
+        for number in range(last + 1, last + 1 + len(updates)):
+            registry.rounds.finish(run, replace(_RECORD, round=number))
+            began = time.monotonic()
+            page.wait_for(f"{newest} === {number}")
+            delays.append(1e3 * (time.monotonic() - began))
+        each = page.ask(drawn)
+    return {
+        "first_paint_ms": round(paint, 1),
+        "first_drawing_ms": round(sum(whole), 1),
+        "record_drawing_ms": round(sum(each) / len(delays), 1),
+        "record_drawing_max_ms": round(max(each), 1),
+        "record_to_page_ms": round(statistics.median(delays), 1),
+        "record_to_page_max_ms": round(max(delays), 1),
     }
 
 

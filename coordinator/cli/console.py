@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,8 +51,16 @@ _CertFile = Annotated[
     _Path,
     typer.Option(envvar="FEDPATCH_CERT_FILE", metavar="PATH", help="Own certificate and key in one PEM file."),
 ]
+_Insecure = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
+    ),
+]
 _OnStdin = Annotated[bool, typer.Option("--status-on-stdin", hidden=True, help="Statuses come on stdin.")]
 _NO_BROKER = "none"
+_NICENESS = 5
+"""On a machine without idle processors, the coordinator's rounds come before pages."""
 
 
 def add_console(app: typer.Typer) -> None:
@@ -73,6 +82,7 @@ def add_console(app: typer.Typer) -> None:
         password_file: PasswordFile = None,
         ca_file: _CaFile = None,
         cert_file: _CertFile = None,
+        insecure: _Insecure = None,
         status_on_stdin: _OnStdin = False,
         as_json: AsJson = False,
     ) -> None:
@@ -106,11 +116,12 @@ def add_console(app: typer.Typer) -> None:
         place = find(state_dir)
         settings = None
         if not status_on_stdin and broker != _NO_BROKER:
-            given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": None}
+            given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
             files = {"password_file": password_file, "ca_file": ca_file, "cert_file": cert_file}
             settings = _broker_of({**given, **{key: str(path) if path else None for key, path in files.items()}}, place)
 
         def ready(url: str, token_file: Path | None) -> None:
+            os.nice(_NICENESS)
             if as_json:
                 typer.echo(ready_line(url, token_file, actions=actions))
             else:

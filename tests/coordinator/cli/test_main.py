@@ -40,7 +40,7 @@ ROUNDS = (
     ),
 )
 
-HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "torch"}
+HEAVY = {"amqtt", "matplotlib", "numpy", "paho", "sklearn", "starlette", "torch", "uvicorn"}
 
 
 @pytest.fixture
