@@ -203,9 +203,9 @@ class RoundSettings(Settings):
         "off",
         group=_PRIVACY,
         choices=MECHANISMS,
-        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum; records have no user "
-        "accuracy. norm_bound, "
-        "max_num_examples and independent_every have no effect then.",
+        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum. distributed: each "
+        "device clips its update and adds a share of the noise under masks (secure = groups). Records have no user accuracy; "
+        "norm_bound, max_num_examples and independent_every have no effect.",
     )
     noise_multiplier: float | None = setting(
         None,
@@ -295,6 +295,13 @@ class RoundSettings(Settings):
         return self.secure != "off"
 
     @property
+    def largest_group(self) -> int:
+        """Devices in the largest group that a masked run may form."""
+        from fedpatch.coordinator.masking.group_drawing import largest_group
+
+        return largest_group(self.group_size, LEAST_GROUP)
+
+    @property
     def model_encoding(self) -> str:
         """The encoding of models, and of updates that are not masked."""
         return MASKED_MODEL_ENCODING if self.encoding in MASKED_ENCODINGS else self.encoding
@@ -309,7 +316,7 @@ class RoundSettings(Settings):
             "norm_bound": "off",
             "max_num_examples": "off",
             "aggregate": "mean",
-            "encoding": MASKED_ENCODINGS[0 if values["group_size"] <= MAX_GROUP_OF_U8 else 1],
+            "encoding": MASKED_ENCODINGS[_needs_16_bits(values)],
             "devices": max(values["devices"], LEAST_GROUP),
         }
 
@@ -353,6 +360,8 @@ class RoundSettings(Settings):
             target_ua=self.target_ua,
             moments=STRATEGIES[self.strategy].moments if self.strategy in STRATEGIES else (),
             aggregate=self.aggregate,
+            secure=self.masked,
+            group_max=self.largest_group,
         )
 
     def _unmaskable(self) -> list[tuple[str, ...]]:
@@ -374,9 +383,10 @@ class RoundSettings(Settings):
         if self.aggregate != "mean":
             words = f"{self.aggregate} looks at single updates, and {only_sums}; use mean"
             problems.append(("aggregate", words, "secure"))
-        if self.dp != "off":
-            words = f"{self.dp} adds noise to single sums on the coordinator, and {only_sums}; leave one of the two out"
+        if self.dp == "central":
+            words = f"central clips single updates on the coordinator, and {only_sums}; use distributed"
             problems.append(("dp", words, "secure"))
+        problems += self._unmaskable_with_noise()
         if self.encoding not in MASKED_ENCODINGS:
             words = f"{self.encoding} cannot be summed under masks; use masked-u8 or masked-u16, or leave it out"
             problems.append(("encoding", words, "secure"))
@@ -386,6 +396,18 @@ class RoundSettings(Settings):
         if self.keep not in KEEPS:
             problems.append(("keep", f"{self.keep} is none of 1, 2, 4 and 8; use one of these"))
         return problems
+
+    def _unmaskable_with_noise(self) -> list[tuple[str, ...]]:
+        """Problems of settings of masked rounds that noise of the devices does not know."""
+        if self.dp != "distributed":
+            return []
+        given = {
+            "encoding": (self.encoding == MASKED_ENCODINGS[0], "has too few bits for noise; use masked-u16"),
+            "keep": (self.keep != 1, "leaves values out, which costs accuracy and saves no privacy; use 1"),
+            "clip": (self.clip is not None, "has no effect: dp_clip takes its place; leave it out"),
+            "weight_cap": (self.weight_cap is not None, "has no effect: each device counts alike; leave it out"),
+        }
+        return [(name, f"{getattr(self, name)} {words}", "dp") for name, (wrong, words) in given.items() if wrong]
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""
@@ -408,6 +430,10 @@ class RoundSettings(Settings):
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
+
+
+def _needs_16_bits(values: Mapping[str, Any]) -> bool:
+    return bool(values["group_size"] > MAX_GROUP_OF_U8 or values["dp"] == "distributed")
 
 
 @dataclass(frozen=True, kw_only=True)

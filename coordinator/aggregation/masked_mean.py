@@ -11,11 +11,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.group_sum import GroupSum, SummedReport, mean_step, read_report, read_sum, sum_of_groups
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, read_masked_blob
+from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum, step_of_sum
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
 from fedpatch.shared.wire.masking_messages import SecureTerms
@@ -74,6 +76,41 @@ def masked_mean(
     return MaskedMean(mean, read_report(layout, total), left_out)
 
 
+def private_masked_mean(
+    groups: Sequence[OpenGroup],
+    read: Callable[[str], MaskedUpdate],
+    *,
+    layout: PrivateLayout,
+    schema: Schema,
+    base: Tensors,
+    denominator: int,
+) -> dict[str, Array]:
+    """Return the global model plus the mean of the devices' clipped steps, with the noise that they have added.
+
+    The sum is divided by `denominator`, whatever the number of devices in it.
+
+    Args:
+        groups: Open groups of the round, each with the masks of its sum.
+        read: Returns the masked update of a device.
+        layout: Layout of the round.
+        schema: Schema of the travelling tensors, all of them trained.
+        base: The global model.
+        denominator: Devices that the round was meant for.
+    """
+    total = np.zeros(layout.size, np.int64)
+    for group in groups:
+        total += signed_sum(add_masks(_masked_sum(group, read, layout), group.masks))
+    steps = step_of_sum(layout, total, denominator)
+    return {spec.name: _moved(base[spec.name], steps[spec.name], spec) for spec in schema.specs}
+
+
+def round_layout(schema: Schema, terms: SecureTerms, privacy: PrivacyPolicy | None) -> VectorLayout | PrivateLayout:
+    """Return the layout of a round's vectors, with or without noise of the devices."""
+    if privacy is None:
+        return vector_layout(schema, terms)
+    return PrivateLayout(schema, privacy.clip, privacy.steps)
+
+
 def is_possible(layout: VectorLayout, group: GroupSum) -> bool:
     """Return whether honest devices can have this sum: its weight and its counts fit the number of devices."""
     report = read_report(layout, group)
@@ -89,7 +126,9 @@ def vector_layout(schema: Schema, terms: SecureTerms) -> VectorLayout:
     return VectorLayout(schema, terms)
 
 
-def check_masked_update(blob: bytes, layout: VectorLayout, *, context: bytes, base: str) -> MaskedUpdate:
+def check_masked_update(
+    blob: bytes, layout: VectorLayout | PrivateLayout, *, context: bytes, base: str
+) -> MaskedUpdate:
     """Check the form of a masked update; its values cannot be checked.
 
     Args:
@@ -110,7 +149,7 @@ def check_masked_update(blob: bytes, layout: VectorLayout, *, context: bytes, ba
     return update
 
 
-def _masked_sum(group: OpenGroup, read: Callable[[str], MaskedUpdate], layout: VectorLayout) -> Array:
+def _masked_sum(group: OpenGroup, read: Callable[[str], MaskedUpdate], layout: VectorLayout | PrivateLayout) -> Array:
     """Return the sum of a group's masked vectors modulo 2^bits."""
     total = np.zeros(layout.size, layout.dtype)
     for device in group.devices:

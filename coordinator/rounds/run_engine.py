@@ -62,7 +62,15 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, policy_of
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.messages import MASKED_FEATURE, PRIVACY_FEATURE, Decline, DeviceState, Envelope, Offer
+from fedpatch.shared.wire.messages import (
+    MASKED_FEATURE,
+    MASKED_PRIVACY_FEATURE,
+    PRIVACY_FEATURE,
+    Decline,
+    DeviceState,
+    Envelope,
+    Offer,
+)
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3
@@ -102,6 +110,8 @@ class Engine:
         self.spec = spec
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         needs |= {MASKED_FEATURE: CANNOT_MASK} if spec.secure is not None else {}
+        both = spec.privacy is not None and spec.secure is not None
+        needs |= {MASKED_PRIVACY_FEATURE: NO_PRIVACY} if both else {}
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
         self.open: ActiveRound | None = None
         self.records = list(records)

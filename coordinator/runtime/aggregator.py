@@ -124,7 +124,13 @@ class Aggregator:
         self._next = self._deltas.apply(self.state, aimed, self.base)
 
     def aggregate_masked(
-        self, groups: Sequence[OpenGroup], terms: SecureTerms, read: Callable[[str], MaskedUpdate]
+        self,
+        groups: Sequence[OpenGroup],
+        terms: SecureTerms,
+        read: Callable[[str], MaskedUpdate],
+        *,
+        round_number: int,
+        target: int,
     ) -> Aggregated:
         """Make the next global model of a masked round; `save` makes it the state.
 
@@ -132,7 +138,13 @@ class Aggregator:
             groups: The open groups.
             terms: The terms of the round.
             read: Returns the masked update of a device.
+            round_number: Number of the round.
+            target: Devices that the round is meant for, which differential privacy divides by.
         """
+        if self._private is not None:
+            mean, privacy = self._private.aggregate_masked(self.state, round_number, groups, read, max(1, target))
+            self._aim(self._prepared.strategy.finish(self.state, mean, self._prepared.public))
+            return Aggregated(privacy=privacy)
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
         folded = masked_mean(groups, read, layout=layout, schema=schema, base=self.state.tensors)

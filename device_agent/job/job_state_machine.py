@@ -401,7 +401,8 @@ class Job:
         if state.name != _round_name(self.key):
             return []
         self._vector_waits = False
-        return [MaskUpdate(self._training_key, self.request, state.group.context, self._masking.masks())]
+        noise = None if self.request.privacy is None else self._masking.noise(self.request.privacy)
+        return [MaskUpdate(self._training_key, self.request, state.group.context, self._masking.masks(), noise)]
 
     def _training_answered(
         self, event: TrainingProgressed | VectorTrained | UpdateTrained | TrainingFailed, now: float

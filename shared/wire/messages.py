@@ -25,8 +25,8 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp")
-INDEPENDENT_FEATURE, PRIVACY_FEATURE = DEVICE_FEATURES
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked")
+INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE = DEVICE_FEATURES
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
 # Features of a device's answers that the coordinator of this version understands:
@@ -139,7 +139,8 @@ class WorkRequest:
             one of these versions downloads only the differences that follow it.
         features: COORDINATOR_FEATURES of the sender.
         measure_independent: Whether the report shall have `user_accuracy_independent`.
-        privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms.
+        privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms, and
+            one without MASKED_PRIVACY_FEATURE never with those of Skellam noise.
         secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
             a masked update.
     """

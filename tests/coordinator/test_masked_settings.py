@@ -74,3 +74,27 @@ def test_masked_encoding_of_8_bits_for_a_large_group_is_refused():
 def test_masked_encoding_without_secure_is_refused():
     [problem] = problems(encoding="masked-u8")
     assert "secure = groups" in problem
+
+
+NOISE = {"secure": "groups", "dp": "distributed", "noise_multiplier": 1.7, "dp_clip": 1.0, "private": "all"}
+
+
+def test_noise_of_the_devices_takes_16_bits():
+    assert loaded(**NOISE).encoding == "masked-u16"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dp": "central"}, "use distributed"),
+        ({"secure": "off"}, "set secure = groups"),
+        ({"encoding": "masked-u8"}, "use masked-u16"),
+        ({"keep": 2}, "use 1"),
+        ({"clip": 1.0}, "dp_clip takes its place"),
+        ({"weight_cap": 10}, "each device counts alike"),
+        ({"noise_multiplier": 500.0}, "values of 16 bits"),
+        ({"target_ua": 0.9}, "raw user accuracies"),
+    ],
+)
+def test_settings_that_noise_of_the_devices_does_not_know_are_refused(change, words):
+    assert any(words in problem for problem in problems(**{**NOISE, **change}))

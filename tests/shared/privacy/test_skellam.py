@@ -20,9 +20,7 @@ from fedpatch.shared.privacy.skellam import (
 )
 
 ORACLE = json.loads(Path(__file__).with_name("skellam_oracle.json").read_text("utf-8"))
-ROWS = [
-    pytest.param(row, id=f"z{row['noise_multiplier']}-s{row['steps']}-k{row['rounds']}") for row in ORACLE["rows"]
-]
+ROWS = [pytest.param(row, id=f"z{row['noise_multiplier']}-s{row['steps']}-k{row['rounds']}") for row in ORACLE["rows"]]
 
 noise_multipliers = st.floats(0.3, 50.0)
 steps_of_clip = st.integers(1, 2_000)
