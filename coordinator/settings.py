@@ -380,8 +380,10 @@ class RoundSettings(Settings):
         if self.max_num_examples != "off":
             words = f"{self.max_num_examples} bounds single updates, and {only_sums}; set weight_cap instead"
             problems.append(("max_num_examples", words, "secure"))
-        if self.aggregate != "mean":
-            words = f"{self.aggregate} looks at single updates, and {only_sums}; use mean"
+        if self.aggregate.partition(":")[0] not in ("mean", "centred"):
+            words = (
+                f"{self.aggregate} looks at single updates, and {only_sums}; use mean, or centred, which limits groups"
+            )
             problems.append(("aggregate", words, "secure"))
         if self.dp == "central":
             words = f"central clips single updates on the coordinator, and {only_sums}; use distributed"

@@ -147,7 +147,8 @@ class Aggregator:
             return Aggregated(privacy=privacy)
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
-        folded = masked_mean(groups, read, layout=layout, schema=schema, base=self.state.tensors)
+        rule, base = self._spec.limits.rule, self.state.tensors
+        folded = masked_mean(groups, read, layout=layout, schema=schema, base=base, rule=rule)
         if folded.left_out:
             self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(folded.left_out)}")
         if folded.report is None:
@@ -155,7 +156,13 @@ class Aggregator:
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         scale = MaskedScale(layout.ranges, terms.clip).after(folded.report)
         self._next = self._deltas.apply(self.state, replace(aimed, scale=scale), self.base)
-        return Aggregated(figures=folded.report, left_out=folded.left_out)
+        pulled = AggregateResult(folded.mean, pulls=folded.pulls, num_updates=folded.report.devices)
+        return Aggregated(
+            figures=folded.report,
+            left_out=folded.left_out,
+            pulls=pulled.farthest_pulls(),
+            pull_quantiles=pulled.pull_quantiles(),
+        )
 
     def _terms(self) -> SecureTerms | None:
         """Return the terms of the next masked round; its weight cap may follow from the cohort."""

@@ -52,4 +52,5 @@ def _tails(variance: float) -> Array:
             ratios[place - 1] = ratio
     falls = np.cumprod(ratios)  # probability of k = 1, 2, ... over that of 0
     above = np.cumsum(falls[::-1])
-    return np.floor(2 * above / (1 + 2 * above[-1]) * 2.0**_UNIFORM_BITS).astype(np.int64)
+    tails: Array = np.floor(2 * above / (1 + 2 * above[-1]) * 2.0**_UNIFORM_BITS).astype(np.int64)
+    return tails

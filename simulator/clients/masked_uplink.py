@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_masked_mean
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of
@@ -93,7 +94,8 @@ class MaskedUplink:
             elements = self._vector(layout, client, base, update_of(client), reports[client], seeds[client])
             updates[client_id(client)] = MaskedUpdate(bytes(32), _BASE, elements)
         groups = [OpenGroup(tuple(map(client_id, group)), ()) for group in groups_of(clients, self._study.group_size)]
-        found = masked_mean(groups, updates.__getitem__, layout=layout, schema=self._travelling, base=base)
+        rule = parse_aggregate_rule(self._study.aggregate)
+        found = masked_mean(groups, updates.__getitem__, layout=layout, schema=self._travelling, base=base, rule=rule)
         if found.report is None:
             raise UpdateRefused("out_of_range", f"no group of round {round_number} has a possible sum")
         clip = self._study.clip

@@ -135,12 +135,14 @@ def _mask_problems(study: Study) -> Iterator[str]:
         yield f"--secure groups: a round has {study.participants} clients; a group has at least {LEAST_GROUP}"
     if study.keep not in KEEPS:
         yield f"--keep: {study.keep} is none of {', '.join(map(str, KEEPS))}"
-    yield from _masked_noise_problems(study)
+    yield from _masked_rule_problems(study)
     if study.clip is not None and not 0 < study.clip < math.inf:
         yield f"--clip: {study.clip} is not a number above 0"
 
 
-def _masked_noise_problems(study: Study) -> Iterator[str]:
+def _masked_rule_problems(study: Study) -> Iterator[str]:
+    if study.aggregate.partition(":")[0] not in (MEAN, "centred"):
+        yield f"--aggregate: {study.aggregate} looks at single updates, and only sums of masked groups are known; use centred"
     if study.dp == CENTRAL:
         yield "--dp: central clips single updates, and only sums of masked groups are known; use distributed"
     if study.dp == DISTRIBUTED and (study.keep != 1 or study.clip is not None):

@@ -98,3 +98,12 @@ def test_noise_of_the_devices_takes_16_bits():
 )
 def test_settings_that_noise_of_the_devices_does_not_know_are_refused(change, words):
     assert any(words in problem for problem in problems(**{**NOISE, **change}))
+
+
+@pytest.mark.parametrize("rule", ["trimmed:0.2", "bucketed"])
+def test_rule_that_needs_single_updates_is_refused_with_a_remedy(rule):
+    assert any("centred, which limits groups" in problem for problem in problems(secure="groups", aggregate=rule))
+
+
+def test_centred_goes_with_masked_groups():
+    assert loaded(secure="groups", aggregate="centred:2").aggregate == "centred:2"
