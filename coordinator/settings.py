@@ -221,9 +221,9 @@ class RoundSettings(Settings):
         "off",
         group=_PRIVACY,
         choices=MECHANISMS,
-        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum; records have no user "
-        "accuracy. norm_bound, "
-        "max_num_examples and independent_every have no effect then.",
+        help="Differential privacy. central: the coordinator clips updates and adds noise to their sum. distributed: each "
+        "device clips its update and adds a share of the noise under masks (secure = groups). Records have no user accuracy; "
+        "norm_bound, max_num_examples and independent_every have no effect.",
     )
     noise_multiplier: float | None = setting(
         None,
@@ -322,6 +322,11 @@ class RoundSettings(Settings):
         return self.secure != "off"
 
     @property
+    def largest_group(self) -> int:
+        """Devices in the largest group that a masked run may form."""
+        return largest_group(self.group_size, self.min_group)
+
+    @property
     def model_encoding(self) -> str:
         """The encoding of models, and of updates that are not masked."""
         return MASKED_MODEL_ENCODING if self.encoding in MASKED_ENCODINGS else self.encoding
@@ -336,9 +341,7 @@ class RoundSettings(Settings):
             "norm_bound": "off",
             "max_num_examples": "off",
             "aggregate": "mean",
-            "encoding": MASKED_ENCODINGS[
-                0 if largest_group(values["group_size"], values["min_group"]) <= MAX_GROUP_OF_U8 else 1
-            ],
+            "encoding": MASKED_ENCODINGS[_needs_16_bits(values)],
             "devices": max(values["devices"], values["min_group"]),
         }
 
@@ -380,6 +383,8 @@ class RoundSettings(Settings):
             target_ua=self.target_ua,
             moments=self._moments(),
             aggregate=self.aggregate,
+            secure=self.masked,
+            group_max=self.largest_group,
         )
 
     def _moments(self) -> tuple[str, ...]:
@@ -408,28 +413,41 @@ class RoundSettings(Settings):
         if self.max_num_examples != "off":
             words = f"{self.max_num_examples} bounds single updates, and {only_sums}; set weight_cap instead"
             problems.append(("max_num_examples", words, "secure"))
-        if self.aggregate != "mean":
-            words = f"{self.aggregate} looks at single updates, and {only_sums}; use mean"
+        if self.aggregate.partition(":")[0] not in ("mean", "centred"):
+            words = (
+                f"{self.aggregate} looks at single updates, and {only_sums}; use mean, or centred, which limits groups"
+            )
             problems.append(("aggregate", words, "secure"))
-        if self.dp != "off":
-            words = f"{self.dp} adds noise to single sums on the coordinator, and {only_sums}; leave one of the two out"
+        if self.dp == "central":
+            words = f"central clips single updates on the coordinator, and {only_sums}; use distributed"
             problems.append(("dp", words, "secure"))
-        return [*problems, *self._group_problems()]
+        return [*problems, *self._group_problems(), *self._unmaskable_with_noise()]
 
     def _group_problems(self) -> Iterator[tuple[str, ...]]:
         """Problems of the groups of a masked run, and of the encoding of their sums."""
-        largest = largest_group(self.group_size, self.min_group)
         if self.encoding not in MASKED_ENCODINGS:
             words = f"{self.encoding} cannot be summed under masks; use masked-u8 or masked-u16, or leave it out"
             yield "encoding", words, "secure"
-        elif self.encoding == MASKED_ENCODINGS[0] and largest > MAX_GROUP_OF_U8:
-            words = f"masked-u8 is for groups of {MAX_GROUP_OF_U8}; use masked-u16 for groups of {largest}"
+        elif self.encoding == MASKED_ENCODINGS[0] and self.largest_group > MAX_GROUP_OF_U8:
+            words = f"masked-u8 is for groups of {MAX_GROUP_OF_U8}; use masked-u16 for groups of {self.largest_group}"
             yield "encoding", words, "group_size"
         if self.min_group > self.group_size:
             words = f"{self.min_group} is above group_size = {self.group_size}; make it smaller"
             yield "min_group", words, "group_size"
         if self.keep not in KEEPS:
             yield "keep", f"{self.keep} is none of 1, 2, 4 and 8; use one of these"
+
+    def _unmaskable_with_noise(self) -> list[tuple[str, ...]]:
+        """Problems of settings of masked rounds that noise of the devices does not know."""
+        if self.dp != "distributed":
+            return []
+        given = {
+            "encoding": (self.encoding == MASKED_ENCODINGS[0], "has too few bits for noise; use masked-u16"),
+            "keep": (self.keep != 1, "leaves values out, which costs accuracy and saves no privacy; use 1"),
+            "clip": (self.clip is not None, "has no effect: dp_clip takes its place; leave it out"),
+            "weight_cap": (self.weight_cap is not None, "has no effect: each device counts alike; leave it out"),
+        }
+        return [(name, f"{getattr(self, name)} {words}", "dp") for name, (wrong, words) in given.items() if wrong]
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""
@@ -454,6 +472,11 @@ class RoundSettings(Settings):
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
+
+
+def _needs_16_bits(values: Mapping[str, Any]) -> bool:
+    largest = largest_group(values["group_size"], values["min_group"])
+    return bool(largest > MAX_GROUP_OF_U8 or values["dp"] == "distributed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ Aggregate = Annotated[
     str,
     typer.Option(metavar="RULE", help="Rule of aggregation, as of fedpatch run."),
 ]
-Dp = Annotated[str, typer.Option(metavar="off|central", help="Differential privacy, as of fedpatch run.")]
+Dp = Annotated[str, typer.Option(metavar="off|central|distributed", help="Differential privacy, as of fedpatch run.")]
 NoiseMultiplier = Annotated[
     float | None,
     typer.Option(metavar="Z", help="Standard deviation of the noise on the sum of updates, over --dp-clip."),
@@ -305,9 +305,11 @@ def _table(outcome: Outcome) -> Table:
     table.add_row("10th percentile" if low else "90th percentile", accuracy(last.p10))
     table.add_row("lowest" if low else "highest", accuracy(last.lowest))
     if study.dp != "off":
-        from fedpatch.simulator.learners.private_rounds import policy_of_study
+        from fedpatch.simulator.clients.masked_uplink import policy_of_study
 
-        epsilon = policy_of_study(study).epsilon(last.round)
+        policy = policy_of_study(study)
+        assert policy is not None
+        epsilon = policy.epsilon(last.round)
         table.add_row("epsilon", f"{epsilon:.4g} at delta {study.delta:g}, of a client in all {last.round} rounds")
     if outcome.attack is not None:
         table.add_row("attack", _attack_words(outcome, outcome.attack))

@@ -1,9 +1,10 @@
-"""Measures user accuracy with and without central differential privacy, and writes results/privacy.
+"""Measures user accuracy with and without differential privacy, and writes results/privacy.
 
     FEDPATCH_DATA=/srv/data python -m benchmarks.privacy.measure
 
-Two fleets at epsilon 8, delta 1e-5 and 7 rounds: 200 devices share a head of 1,000 values behind a frozen trunk; 10 devices
-share the 2NN without its batch norm (`--private all`). Noise follows from the seeds: a repeated call gives the same figures.
+Fleets at epsilon 8, delta 1e-5 and 7 rounds: 200 devices share a head of 1,000 values behind a frozen trunk, with noise of the
+coordinator and with noise of the devices in masked groups; 10 devices share the 2NN without its batch norm (`--private all`).
+Noise follows from the seeds: a repeated call gives the same figures.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
+from fedpatch.coordinator.masking.group_drawing import group_sizes
+from fedpatch.coordinator.settings import LEAST_GROUP
+from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.privacy.plan import Plan, make_plan
 from fedpatch.shared.tasks.task import find_task
+from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import simulate
 from fedpatch.simulator.spec.study import Study
@@ -27,7 +33,7 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Fleet:
-    """A task with its public values, its devices, the strategy's terms and the clip."""
+    """A task with its public values, its devices, the strategy's terms and the clip; `dp` and `group_size` as of a run."""
 
     name: str
     task: str
@@ -37,12 +43,23 @@ class Fleet:
     learning_rate: float
     epochs: int
     clip: float
+    dp: str = CENTRAL
+    group_size: int = MAX_GROUP
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Size and threshold of each masked group; none where the coordinator adds the noise."""
+        if self.dp == CENTRAL:
+            return []
+        sizes = group_sizes(self.clients, size=self.group_size, least=LEAST_GROUP)
+        return [(size, threshold_of(ThresholdRule.HALF, size)) for size in sizes]
 
     def study(self, seed: int, plan: Plan | None) -> Study:
         """Return its study with the noise of `plan`, or without differential privacy."""
-        terms = (
-            {} if plan is None else {"dp": "central", "noise_multiplier": plan.noise_multiplier, "dp_clip": self.clip}
-        )
+        terms: dict[str, object] = {}
+        if plan is not None:
+            terms = {"dp": self.dp, "noise_multiplier": plan.noise_multiplier, "dp_clip": self.clip}
+            terms |= {} if self.dp == CENTRAL else {"secure": "groups", "group_size": self.group_size}
         study = make_study(
             task=find_task(self.task),
             task_ref=self.task,
@@ -59,13 +76,18 @@ class Fleet:
 
 FLEETS = (
     Fleet("head of 1,000 values", "benchmarks.privacy.frozen_trunk:TASK", 1_000, 200, "none", 2.0, 1, 6.0),
+    Fleet(
+        "head, noise of devices", "benchmarks.privacy.frozen_trunk:TASK", 1_000, 200, "none", 2.0, 1, 6.0, DISTRIBUTED
+    ),
     Fleet("2NN", "mnist", 199_210, 10, "all", 0.03, 1, 0.5),
 )
 
 
 def measure(fleet: Fleet) -> dict[str, object]:
     """Return the user accuracies of one fleet, with and without noise, by seed."""
-    plan = make_plan(devices=fleet.clients, parameters=fleet.values, rounds=ROUNDS, epsilon=EPSILON, delta=DELTA)
+    plan = make_plan(
+        devices=fleet.clients, parameters=fleet.values, rounds=ROUNDS, epsilon=EPSILON, delta=DELTA, groups=fleet.groups
+    )
     found: dict[str, list[float]] = {"without": [], "with": []}
     for seed in SEEDS:
         for name, terms in (("without", None), ("with", plan)):

@@ -5,17 +5,22 @@ Sums are integers, so that neither the order of the devices nor the choice of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.aggregation.robust_rules import Changes, clip_centred
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.group_sum import GroupSum, SummedReport, mean_step, read_report, read_sum, sum_of_groups
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, read_masked_blob
+from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum, step_of_sum
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec
 from fedpatch.shared.wire.masking_messages import SecureTerms
@@ -30,11 +35,16 @@ class MaskedMean:
         mean: The global model plus the weighted mean of the devices' steps, by name; the model itself if no group counts.
         report: The figures that the sums give; None if no group counts.
         left_out: Devices of groups whose sum no honest devices can have, sorted.
+        pulls: By device of a group that did not count whole: the share of the group's step that was taken away.
     """
 
     mean: dict[str, Array]
     report: SummedReport | None
     left_out: tuple[str, ...] = ()
+    pulls: Mapping[str, float] = field(default_factory=dict)
+
+
+_MEAN = AggregateRule()
 
 
 def masked_mean(
@@ -44,6 +54,7 @@ def masked_mean(
     layout: VectorLayout,
     schema: Schema,
     base: Tensors,
+    rule: AggregateRule = _MEAN,
 ) -> MaskedMean:
     """Return the mean of the open groups of a round.
 
@@ -56,6 +67,7 @@ def masked_mean(
         layout: The layout of the round's vectors.
         schema: Names, shapes and dtypes of the tensors that travel.
         base: The global model that the updates were trained on.
+        rule: The mean, or centred clipping over the groups.
 
     Returns:
         The mean and its figures. Tensors of integers keep the values of `base`, statistics stay 0 or more.
@@ -69,9 +81,74 @@ def masked_mean(
     if not possible:
         return MaskedMean(dict(base), None, left_out)
     total = sum_of_groups(possible.values())
-    steps = mean_step(layout, total)
+    steps, pulls = mean_step(layout, total), dict[str, float]()
+    if rule.name == "centred":
+        steps, pulls = _centred_step(layout, possible, schema, rule.radius)
     mean = {spec.name: _moved(base[spec.name], steps.get(spec.name), spec) for spec in schema.specs}
-    return MaskedMean(mean, read_report(layout, total), left_out)
+    return MaskedMean(mean, read_report(layout, total), left_out, pulls)
+
+
+def _centred_step(
+    layout: VectorLayout, sums: Mapping[tuple[str, ...], GroupSum], schema: Schema, radius: float | None
+) -> tuple[dict[str, Array], dict[str, float]]:
+    """Return the step of centred clipping over the groups' mean steps, and the share taken away by device.
+
+    A bad device makes its group bad, and the rule bounds the harm of a group (SHARE: Velicheti, Xia and Koyejo 2021, "Secure
+    Byzantine-Robust Distributed Learning via Clustering").
+    """
+    by_name = {devices[0]: one for devices, one in sums.items()}
+    changes = Changes(
+        {name: one.figures[0] for name, one in by_name.items()},
+        lambda name: mean_step(layout, by_name[name]),
+        {spec.name: np.zeros(spec.shape) for spec in layout.specs},
+        schema.subset({spec.name for spec in layout.specs}),
+    )
+    found = clip_centred(changes, radius)
+    steps = {spec.name: np.zeros(spec.shape) for spec in layout.specs} | found.step
+    counted = {name: changes.weights[name] * share for name, share in found.shares.items()}
+    whole = math.fsum(counted.values()) or 1.0
+    for name, part in counted.items():
+        for spec in layout.specs:
+            if not spec.trainable:
+                steps[spec.name] += mean_step(layout, by_name[name])[spec.name] * (part / whole)
+    pulls = {device: 1.0 - found.shares[devices[0]] for devices in sums for device in devices}
+    return steps, {device: pull for device, pull in pulls.items() if pull > 0}
+
+
+def private_masked_mean(
+    groups: Sequence[OpenGroup],
+    read: Callable[[str], MaskedUpdate],
+    *,
+    layout: PrivateLayout,
+    schema: Schema,
+    base: Tensors,
+    denominator: int,
+) -> dict[str, Array]:
+    """Return the global model plus the mean of the devices' clipped steps, with the noise that they have added.
+
+    The sum is divided by `denominator`, whatever the number of devices in it.
+
+    Args:
+        groups: Open groups of the round, each with the masks of its sum.
+        read: Returns the masked update of a device.
+        layout: Layout of the round.
+        schema: Schema of the travelling tensors, all of them trained.
+        base: The global model.
+        rule: The mean, or centred clipping over the groups.
+        denominator: Devices that the round was meant for.
+    """
+    total = np.zeros(layout.size, np.int64)
+    for group in groups:
+        total += signed_sum(add_masks(_masked_sum(group, read, layout), group.masks))
+    steps = step_of_sum(layout, total, denominator)
+    return {spec.name: _moved(base[spec.name], steps[spec.name], spec) for spec in schema.specs}
+
+
+def round_layout(schema: Schema, terms: SecureTerms, privacy: PrivacyPolicy | None) -> VectorLayout | PrivateLayout:
+    """Return the layout of a round's vectors, with or without noise of the devices."""
+    if privacy is None:
+        return vector_layout(schema, terms)
+    return PrivateLayout(schema, privacy.clip, privacy.steps)
 
 
 def is_possible(layout: VectorLayout, group: GroupSum) -> bool:
@@ -89,7 +166,9 @@ def vector_layout(schema: Schema, terms: SecureTerms) -> VectorLayout:
     return VectorLayout(schema, terms)
 
 
-def check_masked_update(blob: bytes, layout: VectorLayout, *, context: bytes, base: str) -> MaskedUpdate:
+def check_masked_update(
+    blob: bytes, layout: VectorLayout | PrivateLayout, *, context: bytes, base: str
+) -> MaskedUpdate:
     """Check the form of a masked update; its values cannot be checked.
 
     Args:
@@ -110,7 +189,7 @@ def check_masked_update(blob: bytes, layout: VectorLayout, *, context: bytes, ba
     return update
 
 
-def _masked_sum(group: OpenGroup, read: Callable[[str], MaskedUpdate], layout: VectorLayout) -> Array:
+def _masked_sum(group: OpenGroup, read: Callable[[str], MaskedUpdate], layout: VectorLayout | PrivateLayout) -> Array:
     """Return the sum of a group's masked vectors modulo 2^bits."""
     total = np.zeros(layout.size, layout.dtype)
     for device in group.devices:

@@ -134,6 +134,14 @@ def squared_distance(end: Array, start: Array) -> float:
     return total
 
 
+def squared_norm(change: Array) -> float:
+    """Return the squared L2 norm of a float64 tensor; of a change it has the bits of `squared_distance`."""
+    flat = change.reshape(-1)
+    with np.errstate(over="ignore"):
+        blocks = (flat[first : first + _BLOCK] for first in range(0, len(flat), _BLOCK))
+        return sum((float(np.dot(block, block)) for block in blocks), 0.0)
+
+
 def weights_norm(base: Tensors, schema: Schema) -> float:
     """Return the L2 norm of all trained tensors."""
     return math.sqrt(

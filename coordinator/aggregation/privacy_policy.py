@@ -7,12 +7,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fedpatch.shared.errors import UsageError
-from fedpatch.shared.privacy.gaussian import epsilon_of, mu_of
+from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases, steps_of
 from fedpatch.shared.tensors.schema import Schema, listing
-from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerms
 
-MECHANISMS = ("off", "central")
+OFF, CENTRAL, DISTRIBUTED = MECHANISMS = ("off", "central", "distributed")
 """Values of the setting `dp`."""
+
+LEAST_STEPS = 16
+"""A clip of fewer steps of the grid would be rounded to noise of its own."""
 
 Problem = tuple[str, ...]
 """A setting, the reason to refuse it, and the other settings that the reason is about."""
@@ -27,6 +30,7 @@ class PrivacyPolicy:
         clip: Greatest L2 norm of an update's change over all public values.
         delta: The delta for which epsilon is reported.
         max_epsilon: The run releases nothing beyond it; None for no limit.
+        steps: The clip in steps of the grid, where the devices add the noise; 0 where the coordinator does.
 
     Example:
         >>> policy = PrivacyPolicy(noise_multiplier=1.6, clip=0.5)
@@ -38,18 +42,25 @@ class PrivacyPolicy:
     clip: float
     delta: float = 1e-5
     max_epsilon: float | None = None
+    steps: int = 0
 
     def epsilon(self, rounds: int) -> float:
         """Return the epsilon of a device whose updates are in so many releases."""
-        return epsilon_of(mu_of(self.noise_multiplier, rounds), self.delta)
+        return epsilon_of_releases({Release(self.noise_multiplier, self.steps): rounds}, self.delta)
 
     def terms(self, denominator: int) -> PrivacyTerms:
         """Return the terms of a round that is meant for `denominator` devices."""
-        return PrivacyTerms(GAUSSIAN, self.noise_multiplier, self.clip, self.delta, denominator)
+        mechanism = SKELLAM if self.steps else GAUSSIAN
+        return PrivacyTerms(mechanism, self.noise_multiplier, self.clip, self.delta, denominator, self.steps)
 
 
 def policy_of(
-    dp: str, noise_multiplier: float | None, dp_clip: float | None, delta: float, max_epsilon: float | None
+    dp: str,
+    noise_multiplier: float | None,
+    dp_clip: float | None,
+    delta: float,
+    max_epsilon: float | None,
+    group_max: int = 0,
 ) -> PrivacyPolicy | None:
     """Return the policy of checked settings; None if `dp` is off.
 
@@ -59,11 +70,13 @@ def policy_of(
         dp_clip: Not None unless `dp` is off.
         delta: Above 0, below 1.
         max_epsilon: None for no limit.
+        group_max: Devices in the largest masked group; needed where `dp` is distributed.
     """
-    if dp == "off":
+    if dp == OFF:
         return None
     assert noise_multiplier is not None and dp_clip is not None, "checked by settings_problems"
-    return PrivacyPolicy(noise_multiplier, dp_clip, delta, max_epsilon)
+    steps = steps_of(noise_multiplier, group_max) if dp == DISTRIBUTED else 0
+    return PrivacyPolicy(noise_multiplier, dp_clip, delta, max_epsilon, steps)
 
 
 def settings_problems(  # noqa: PLR0913  (the settings that depend on each other)
@@ -78,6 +91,8 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
     target_ua: float | None,
     moments: Collection[str],
     aggregate: str = "mean",
+    secure: bool = False,
+    group_max: int = 0,
 ) -> list[Problem]:
     """Return the problems of settings that do not fit together; the arguments are settings of a run.
 
@@ -92,12 +107,14 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
         target_ua: None for no target.
         moments: Moments that the strategy shares.
         aggregate: Rule of the aggregate.
+        secure: Whether updates are masked.
+        group_max: Devices in the largest masked group.
     """
     given = {"noise_multiplier": noise_multiplier, "dp_clip": dp_clip}
-    if dp == "off":
+    if dp == OFF:
         unused = {**given, "max_epsilon": max_epsilon}
         return [
-            (name, "has no effect with dp = off; set dp = central, or leave it out", "dp")
+            (name, "has no effect with dp = off; set dp = central or distributed, or leave it out", "dp")
             for name, value in unused.items()
             if value is not None
         ]
@@ -121,9 +138,24 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
     if delta * devices >= 1:
         text = f"{delta:g} lets one of {devices} devices be published whole; make it less than 1 / devices, e.g. 1e-5"
         problems.append(("delta", text, "devices"))
-    if max_epsilon is not None and noise_multiplier is not None:
-        problems += _beyond(PrivacyPolicy(noise_multiplier, 1.0, delta, max_epsilon), rounds)
+    if dp == DISTRIBUTED and not secure:
+        text = "distributed adds noise on the devices, which hides an update only in the sum of a group; set secure = groups"
+        problems.append(("dp", text, "secure"))
+    elif noise_multiplier is not None:
+        policy = policy_of(dp, noise_multiplier, 1.0, delta, max_epsilon, group_max)
+        assert policy is not None
+        problems += _too_noisy(policy) if dp == DISTRIBUTED else []
+        problems += _beyond(policy, rounds) if max_epsilon is not None else []
     return problems
+
+
+def _too_noisy(policy: PrivacyPolicy) -> list[Problem]:
+    if policy.steps >= LEAST_STEPS:
+        return []
+    text = (
+        f"{policy.noise_multiplier:g} leaves no room for updates in values of 16 bits; take less noise, or fewer rounds"
+    )
+    return [("noise_multiplier", text, "dp")]
 
 
 def _beyond(policy: PrivacyPolicy, rounds: int) -> list[Problem]:

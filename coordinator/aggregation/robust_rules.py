@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpatch.coordinator.aggregation.norm_clipping import squared_distance
+from fedpatch.coordinator.aggregation.norm_clipping import squared_distance, squared_norm
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 
 CENTRING_PASSES = 3
@@ -121,8 +121,10 @@ def clip_centred(changes: Changes, radius: float | None = None) -> RuleResult:
             limit = upper_median(_distance(change, centre) for _, change in changes)
         moved = {name: values.copy() for name, values in centre.items()}
         for device, change in changes:
-            shares[device] = _share(_distance(change, centre), limit or 0.0)
-            _add(moved, change, centre, shares[device] * changes.weights[device])
+            apart = {name: np.subtract(values, centre[name]) for name, values in change.items()}
+            norm = math.sqrt(sum(squared_norm(values) for values in apart.values()))
+            shares[device] = _share(norm, limit or 0.0)
+            _add(moved, apart, shares[device] * changes.weights[device])
         centre = moved
     return RuleResult(centre, shares)
 
@@ -159,14 +161,14 @@ def take_geometric_median(changes: Changes, bucket_size: int) -> RuleResult:
     factors = [1.0] * len(buckets)
     median = changes.zero()
     for device, change in changes:
-        _add(median, change, None, changes.weights[device])
+        _add(median, change, changes.weights[device])
     least = _SMOOTHING * (_distance(median, changes.zero()) or 1.0)
     for _ in range(WEISZFELD_PASSES):
         total, sums = 0.0, changes.zero()
         for number, bucket in enumerate(buckets):
             size, mean = _bucket_mean(changes, bucket)
             factors[number] = 1.0 / max(_distance(mean, median), least)
-            _add(sums, mean, None, size * factors[number])
+            _add(sums, mean, size * factors[number])
             total += size * factors[number]
         median = {name: values / total for name, values in sums.items()}
     greatest = max(factors)
@@ -189,7 +191,7 @@ def draw_buckets(devices: Sequence[str], bucket_size: int, seed: str) -> list[li
 def _bucket_mean(changes: Changes, bucket: Sequence[str]) -> tuple[float, Step]:
     size, mean = math.fsum(changes.weights[device] for device in bucket), changes.zero()
     for device in bucket:
-        _add(mean, changes.of(device), None, changes.weights[device] / size)
+        _add(mean, changes.of(device), changes.weights[device] / size)
     return size, mean
 
 
@@ -231,8 +233,7 @@ def _distance(change: Step, centre: Step) -> float:
     return math.sqrt(sum(squared_distance(values, centre[name]) for name, values in change.items()))
 
 
-def _add(total: Step, change: Step, origin: Step | None, factor: float) -> None:
-    """Add factor * (change - origin) in place."""
+def _add(total: Step, change: Step, factor: float) -> None:
+    """Add factor * change in place."""
     for name, values in total.items():
-        apart = change[name] if origin is None else np.subtract(change[name], origin[name])
-        values += np.multiply(apart, factor)
+        values += np.multiply(change[name], factor)

@@ -28,6 +28,15 @@ def plan(
     ],
     epsilon: Annotated[float, typer.Option(metavar="E", help="Epsilon of such a device.")],
     delta: Annotated[float, typer.Option(metavar="DELTA", help="Its delta; less than 1 / devices.")] = 1e-5,
+    dp: Annotated[
+        str, typer.Option(metavar="central|distributed", help="Who adds the noise: as of fedpatch run.")
+    ] = "central",
+    group_size: Annotated[
+        int, typer.Option(metavar="N", help="With distributed the size of a masked group, as of fedpatch run.")
+    ] = 32,
+    threshold: Annotated[
+        str, typer.Option(metavar="half|two_thirds", help="With distributed the threshold, as of fedpatch run.")
+    ] = "half",
     as_json: AsJson = False,
 ) -> None:
     """Compute the noise that keeps an epsilon, and whether a run with it learns anything.
@@ -37,7 +46,10 @@ def plan(
     """
     from fedpatch.shared.privacy.plan import Verdict, make_plan
 
-    found = make_plan(devices=devices, parameters=parameters, rounds=rounds, epsilon=epsilon, delta=delta)
+    groups = _groups(dp, devices, group_size, threshold)
+    found = make_plan(
+        devices=devices, parameters=parameters, rounds=rounds, epsilon=epsilon, delta=delta, groups=groups
+    )
     if as_json:
         print_json(found.to_dict())
     else:
@@ -47,3 +59,26 @@ def plan(
         typer.echo(found.words)
     if found.verdict is Verdict.LEARNS_NOTHING:
         raise typer.Exit(1)
+
+
+def _groups(dp: str, devices: int, group_size: int, threshold: str) -> list[tuple[int, int]]:
+    """Return the size and threshold of each masked group; none where the coordinator adds the noise."""
+    from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED
+    from fedpatch.coordinator.masking.group_drawing import group_sizes
+    from fedpatch.coordinator.settings import LEAST_GROUP
+    from fedpatch.shared.errors import UsageError
+    from fedpatch.shared.masking.group_context import threshold_of
+    from fedpatch.shared.wire.masking_messages import MAX_GROUP, ThresholdRule
+
+    if dp not in (CENTRAL, DISTRIBUTED):
+        raise UsageError(f"--dp: {dp!r} is neither {CENTRAL} nor {DISTRIBUTED}")
+    if dp == CENTRAL:
+        return []
+    if not LEAST_GROUP <= group_size <= MAX_GROUP:
+        raise UsageError(f"--group-size: {group_size} is not from {LEAST_GROUP} to {MAX_GROUP}")
+    if threshold not in list(ThresholdRule):
+        raise UsageError(f"--threshold: {threshold!r} is neither half nor two_thirds")
+    if devices < LEAST_GROUP:
+        raise UsageError(f"--devices: {devices} are too few for a masked group of {LEAST_GROUP}")
+    sizes = group_sizes(devices, size=group_size, least=LEAST_GROUP)
+    return [(size, threshold_of(ThresholdRule(threshold), size)) for size in sizes]

@@ -37,8 +37,24 @@ def draw_groups(devices: Iterable[str], seed: int, round_number: int, *, size: i
     if len(drawn) < least:
         return []
     random.Random(f"groups {seed}:{round_number}").shuffle(drawn)
-    count = min(-(-len(drawn) // size), len(drawn) // least)
+    count = len(group_sizes(len(drawn), size=size, least=least))
     return [sorted(drawn[at::count]) for at in range(count)]
+
+
+def group_sizes(devices: int, *, size: int, least: int) -> list[int]:
+    """Return the sizes of the groups of so many devices, at least `least` of them.
+
+    Args:
+        devices: Number of devices that accepted.
+        size: Greatest size of a group, except where groups were merged.
+        least: Least size of a group.
+
+    Example:
+        >>> group_sizes(70, size=32, least=8)
+        [24, 23, 23]
+    """
+    count = min(-(-devices // size), devices // least)
+    return [len(range(at, devices, count)) for at in range(count)]
 
 
 def largest_group(size: int, least: int) -> int:

@@ -1,17 +1,22 @@
-"""Aggregation with central differential privacy: the noise of the round, the book, and the noised mean."""
+"""Aggregation with differential privacy: the book, the noise if the coordinator adds it, and the noised mean."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.aggregation.gaussian_noise import private_mean, values_of
+from fedpatch.coordinator.aggregation.masked_mean import private_masked_mean
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.masking.masked_blob import MaskedUpdate
+from fedpatch.shared.masking.private_vector import PrivateLayout
 from fedpatch.shared.tensors.arrays import Array, Schema
 
 
@@ -63,14 +68,7 @@ class PrivateAggregation:
             StateError: The disk refuses, or a file of the account is damaged.
         """
         draw = self._noise.of_round(state.round + 1, values_of(self._schema))
-        spent = self._policy.epsilon(used := self._book.most_used_with(draw.digest, devices))
-        limit = self._policy.max_epsilon
-        if limit is not None and spent > limit:
-            raise UsageError(
-                f"epsilon would be {spent:.4g} for the device that {used} releases use; the run's max_epsilon is {limit:g}, so "
-                "its rounds are over; start a new run, which adds to what was released"
-            )
-        self._book.note(draw.digest, devices)
+        account = self._count(draw.digest, devices)
         mean = private_mean(
             (read(device) for device in sorted(devices)),
             draw.values,
@@ -79,13 +77,57 @@ class PrivateAggregation:
             policy=self._policy,
             denominator=denominator,
         )
-        account = {
+        return mean, account
+
+    def aggregate_masked(
+        self,
+        state: ServerState,
+        round_number: int,
+        groups: Sequence[OpenGroup],
+        read: Callable[[str], MaskedUpdate],
+        denominator: int,
+    ) -> tuple[dict[str, Array], dict[str, float | None]]:
+        """Return the mean of a masked round, to which the devices have added the noise, and the account for its record.
+
+        Args:
+            state: The state before the round.
+            round_number: Number of the round. Its sums are the same after a crash, so they are one release.
+            groups: The open groups.
+            read: Returns the masked update of a device.
+            denominator: Devices that the round is meant for.
+
+        Raises:
+            UsageError: The release would exceed the run's `max_epsilon`.
+            StateError: The disk refuses, or the book is damaged.
+        """
+        digest = hashlib.sha256(f"masked round {round_number}".encode()).hexdigest()
+        account = self._count(digest, sorted(device for group in groups for device in group.devices))
+        mean = private_masked_mean(
+            groups,
+            read,
+            layout=PrivateLayout(self._schema, self._policy.clip, self._policy.steps),
+            schema=self._schema,
+            base=state.tensors,
+            denominator=denominator,
+        )
+        return mean, account
+
+    def _count(self, digest: str, devices: Sequence[str]) -> dict[str, float | None]:
+        """Count a release in the book, and return the account. UsageError beyond `max_epsilon`: then nothing is counted."""
+        spent = self._policy.epsilon(used := self._book.most_used_with(digest, devices))
+        limit = self._policy.max_epsilon
+        if limit is not None and spent > limit:
+            raise UsageError(
+                f"epsilon would be {spent:.4g} for the device that {used} releases use; the run's max_epsilon is {limit:g}, so "
+                "its rounds are over; start a new run, which adds to what was released"
+            )
+        self._book.note(digest, devices)
+        return {
             "epsilon": spent if math.isfinite(spent) else None,
             "delta": self._policy.delta,
             "rounds": used,
             "noise_multiplier": self._policy.noise_multiplier,
         }
-        return mean, account
 
     def saved(self, round_number: int) -> None:
         """Delete the noise of this round and earlier ones: its model is saved, and not yet published."""

@@ -36,7 +36,8 @@ _DECLINE_HINTS = {
     "have the owners raise `max_steps` or `max_epochs` of their agents",
     DeclineReason.PRIVACY_SPENT: "their owners' `max_epsilon` is reached; begin a run with more noise or fewer rounds, or have "
     "the owners raise it",
-    DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central",
+    DeclineReason.PRIVACY_REQUIRED: "their owners take part with differential privacy only; begin a run with --dp central or "
+    "distributed",
     DeclineReason.INSECURE_REQUEST: "their owners let no update leave unmasked; begin a run with --secure groups",
     DeclineReason.SECURE_TERMS: "their owners want larger groups or a smaller clip; change the run's settings, or have the "
     "owners change `min_group` or `clip` of their agents",

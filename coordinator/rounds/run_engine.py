@@ -65,6 +65,7 @@ from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import (
     MASKED_FEATURE,
+    MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
     SIGNED_FEATURE,
     Decline,
@@ -112,6 +113,8 @@ class Engine:
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
             needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
+        both = spec.privacy is not None and spec.secure is not None
+        needs |= {MASKED_PRIVACY_FEATURE: NO_PRIVACY} if both else {}
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
         self.open: ActiveRound | None = None
         self.records = list(records)

@@ -124,7 +124,13 @@ class Aggregator:
         self._next = self._deltas.apply(self.state, aimed, self.base)
 
     def aggregate_masked(
-        self, groups: Sequence[OpenGroup], terms: SecureTerms, read: Callable[[str], MaskedUpdate]
+        self,
+        groups: Sequence[OpenGroup],
+        terms: SecureTerms,
+        read: Callable[[str], MaskedUpdate],
+        *,
+        round_number: int,
+        target: int,
     ) -> Aggregated:
         """Make the next global model of a masked round; `save` makes it the state.
 
@@ -132,10 +138,17 @@ class Aggregator:
             groups: The open groups.
             terms: The terms of the round.
             read: Returns the masked update of a device.
+            round_number: Number of the round.
+            target: Devices that the round is meant for, which differential privacy divides by.
         """
+        if self._private is not None:
+            mean, privacy = self._private.aggregate_masked(self.state, round_number, groups, read, max(1, target))
+            self._aim(self._prepared.strategy.finish(self.state, mean, self._prepared.public))
+            return Aggregated(privacy=privacy)
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
-        folded = masked_mean(groups, read, layout=layout, schema=schema, base=self.state.tensors)
+        rule, base = self._spec.limits.rule, self.state.tensors
+        folded = masked_mean(groups, read, layout=layout, schema=schema, base=base, rule=rule)
         if folded.left_out:
             self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(folded.left_out)}")
         if folded.report is None:
@@ -143,7 +156,13 @@ class Aggregator:
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         scale = MaskedScale(layout.ranges, terms.clip).after(folded.report)
         self._next = self._deltas.apply(self.state, replace(aimed, scale=scale), self.base)
-        return Aggregated(figures=folded.report, left_out=folded.left_out)
+        pulled = AggregateResult(folded.mean, pulls=folded.pulls, num_updates=folded.report.devices)
+        return Aggregated(
+            figures=folded.report,
+            left_out=folded.left_out,
+            pulls=pulled.farthest_pulls(),
+            pull_quantiles=pulled.pull_quantiles(),
+        )
 
     def _terms(self) -> SecureTerms | None:
         """Return the terms of the next masked round; its weight cap may follow from the cohort."""

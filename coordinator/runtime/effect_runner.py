@@ -110,16 +110,21 @@ class EffectRunner:
 
     def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
         stored = self.updates.close_round(effect.round, effect.devices)
+        target = 0 if self._engine.open is None else self._engine.open.round.policy.target
         if (terms := effect.terms) is not None:
             event = self._aggregator.aggregate_masked(
-                effect.groups, terms, lambda device: self.updates.read_masked(stored[device], terms)
+                effect.groups,
+                terms,
+                lambda device: self.updates.read_masked(stored[device], terms),
+                round_number=effect.round,
+                target=target,
             )
         else:
             event = self._aggregator.aggregate(
                 effect.devices,
                 {device: stored[device].num_examples for device in effect.devices},
                 lambda device: self.updates.read(stored[device]),
-                0 if self._engine.open is None else self._engine.open.round.policy.target,
+                target,
             )
         self._connection.event_queue.now_is_present()
         return event

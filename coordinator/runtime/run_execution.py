@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
-from fedpatch.coordinator.aggregation.privacy_policy import policy_of
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
+from fedpatch.coordinator.masking.group_drawing import group_sizes
 from fedpatch.coordinator.observability.event_observer import joined
 from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
 from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
@@ -33,7 +34,7 @@ from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices
-from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
+from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
@@ -44,9 +45,10 @@ from fedpatch.shared.app.files import check_state_directory, make_directory, ref
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
+from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.privacy.gaussian import noise_ratio
-from fedpatch.shared.privacy.plan import MOST_RATIO
+from fedpatch.shared.privacy.plan import MOST_RATIO, spread_of
 from fedpatch.shared.trackers.tracking import make_trackers
 
 
@@ -250,13 +252,14 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
 
 def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:
     """Return the epsilon of a device in all rounds, and the ratio of noise and clip for the least fleet."""
-    spec = policy_of(settings.dp, settings.noise_multiplier, settings.dp_clip, settings.delta, settings.max_epsilon)
+    spec = privacy_policy(settings)
     assert spec is not None
-    ratio = noise_ratio(
-        spec.noise_multiplier,
-        values_of(prepared.travelling),
-        max(settings.min_cohort, int(settings.participation * settings.devices)),
-    )
+    devices = max(settings.min_cohort, int(settings.participation * settings.devices))
+    ratio = noise_ratio(spec.noise_multiplier, values_of(prepared.travelling), devices)
+    if settings.masked:
+        secure = secure_policy(settings)
+        sizes = group_sizes(max(devices, secure.least), size=secure.size, least=secure.least)
+        ratio *= math.sqrt(spread_of([(size, threshold_of(secure.threshold, size)) for size in sizes]))
     verdict = "" if ratio <= MOST_RATIO else "; nothing will be learnt unless the fleet is larger"
     epsilon, rounds = spec.epsilon(settings.rounds), settings.rounds
     return (

@@ -10,7 +10,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_examples_cap,
     parse_norm_bound,
 )
-from fedpatch.coordinator.aggregation.privacy_policy import check_public, policy_of
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
@@ -123,7 +123,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         prepared: The parts that follow from them.
         chunk_bytes: Size of a chunk, in bytes.
     """
-    privacy = policy_of(settings.dp, settings.noise_multiplier, settings.dp_clip, settings.delta, settings.max_epsilon)
+    privacy = privacy_policy(settings)
     limits = Limits(
         parse_norm_bound(settings.norm_bound),
         parse_examples_cap(settings.max_num_examples),
@@ -173,6 +173,18 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
     )
 
 
+def privacy_policy(settings: RunSettings) -> PrivacyPolicy | None:
+    """Return the terms of differential privacy of a run; None without."""
+    return policy_of(
+        settings.dp,
+        settings.noise_multiplier,
+        settings.dp_clip,
+        settings.delta,
+        settings.max_epsilon,
+        settings.largest_group,
+    )
+
+
 def secure_policy(settings: RunSettings) -> SecurePolicy:
     """Return the conditions of a masked run. Raises UsageError where keys must be signed, and the CA's key is here."""
     return SecurePolicy(
@@ -181,8 +193,8 @@ def secure_policy(settings: RunSettings) -> SecurePolicy:
         threshold=ThresholdRule(settings.threshold),
         bits=8 * (1 + MASKED_ENCODINGS.index(settings.encoding)),
         keep=settings.keep,
-        clip=settings.clip,
-        weight_cap=settings.weight_cap,
+        clip=settings.clip if settings.dp == "off" else settings.dp_clip,
+        weight_cap=settings.weight_cap if settings.dp == "off" else 1,
         share_deadline_s=settings.share_deadline_s,
         authorities=masking_authorities(settings),
     )

@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, vector_layout
+from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, round_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -152,7 +152,8 @@ class UpdateStore:
     def read_masked(self, update: StoredUpdate, terms: SecureTerms) -> MaskedUpdate:
         """Return a committed masked update; its form was checked before it was stored."""
         blob = load_update(self._directory, update.round, update.device)
-        return read_masked_blob(blob, vector_layout(self._requirements().schema, terms))
+        layout = round_layout(self._requirements().schema, terms, self._engine.spec.privacy)
+        return read_masked_blob(blob, layout)
 
     def save_masking(self, effect: SaveGroupSteps) -> None:
         """Write steps of the groups of the open round."""
@@ -183,7 +184,7 @@ class UpdateStore:
                 effect.blob, terms, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, registered=registered
             )
             return (report if self._engine.spec.privacy is None else without_figures(report)), tensors
-        layout = vector_layout(terms.schema, effect.masked.terms)
+        layout = round_layout(terms.schema, effect.masked.terms, self._engine.spec.privacy)
         check_masked_update(effect.blob, layout, context=effect.masked.context, base=terms.base)
         return None, {}
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.masking.masking_round import MaskingRound
 from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk
 from fedpatch.shared.wire.messages import Envelope, Manifest, WorkRequest
 
@@ -113,12 +114,14 @@ class MaskUpdate:
         request: The work request.
         context: The group.
         masks: Masks to add.
+        noise: Noise to add; None without differential privacy.
     """
 
     key: JobKey
     request: WorkRequest
     context: bytes
     masks: tuple[Mask, ...]
+    noise: SkellamNoise | None = None
 
 
 @dataclass(frozen=True)

@@ -409,7 +409,8 @@ class Job:
             masks = self._masking.masks()
         except WireError as error:
             return self._give_up(FailReason.MASKING, str(error))
-        return [MaskUpdate(self._training_key, self.request, state.group.context, masks)]
+        noise = None if self.request.privacy is None else self._masking.noise(self.request.privacy)
+        return [MaskUpdate(self._training_key, self.request, state.group.context, masks, noise)]
 
     def _training_answered(
         self, event: TrainingProgressed | VectorTrained | UpdateTrained | TrainingFailed, now: float

@@ -18,9 +18,11 @@ import msgspec
 from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, PauseTraining
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.schema import TensorSpec
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import FailReason
 
 MAX_FRAME_BYTES = 2**26
@@ -97,6 +99,7 @@ class TrainCommand:
             one clock for all processes of a device.
         secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
         make_model: Whether the personal model is made right after the training.
+        privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
     """
 
     key: JobKey
@@ -116,6 +119,7 @@ class TrainCommand:
     independent_ends_at: float = 0.0
     secure: SecureTerms | None = None
     make_model: bool = True
+    privacy: PrivacyTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class MaskCommand:
         update_path: File for the masked update.
         context: The group.
         masks: Masks to add.
+        noise: Noise to add; None without differential privacy.
     """
 
     key: JobKey
@@ -137,6 +142,7 @@ class MaskCommand:
     update_path: str
     context: bytes
     masks: tuple[Mask, ...]
+    noise: SkellamNoise | None = None
 
 
 @dataclass(frozen=True)

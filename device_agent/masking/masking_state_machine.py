@@ -24,11 +24,13 @@ from typing import Protocol
 from fedpatch.device_agent.masking.masking_round import MaskingPhase, MaskingRound, RoundName
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import MaskingGroup, bitmap_of, members_of, request_digest, threshold_of
-from fedpatch.shared.masking.keys import PrivateKey, SecretKeys, open_box, seal_box
+from fedpatch.shared.masking.keys import PrivateKey, SecretKeys, noise_seed, open_box, seal_box
 from fedpatch.shared.masking.opening import Mask, masks_of_member
 from fedpatch.shared.masking.secret_sharing import Random, split_secret
+from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.wire.masking_messages import GroupMember, Inbox, MaskingKeys, Reveal, Roster, Shares, Unmask
 from fedpatch.shared.wire.messages import WorkRequest
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 
 MaskingBody = Roster | Inbox | Unmask
 
@@ -161,6 +163,16 @@ class MaskingRounds:
             self_mask=state.secrets.self_mask,
             masking_set=masking_set,
         )
+
+    def noise(self, terms: PrivacyTerms) -> SkellamNoise:
+        """Return the device's share of the noise; `is_ready` must hold.
+
+        A sum has at least as many devices as must reveal. Each adds that part of the variance, so that a sum never has less
+        noise than the terms say. The seed follows from the round's secrets: after a restart the noise is the same.
+        """
+        state, _, _ = self._membership()
+        variance = (terms.noise_multiplier * terms.steps) ** 2 / state.group.threshold
+        return SkellamNoise(noise_seed(state.secrets.share, state.group.context), variance)
 
     def note_update(self, digest: str) -> MaskingRound | None:
         """Note the masked update; None if another one was made under the same keys, which must not be sent.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger, RunAccount
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
+from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
-from fedpatch.shared.wire.privacy_messages import GAUSSIAN
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
@@ -62,15 +64,13 @@ class PrivacyBudget:
             if not self._required:
                 return None
             return _no(DeclineReason.PRIVACY_REQUIRED, "the owner takes part with differential privacy only")
-        if terms.mechanism != GAUSSIAN:
-            return _no(
-                DeclineReason.UNSUPPORTED, f"mechanism {terms.mechanism!r} of differential privacy is not known here"
-            )
+        if why := _impossible(request, terms):
+            return _no(DeclineReason.UNSUPPORTED, why)
         ledger = self._open()
         if ledger is None:
             _log.error("%s", self._damage)
             return _no(DeclineReason.PRIVACY_SPENT, "the device's account of privacy is damaged")
-        after = epsilon_of(compose([ledger.mu(), mu_of(terms.noise_multiplier)]), self._delta)
+        after = epsilon_of_releases(Counter(ledger.releases()) + Counter([_release(terms)]), self._delta)
         if self._max_epsilon is None or after <= self._max_epsilon:
             return None
         _log.warning(
@@ -94,7 +94,7 @@ class PrivacyBudget:
         ledger = self._open()
         if ledger is None:
             raise StateError(self._damage)
-        ledger.count(self._fleet, key.run, key.task, manifest.digest, request.privacy.noise_multiplier)
+        ledger.count(self._fleet, key.run, key.task, manifest.digest, _release(request.privacy))
 
     def status(self) -> dict[str, Any]:
         """Return the account for status.json: the limit, epsilon of all runs, and the latest runs. It is never sent."""
@@ -114,15 +114,15 @@ class PrivacyBudget:
                 "task": one.task,
                 "rounds": one.rounds,
                 "noise_multipliers": [noisy.noise_multiplier for noisy in one.noisy],
-                "epsilon": self._epsilon(one.mu),
+                "epsilon": self._epsilon(one.releases),
             }
             for one in ledger.runs[-_TOLD_RUNS:]
         ]
         rounds = sum(one.rounds for one in ledger.runs)
-        return {"epsilon": self._epsilon(ledger.mu()), "rounds": rounds, "runs": runs, "problem": ""}
+        return {"epsilon": self._epsilon(ledger.releases()), "rounds": rounds, "runs": runs, "problem": ""}
 
-    def _epsilon(self, mu: float) -> float | None:
-        found = epsilon_of(mu, self._delta)
+    def _epsilon(self, releases: Mapping[Release, int]) -> float | None:
+        found = epsilon_of_releases(releases, self._delta)
         return found if math.isfinite(found) else None
 
     def _open(self) -> PrivacyLedger | None:
@@ -145,6 +145,24 @@ def privacy_in_words(account: dict[str, Any]) -> list[str]:
     limit = "" if account["max_epsilon"] is None else f" of at most {account['max_epsilon']:g}"
     lines = [f"privacy: epsilon {epsilon}{limit} at delta {account['delta']:g}, rounds: {account['rounds']}"]
     return lines + [f"  run {one['run']}: rounds {one['rounds']}" for one in account["runs"]]
+
+
+def _impossible(request: WorkRequest, terms: PrivacyTerms) -> str:
+    """Return why this device cannot follow the terms; "" where it can."""
+    secure = request.secure
+    if terms.mechanism == GAUSSIAN:
+        return "noise of the coordinator does not fit masked updates" if secure is not None or terms.steps else ""
+    if terms.mechanism != SKELLAM:
+        return f"mechanism {terms.mechanism!r} of differential privacy is not known here"
+    if secure is None or terms.steps < 1:
+        return "noise of the devices needs masked updates and a grid"
+    if (secure.bits, secure.keep) != (16, 1) or secure.clip != terms.clip:
+        return "noise of the devices needs 16 bits, all values, and the same clip in both terms"
+    return ""
+
+
+def _release(terms: PrivacyTerms) -> Release:
+    return Release(terms.noise_multiplier, terms.steps)
 
 
 def _no(reason: DeclineReason, why: str) -> AdmissionDecision:

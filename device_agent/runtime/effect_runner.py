@@ -291,6 +291,7 @@ class EffectRunner:
                         update_path=str(self._spool.update_path),
                         context=effect.context,
                         masks=effect.masks,
+                        noise=effect.noise,
                     )
                 )
 
@@ -424,6 +425,7 @@ class EffectRunner:
             base=request.model.digest,
             update_path=str(self._spool.update_path if request.secure is None else self._spool.vector_path),
             secure=request.secure,
+            privacy=request.privacy,
             download_s=0.0,
             chunk_bytes=request.chunk_bytes,
         )

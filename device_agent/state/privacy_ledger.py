@@ -7,6 +7,8 @@ differential privacy are not in it, for no epsilon bounds them. Nothing of it is
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +19,7 @@ from msgspec import Meta
 from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
-from fedpatch.shared.privacy.gaussian import compose, mu_of
+from fedpatch.shared.privacy.skellam import Release
 from fedpatch.shared.wire.field_types import Count
 
 LEDGER_NAME = "privacy-ledger"
@@ -28,10 +30,11 @@ NoiseMultiplier = Annotated[float, Meta(gt=0.0, le=1e9)]
 
 @dataclass(frozen=True)
 class NoisyRounds:
-    """Rounds with the same noise."""
+    """Rounds with the same noise; `steps` as in shared.privacy.skellam.Release."""
 
     noise_multiplier: NoiseMultiplier
     rounds: Count
+    steps: Count = 0
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,17 @@ class RunAccount:
         return sum(one.rounds for one in self.noisy)
 
     @property
-    def mu(self) -> float:
-        """The mu of these rounds together (shared.privacy.gaussian)."""
-        return compose(mu_of(one.noise_multiplier, one.rounds) for one in self.noisy)
+    def releases(self) -> Counter[Release]:
+        """Its rounds by their noise."""
+        return Counter({Release(one.noise_multiplier, one.steps): one.rounds for one in self.noisy})
 
-    def with_round(self, update: str, noise_multiplier: float) -> RunAccount:
+    def with_round(self, update: str, release: Release) -> RunAccount:
         """Return the account with one more round, unless its update was counted last."""
         if update == self.last_update:
             return self
-        counts = {one.noise_multiplier: one.rounds for one in self.noisy}
-        counts[noise_multiplier] = counts.get(noise_multiplier, 0) + 1
-        return replace(self, noisy=tuple(NoisyRounds(*one) for one in sorted(counts.items())), last_update=update)
+        counts = self.releases + Counter([release])
+        noisy = tuple(NoisyRounds(one.noise_multiplier, counts[one], one.steps) for one in sorted(counts))
+        return replace(self, noisy=noisy, last_update=update)
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,11 @@ class PrivacyLedger:
         self._path = directory / LEDGER_NAME
         self.runs = self._read()
 
-    def mu(self) -> float:
-        """Return the mu of all rounds in this ledger."""
-        return compose(one.mu for one in self.runs)
+    def releases(self) -> Mapping[Release, int]:
+        """Return all rounds in this ledger by their noise."""
+        return sum((one.releases for one in self.runs), Counter[Release]())
 
-    def count(self, fleet: str, run: str, task: str, update: str, noise_multiplier: float) -> None:
+    def count(self, fleet: str, run: str, task: str, update: str, release: Release) -> None:
         """Count the round of an update durably; the same update counts once.
 
         Args:
@@ -102,13 +105,13 @@ class PrivacyLedger:
             run: Name of the run.
             task: Name of its task.
             update: Digest of the update.
-            noise_multiplier: Of the round.
+            release: Noise of the round.
 
         Raises:
             StateError: The disk refused; the update must not be offered.
         """
         known = next((one for one in self.runs if (one.fleet, one.run) == (fleet, run)), RunAccount(fleet, run, task))
-        account = known.with_round(update, noise_multiplier)
+        account = known.with_round(update, release)
         if account == known:
             return
         runs = (*(one for one in self.runs if one is not known), account)

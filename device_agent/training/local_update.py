@@ -27,7 +27,7 @@ from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
 from fedpatch.device_agent.training.local_only_training import IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
-from fedpatch.device_agent.training.masked_update import unmasked_blob
+from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageError
@@ -276,6 +276,26 @@ class LocalUpdate:
 
     def _write_vector(self, command: TrainCommand, terms: SecureTerms, step: _Step, report: UpdateReport) -> Manifest:
         """Write the vector of a masked round, which a MaskCommand masks."""
+        if command.privacy is not None:
+            blob = unmasked_private_blob(
+                command.privacy, step.public, model=step.model, update=step.update, report=report, seed=step.seed
+            )
+        else:
+            blob = self._vector_with_feedback(command, terms, step, report)
+        path = Path(command.update_path)
+        with refusals_of(path):
+            write_atomic(path, blob)
+        return describe(
+            blob,
+            chunk_bytes=command.chunk_bytes,
+            encoding=command.encoding,
+            raw_bytes=len(blob),
+            schema=step.public.digest,
+        )
+
+    def _vector_with_feedback(
+        self, command: TrainCommand, terms: SecureTerms, step: _Step, report: UpdateReport
+    ) -> bytes:
         of = ResidualOf(command.encoding, step.public.digest, command.key.run, command.key.round)
         blob, left = unmasked_blob(
             terms,
@@ -288,16 +308,7 @@ class LocalUpdate:
             seed=step.seed,
         )
         self._residuals.save(step.key, of, step.public, left, step.seed)
-        path = Path(command.update_path)
-        with refusals_of(path):
-            write_atomic(path, blob)
-        return describe(
-            blob,
-            chunk_bytes=command.chunk_bytes,
-            encoding=command.encoding,
-            raw_bytes=len(blob),
-            schema=step.public.digest,
-        )
+        return blob
 
 
 @dataclass(frozen=True)

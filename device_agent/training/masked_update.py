@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
+
 from fedpatch.device_agent.job.training_messages import MaskCommand
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.masking.device_vector import make_vector
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, mask_blob, write_masked_blob
+from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
@@ -21,6 +24,7 @@ from fedpatch.shared.tensors.error_feedback import residual_name
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, UpdateReport
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 
 _NO_GROUP = bytes(32)
 
@@ -64,6 +68,24 @@ def unmasked_blob(
     return blob, {residual_name(name): values for name, values in vector.residual.items()}
 
 
+def unmasked_private_blob(
+    terms: PrivacyTerms, public: Schema, *, model: Tensors, update: Tensors, report: UpdateReport, seed: int
+) -> bytes:
+    """Return the blob of a device's vector before noise and masks, in a round with differential privacy.
+
+    Args:
+        terms: Terms of differential privacy, with Skellam noise.
+        public: Schema of the tensors that travel.
+        model: The global model.
+        update: Tensors after training.
+        report: Report of the training; only its model's digest travels.
+        seed: Seed of the rounding.
+    """
+    layout = PrivateLayout(public, terms.clip, terms.steps)
+    step = {spec.name: np.subtract(update[spec.name], model[spec.name], dtype=np.float64) for spec in layout.specs}
+    return write_masked_blob(MaskedUpdate(_NO_GROUP, report.base, make_private_vector(layout, step, seed)))
+
+
 def mask_update(command: MaskCommand) -> Manifest:
     """Read the vector of a round, mask it, and write the update.
 
@@ -83,7 +105,7 @@ def mask_update(command: MaskCommand) -> Manifest:
     if hashlib.sha256(blob).hexdigest() != command.vector.digest:
         raise StateError(f"{source}: the trained vector is no longer what training wrote; it is dropped")
     bits = 8 if command.vector.encoding == "masked-u8" else 16
-    masked = mask_blob(blob, command.context, command.masks, bits)
+    masked = mask_blob(blob, command.context, command.masks, bits, command.noise)
     with refusals_of(target):
         write_atomic(target, masked)
     return describe(

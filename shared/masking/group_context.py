@@ -25,6 +25,7 @@ from fedpatch.shared.wire.masking_messages import (
     ThresholdRule,
 )
 from fedpatch.shared.wire.messages import TrainPlan, WorkRequest
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 
 _REQUEST, _GROUP = "fedpatch masked request 1", "fedpatch masked group 1"
 KEEPS = (1, 2, 4, 8)
@@ -162,8 +163,14 @@ def request_digest(task: str, run: str, round_number: int, request: WorkRequest)
         [
             *(_REQUEST, task, run, round_number, request.schema, request.private),
             *(_plan(request.plan), request.model.digest, request.encoding, request.measure_independent, secure),
+            *([] if request.privacy is None else [_privacy(request.privacy)]),
         ]
     )
+
+
+def _privacy(terms: PrivacyTerms) -> list[Any]:
+    figures = (terms.noise_multiplier, terms.clip, terms.delta)
+    return [terms.mechanism, *map(float, figures), terms.denominator, terms.steps]
 
 
 def _plan(plan: TrainPlan) -> list[Any]:

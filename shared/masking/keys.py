@@ -18,6 +18,7 @@ from fedpatch.shared.masking.secret_sharing import SECRET_BYTES, Random
 from fedpatch.shared.wire.masking_messages import SHARE_BYTES, MaskingKeys
 
 _PAIR, _SELF, _BOX = b"fedpatch pair mask 1", b"fedpatch self mask 1", b"fedpatch share box 1"
+_NOISE = b"fedpatch skellam noise 1"
 # Each box has a key of its own, so the nonce may be constant.
 _NONCE = bytes(12)
 BOX_BYTES = 2 * SHARE_BYTES + 16
@@ -107,6 +108,19 @@ def pair_mask_seed(private: bytes | PrivateKey, peer: bytes, context: bytes) -> 
 def self_mask_seed(self_mask: bytes, context: bytes) -> bytes:
     """Return the seed of the mask that belongs to one member alone."""
     return _derive(self_mask, context, _SELF)
+
+
+def noise_seed(share: bytes, context: bytes) -> bytes:
+    """Return the seed of the noise of differential privacy.
+
+    It follows from the private key for boxes, which is new in each round, is on the disk before its public key is sent, and is
+    never shared: the group can rebuild the other two secrets. So a device that restarts adds the same noise again.
+
+    Args:
+        share: The X25519 private share key of the device.
+        context: The group.
+    """
+    return _derive(share, context, _NOISE)
 
 
 def commitment_to(self_mask: bytes, context: bytes) -> bytes:

@@ -16,7 +16,10 @@ import numpy as np
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.keys import keystream
 from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.masking.private_vector import PrivateLayout
+from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.masking.vector_layout import VectorLayout, element_type
+from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
@@ -44,7 +47,7 @@ def write_masked_blob(update: MaskedUpdate) -> bytes:
     return _MAGIC + update.context + bytes.fromhex(update.base) + update.elements.tobytes()
 
 
-def read_masked_blob(blob: bytes, layout: VectorLayout) -> MaskedUpdate:
+def read_masked_blob(blob: bytes, layout: VectorLayout | PrivateLayout) -> MaskedUpdate:
     """Read the blob of a masked update.
 
     Raises:
@@ -59,7 +62,9 @@ def read_masked_blob(blob: bytes, layout: VectorLayout) -> MaskedUpdate:
     return MaskedUpdate(context, base, np.frombuffer(blob, layout.dtype, offset=HEADER_BYTES))
 
 
-def mask_blob(blob: bytes, context: bytes, masks: Iterable[Mask], bits: int) -> bytes:
+def mask_blob(
+    blob: bytes, context: bytes, masks: Iterable[Mask], bits: int, noise: SkellamNoise | None = None
+) -> bytes:
     """Return a blob with masks on its vector.
 
     Args:
@@ -67,8 +72,11 @@ def mask_blob(blob: bytes, context: bytes, masks: Iterable[Mask], bits: int) -> 
         context: The group.
         masks: Masks of this device in the group.
         bits: Bits of an element.
+        noise: Noise of differential privacy; None without.
     """
     elements = np.frombuffer(blob, element_type(bits), offset=HEADER_BYTES)
+    if noise is not None:
+        elements = elements + skellam_values(noise, len(elements)).astype(elements.dtype)
     return write_masked_blob(MaskedUpdate(context, blob[36:HEADER_BYTES].hex(), add_masks(elements, masks)))
 
 

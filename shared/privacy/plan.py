@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.privacy.gaussian import MAX_EPSILON, noise_multiplier_for, noise_ratio
+from fedpatch.shared.privacy.skellam import skellam_noise_for, steps_of
 
 MOST_RATIO = 0.5
 """The norm of the noise over the clip above which noise outweighs the mean of the updates, and rounds undo each other."""
 GOOD_RATIO = 0.25
 """Half of it: there the measured cost was two points of user accuracy (results/privacy)."""
 _MOST = 10**12
+_COARSE_STEPS = 16
 
 
 class Verdict(StrEnum):
@@ -36,6 +39,7 @@ class Plan:
         delta: Its delta.
         noise_multiplier: Standard deviation of the noise on the sum of the updates, over the clip.
         ratio: Expected L2 norm of the noise on the mean, over the clip.
+        spread: Variance of the noise on the sum, over that of one least group (`spread_of`); 0: the noise is central.
 
     Example:
         >>> plan = make_plan(devices=200, parameters=1_010, rounds=7, epsilon=8.0)
@@ -50,6 +54,7 @@ class Plan:
     delta: float
     noise_multiplier: float
     ratio: float
+    spread: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
@@ -60,13 +65,14 @@ class Plan:
 
     @property
     def least_devices(self) -> int:
-        """The least number of devices with a ratio of at most MOST_RATIO."""
-        return math.ceil(self.noise_multiplier * math.sqrt(self.parameters) / MOST_RATIO)
+        """The least number of devices with a ratio of at most MOST_RATIO. With masked groups their number grows too."""
+        central = self.noise_multiplier * math.sqrt(self.parameters) / MOST_RATIO
+        return math.ceil(central**2 * self.spread / self.devices if self.spread else central)
 
     @property
     def most_parameters(self) -> int:
         """The greatest number of public values with a ratio of at most MOST_RATIO; 0 if there is none."""
-        return int((MOST_RATIO * self.devices / self.noise_multiplier) ** 2)
+        return int((MOST_RATIO * self.devices / self.noise_multiplier) ** 2 / (self.spread or 1.0))
 
     @property
     def words(self) -> str:
@@ -75,13 +81,16 @@ class Plan:
         if self.verdict is Verdict.LEARNS:
             return f"{ratio}: the model will learn, a little slower than without noise"
         if self.verdict is Verdict.DOUBTFUL:
-            return (
-                f"{ratio}: the model may learn, and less than without noise; try `fedpatch simulate --dp central` first"
-            )
+            return f"{ratio}: the model may learn, and less than without noise; try `fedpatch simulate --dp {self.dp}` first"
         remedy = f"it takes {self.least_devices:,} devices"
         if self.most_parameters:
             remedy += f", or at most {self.most_parameters:,} public values (keep more on the devices with --private)"
         return f"{ratio}: nothing will be learnt; {remedy}, or fewer rounds"
+
+    @property
+    def dp(self) -> str:
+        """The setting `dp` of such a run."""
+        return "distributed" if self.spread else "central"
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -93,13 +102,37 @@ class Plan:
             "delta": self.delta,
             "noise_multiplier": self.noise_multiplier,
             "ratio": self.ratio,
+            "dp": self.dp,
             "verdict": self.verdict.value,
             "least_devices": self.least_devices,
             "most_parameters": self.most_parameters,
         }
 
 
-def make_plan(*, devices: int, parameters: int, rounds: int, epsilon: float, delta: float = 1e-5) -> Plan:
+def spread_of(groups: Sequence[tuple[int, int]]) -> float:
+    """Return the variance of the noise on the sum of masked groups, over that of the least group that opens.
+
+    Each device adds 1 / threshold of the variance, so that a group that opens has enough; all devices of all groups add it.
+
+    Args:
+        groups: Size and threshold of each group.
+
+    Example:
+        >>> spread_of([(32, 17), (32, 17)]), spread_of([])
+        (3.764705882352941, 0)
+    """
+    return sum(size / threshold for size, threshold in groups)
+
+
+def make_plan(
+    *,
+    devices: int,
+    parameters: int,
+    rounds: int,
+    epsilon: float,
+    delta: float = 1e-5,
+    groups: Sequence[tuple[int, int]] = (),
+) -> Plan:
     """Compute the noise that keeps `epsilon`, and the outlook of a run with it.
 
     Args:
@@ -108,6 +141,7 @@ def make_plan(*, devices: int, parameters: int, rounds: int, epsilon: float, del
         rounds: Rounds in which one device takes part at most, at least 1.
         epsilon: Above 0.
         delta: Above 0, below 1.
+        groups: Size and threshold of each masked group, where the devices add the noise; empty: the coordinator does.
 
     Raises:
         UsageError: An argument is out of its range.
@@ -119,16 +153,21 @@ def make_plan(*, devices: int, parameters: int, rounds: int, epsilon: float, del
         raise UsageError(f"--epsilon: {epsilon:g} is not above 0 and at most {MAX_EPSILON:,.0f}")
     if not 0 < delta < 1:
         raise UsageError(f"--delta: {delta:g} is not above 0 and below 1; usual is less than 1 / devices, e.g. 1e-5")
-    noise_multiplier = noise_multiplier_for(epsilon, delta, rounds)
+    noise_multiplier = (
+        noise_multiplier_for(epsilon, delta, rounds) if not groups else _masked(epsilon, delta, rounds, groups)
+    )
     # Rounded up to five digits, so that the printed number keeps epsilon too.
     step = 10.0 ** (math.floor(math.log10(noise_multiplier)) - 4)
     noise_multiplier = float(f"{math.ceil(noise_multiplier / step) * step:.5g}")
-    return Plan(
-        devices,
-        parameters,
-        rounds,
-        epsilon,
-        delta,
-        noise_multiplier,
-        noise_ratio(noise_multiplier, parameters, devices),
-    )
+    spread = spread_of(groups)
+    ratio = noise_ratio(noise_multiplier, parameters, devices) * math.sqrt(spread or 1.0)
+    return Plan(devices, parameters, rounds, epsilon, delta, noise_multiplier, ratio, spread)
+
+
+def _masked(epsilon: float, delta: float, rounds: int, groups: Sequence[tuple[int, int]]) -> float:
+    """Return the noise multiplier of noise of the devices. The grid follows from it, so a coarse one comes first."""
+    try:
+        enough = skellam_noise_for(epsilon, delta, rounds, _COARSE_STEPS)
+        return skellam_noise_for(epsilon, delta, rounds, max(1, steps_of(enough, max(size for size, _ in groups))))
+    except ValueError as error:
+        raise UsageError(f"--epsilon: {error}") from error

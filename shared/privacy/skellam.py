@@ -1,8 +1,8 @@
 """The accountant of the Skellam mechanism: noise that the devices of a masked group add, and its sum alone is seen.
 
-A device sends whole numbers with an L2 norm of at most `steps`. The noise on the sum of a group has the variance
-(noise_multiplier * steps)^2 on each value: it is the difference of two Poisson numbers, so the sum of the devices' noise has the
-same distribution again. The bound is that of Agarwal, Kairouz and Liu 2021, "The Skellam Mechanism for Differentially Private
+A device sends whole numbers with an L2 norm of at most `steps`. The noise on the sum of a group has at least the variance
+(noise_multiplier * steps)^2 on each value. It is the difference of two Poisson numbers, so the sum of the devices' noise is of
+the same kind. The bound is that of Agarwal, Kairouz and Liu 2021, "The Skellam Mechanism for Differentially Private
 Federated Learning", Corollary 3.6: for a variance v, sensitivities l1 and l2, and each whole order a of at least 2, one release
 has a Renyi divergence of at most
 

@@ -35,8 +35,8 @@ ENCODINGS = (
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp")
-INDEPENDENT_FEATURE, PRIVACY_FEATURE = DEVICE_FEATURES
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked")
+INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE = DEVICE_FEATURES
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
@@ -151,7 +151,8 @@ class WorkRequest:
             one of these versions downloads only the differences that follow it.
         features: COORDINATOR_FEATURES of the sender.
         measure_independent: Whether the report shall have `user_accuracy_independent`.
-        privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms.
+        privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms, and
+            one without MASKED_PRIVACY_FEATURE never with those of Skellam noise.
         secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
             a masked update.
     """

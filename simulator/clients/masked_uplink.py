@@ -12,15 +12,20 @@ from typing import Any
 
 import torch
 
-from fedpatch.coordinator.aggregation.masked_mean import masked_mean
+from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule
+from fedpatch.coordinator.aggregation.masked_mean import masked_mean, private_masked_mean
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, policy_of
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.device_agent.state.residual_store import as_kept
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.shared.masking.device_vector import make_vector
-from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.group_context import threshold_of, write_grid
 from fedpatch.shared.masking.masked_blob import HEADER_BYTES, MaskedUpdate
+from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
+from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.masking.vector_layout import VectorLayout
+from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, base_name
 from fedpatch.shared.tensors.error_feedback import residual_name
@@ -80,13 +85,17 @@ class MaskedUplink:
         Raises:
             UpdateRefused: The sums have no weight.
         """
+        policy = policy_of_study(self._study)
+        if policy is not None:
+            return self._private_mean(policy, round_number, clients, base=base, update_of=update_of, seeds=seeds)
         layout = VectorLayout(self._travelling, self._terms(round_number, len(clients)))
         updates: dict[str, MaskedUpdate] = {}
         for client in clients:
             elements = self._vector(layout, client, base, update_of(client), reports[client], seeds[client])
             updates[client_id(client)] = MaskedUpdate(bytes(32), _BASE, elements)
         groups = [OpenGroup(tuple(map(client_id, group)), ()) for group in groups_of(clients, self._study.group_size)]
-        found = masked_mean(groups, updates.__getitem__, layout=layout, schema=self._travelling, base=base)
+        rule = parse_aggregate_rule(self._study.aggregate)
+        found = masked_mean(groups, updates.__getitem__, layout=layout, schema=self._travelling, base=base, rule=rule)
         if found.report is None:
             raise UpdateRefused("out_of_range", f"no group of round {round_number} has a possible sum")
         clip = self._study.clip
@@ -94,6 +103,39 @@ class MaskedUplink:
         self._scale = MaskedScale(after.ranges, after.clip if clip is None else clip)
         self.update_bytes = HEADER_BYTES + layout.nbytes
         return found.mean
+
+    def _private_mean(
+        self,
+        policy: PrivacyPolicy,
+        round_number: int,
+        clients: Sequence[int],
+        *,
+        base: Tensors,
+        update_of: Callable[[int], Tensors],
+        seeds: Mapping[int, int],
+    ) -> dict[str, Array]:
+        """Return the mean with the noise of the clients, which is from the study's seed."""
+        layout = PrivateLayout(self._travelling, policy.clip, policy.steps)
+        updates: dict[str, MaskedUpdate] = {}
+        groups = list(groups_of(clients, self._study.group_size))
+        for group in groups:
+            share = (policy.noise_multiplier * policy.steps) ** 2 / threshold_of(ThresholdRule.HALF, len(group))
+            for client in group:
+                update = update_of(client)
+                step = {spec.name: update[spec.name] - base[spec.name] for spec in layout.specs}
+                seed = hashlib.sha256(f"{self._study.seed}/noise/{round_number}/{client}".encode()).digest()
+                noise = skellam_values(SkellamNoise(seed, share), layout.size).astype(layout.dtype)
+                elements = make_private_vector(layout, step, seeds[client]) + noise
+                updates[client_id(client)] = MaskedUpdate(bytes(32), _BASE, elements)
+        self.update_bytes = HEADER_BYTES + layout.nbytes
+        return private_masked_mean(
+            [OpenGroup(tuple(map(client_id, group)), ()) for group in groups],
+            updates.__getitem__,
+            layout=layout,
+            schema=self._travelling,
+            base=base,
+            denominator=self._study.participants,
+        )
 
     def _vector(
         self, layout: VectorLayout, client: int, base: Tensors, update: Tensors, report: UpdateReport, seed: int
@@ -140,6 +182,12 @@ class MaskedUplink:
         self.update_bytes = int(before["update_bytes"])
         for name, block in self.residuals.items():
             block.copy_(torch.from_numpy(residuals[name]))
+
+
+def policy_of_study(study: Study) -> PrivacyPolicy | None:
+    """Return the terms of differential privacy of a study; None without."""
+    group_max = max(MIN_GROUP, min(study.group_size, study.participants))
+    return policy_of(study.dp, study.noise_multiplier, study.dp_clip, study.delta, None, group_max)
 
 
 def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:

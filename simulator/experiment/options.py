@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from inspect import signature
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
-from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
+from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
@@ -141,8 +141,18 @@ def _mask_problems(study: Study) -> Iterator[str]:
         yield f"--secure groups: a round has {study.participants} clients; a group has at least {LEAST_GROUP}"
     if study.keep not in KEEPS:
         yield f"--keep: {study.keep} is none of {', '.join(map(str, KEEPS))}"
+    yield from _masked_rule_problems(study)
     if study.clip is not None and not 0 < study.clip < math.inf:
         yield f"--clip: {study.clip} is not a number above 0"
+
+
+def _masked_rule_problems(study: Study) -> Iterator[str]:
+    if study.aggregate.partition(":")[0] not in (MEAN, "centred"):
+        yield f"--aggregate: {study.aggregate} looks at single updates, and only sums of masked groups are known; use centred"
+    if study.dp == CENTRAL:
+        yield "--dp: central clips single updates, and only sums of masked groups are known; use distributed"
+    if study.dp == DISTRIBUTED and (study.keep != 1 or study.clip is not None):
+        yield "--dp distributed: all values travel, and --dp-clip takes the place of --clip; leave --keep and --clip out"
 
 
 def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:
@@ -230,6 +240,8 @@ def _privacy_problems(study: Study) -> Iterator[str]:
         target_ua=None,  # a study measures without noise: it is no release
         moments=strategy.moments if strategy else (),
         aggregate=study.aggregate,
+        secure=study.masked,
+        group_max=study.group_size,
     ):
         yield f"{_option(name)}: {text}"
     for name in ("norm_bound", "max_num_examples"):

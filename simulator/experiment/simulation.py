@@ -28,7 +28,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     parse_norm_bound,
 )
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
-from fedpatch.coordinator.aggregation.privacy_policy import check_public
+from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
@@ -373,7 +373,7 @@ class Simulation:
             return None
         folder, base = Path(self._spool.name), self._wire.read(self.server)
         self._change_spool(folder, selected, base)
-        if self.study.dp != UNBOUNDED:
+        if self.study.dp == CENTRAL:
             number, schema = self.server.round + 1, self.strategy.travelling(self.public)
             private = fold_private(folder, selected, study=self.study, round_number=number, schema=schema, base=base)
             return AggregateResult(private, references=self.server.references)

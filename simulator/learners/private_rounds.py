@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.coordinator.aggregation.gaussian_noise import normals, private_mean, random_bytes_for, values_of
-from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.shared.tensors.arrays import Array, Schema
+from fedpatch.simulator.clients.masked_uplink import policy_of_study
 from fedpatch.simulator.learners.norm_bounded_learner import read_spooled, remove_spooled
 from fedpatch.simulator.spec.study import Study
 
@@ -27,21 +27,16 @@ def fold_private(
         schema: Names, shapes and dtypes of the tensors.
         base: The global model as clients read it.
     """
-    size = values_of(schema)
+    size, policy = values_of(schema), policy_of_study(study)
+    assert policy is not None
     drawn = np.random.default_rng([study.seed, round_number]).bytes(random_bytes_for(size))
     mean = private_mean(
         (read_spooled(folder, client) for client in sorted(clients)),
         normals(drawn, size),
         schema=schema,
         base=base,
-        policy=policy_of_study(study),
+        policy=policy,
         denominator=study.participants,
     )
     remove_spooled(folder, clients)
     return mean
-
-
-def policy_of_study(study: Study) -> PrivacyPolicy:
-    """Return the terms of a study whose `dp` is not off."""
-    assert study.noise_multiplier is not None and study.dp_clip is not None, "checked by make_study"
-    return PrivacyPolicy(study.noise_multiplier, study.dp_clip, study.delta)

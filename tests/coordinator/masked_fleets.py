@@ -16,12 +16,15 @@ from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.shared.masking.device_vector import make_vector
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, add_masks, write_masked_blob
+from fedpatch.shared.masking.private_vector import PrivateLayout, make_private_vector
+from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.wire.chunked_transfer import cut, describe
 from fedpatch.shared.wire.codec import from_bytes
 from fedpatch.shared.wire.masking_messages import Inbox, Reveal, Roster, Unmask
 from fedpatch.shared.wire.messages import (
+    DEVICE_FEATURES,
     MASKED_FEATURE,
     Accept,
     Cancel,
@@ -102,12 +105,8 @@ class MaskedDevice:
         if number not in self.blobs:
             request, state = self.request, self.rounds.state
             assert request is not None and request.secure is not None and state is not None
-            layout = vector_layout(self.schema, request.secure)
-            report = UpdateReport(request.model.digest, examples(self.name), 1, 0.5, 0.25, 0.75, 0.0, 0.0)
-            step = step_of(self.name, number, self.schema)
-            vector = make_vector(layout, step=step, residual={}, report=report, metric=MetricTerms(), seed=number)
-            self.elements[number] = vector.elements
-            masked = add_masks(self.spoil(vector.elements), self.rounds.masks())
+            self.elements[number] = self._vector(request, number)
+            masked = add_masks(self.spoil(self.elements[number]), self.rounds.masks())
             blob = write_masked_blob(MaskedUpdate(state.group.context, request.model.digest, masked))
             blob = blob[: len(blob) - self.cut_off]
             manifest = describe(
@@ -115,6 +114,19 @@ class MaskedDevice:
             )
             self.blobs[number] = blob, manifest
         return self.blobs[number]
+
+    def _vector(self, request: WorkRequest, number: int) -> Array:
+        """Return the vector before masking; with differential privacy it has the device's noise."""
+        step, terms = step_of(self.name, number, self.schema), request.privacy
+        assert request.secure is not None
+        if terms is not None:
+            elements = make_private_vector(PrivateLayout(self.schema, terms.clip, terms.steps), step, number)
+            noise = skellam_values(self.rounds.noise(terms), len(elements))
+            noised: Array = elements + noise.astype(elements.dtype)
+            return noised
+        layout = vector_layout(self.schema, request.secure)
+        report = UpdateReport(request.model.digest, examples(self.name), 1, 0.5, 0.25, 0.75, 0.0, 0.0)
+        return make_vector(layout, step=step, residual={}, report=report, metric=MetricTerms(), seed=number).elements
 
 
 def step_of(device: str, number: int, schema: Schema) -> dict[str, Array]:
@@ -162,7 +174,7 @@ class MaskedFleet:
     def come(self) -> MaskedFleet:
         """All devices come online."""
         for name in self.devices:
-            presence = replace(there(), features=(MASKED_FEATURE, *self.devices[name].features))
+            presence = replace(there(), features=(*DEVICE_FEATURES, MASKED_FEATURE, *self.devices[name].features))
             self._perform(DevicePresence(name, presence))
         return self.settle()
 

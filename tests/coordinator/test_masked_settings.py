@@ -86,3 +86,36 @@ def test_smallest_group_is_waited_for_and_merged_groups_fit_the_encoding():
 def test_masked_encoding_without_secure_is_refused():
     [problem] = problems(encoding="masked-u8")
     assert "secure = groups" in problem
+
+
+NOISE = {"secure": "groups", "dp": "distributed", "noise_multiplier": 1.7, "dp_clip": 1.0, "private": "all"}
+
+
+def test_noise_of_the_devices_takes_16_bits():
+    assert loaded(**NOISE).encoding == "masked-u16"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dp": "central"}, "use distributed"),
+        ({"secure": "off"}, "set secure = groups"),
+        ({"encoding": "masked-u8"}, "use masked-u16"),
+        ({"keep": 2}, "use 1"),
+        ({"clip": 1.0}, "dp_clip takes its place"),
+        ({"weight_cap": 10}, "each device counts alike"),
+        ({"noise_multiplier": 500.0}, "values of 16 bits"),
+        ({"target_ua": 0.9}, "raw user accuracies"),
+    ],
+)
+def test_settings_that_noise_of_the_devices_does_not_know_are_refused(change, words):
+    assert any(words in problem for problem in problems(**{**NOISE, **change}))
+
+
+@pytest.mark.parametrize("rule", ["trimmed:0.2", "bucketed"])
+def test_rule_that_needs_single_updates_is_refused_with_a_remedy(rule):
+    assert any("centred, which limits groups" in problem for problem in problems(secure="groups", aggregate=rule))
+
+
+def test_centred_goes_with_masked_groups():
+    assert loaded(secure="groups", aggregate="centred:2").aggregate == "centred:2"

@@ -12,6 +12,7 @@ from fedpatch.coordinator.privacy.privacy_book import BOOK, PrivacyBook
 from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
 from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedger
 from fedpatch.shared.errors import StateError
+from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
 from tests.fuzz.decoders import Decoder
 from tests.fuzz.held_decoders import _Sealed
 
@@ -43,7 +44,7 @@ def _book(data: bytes, folder: Path) -> None:
 
 def _ledger(data: bytes, folder: Path) -> None:
     (folder / LEDGER_NAME).write_bytes(data)
-    assert PrivacyLedger(folder).mu() >= 0
+    assert epsilon_of_releases(PrivacyLedger(folder).releases(), 1e-5) >= 0
 
 
 def _write_book(folder: Path) -> None:
@@ -51,7 +52,7 @@ def _write_book(folder: Path) -> None:
 
 
 def _write_ledger(folder: Path) -> None:
-    PrivacyLedger(folder).count("home", "run-1", "digits", "ab" * 32, 1.6)
+    PrivacyLedger(folder).count("home", "run-1", "digits", "ab" * 32, Release(1.6))
 
 
 def _written(name: str, write: Callable[[Path], object]) -> bytes:

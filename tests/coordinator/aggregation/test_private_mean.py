@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -16,7 +15,9 @@ from fedpatch.coordinator.aggregation.gaussian_noise import normals, private_mea
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of, settings_problems
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.privacy.gaussian import epsilon_of, mu_of
+from fedpatch.shared.privacy.skellam import steps_of
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from tests.support.canaries import found_epsilon
 
 SCHEMA = Schema((TensorSpec("a", (2, 3), "float64", "weight"), TensorSpec("b", (4,), "float64", "affine")))
 BASE = {"a": np.arange(6.0).reshape(2, 3), "b": np.full(4, -2.0)}
@@ -106,44 +107,19 @@ CANARIES = 1_000
 SIDE = Schema((TensorSpec("w", (CANARIES,), "float64", "weight"),))
 ORIGIN = {"w": np.zeros(CANARIES)}
 AUDITED = PrivacyPolicy(noise_multiplier=1.0, clip=0.5)
-CONFIDENCE = 0.999
 
 
 def audited_epsilon(deviation: float, seed: int) -> float:
-    """Return a lower bound of epsilon, true with CONFIDENCE, of a release whose noise is `deviation` times the claimed one.
+    """Return a lower bound of epsilon, of a release whose noise is `deviation` times the claimed one.
 
-    A coin per canary decides whether its update is in the sum; the attacker guesses from the released value on its axis. The
-    two error rates, bounded by Clopper and Pearson, bound mu of a Gaussian mechanism (Nasr et al. 2023, section 4).
+    A coin per canary decides whether its update is in the sum; the attacker guesses from the released value on its axis.
     """
     coins = np.random.default_rng(seed)
     present = coins.random(CANARIES) < 0.5
     noise = normals(coins.bytes(random_bytes_for(CANARIES)), CANARIES) * deviation
     updates = ({"w": np.where(np.arange(CANARIES) == one, 3.0, 0.0)} for one in np.flatnonzero(present))
     released = private_mean(updates, noise, schema=SIDE, base=ORIGIN, policy=AUDITED, denominator=CANARIES)["w"]
-    guess = released * CANARIES > AUDITED.clip / 2
-    false_alarms, misses = int((guess & ~present).sum()), int((~guess & present).sum())
-    rates = (upper_rate(false_alarms, int((~present).sum())), upper_rate(misses, int(present.sum())))
-    mu = -sum(NormalDist().inv_cdf(rate) for rate in rates)
-    return epsilon_of(max(0.0, mu), AUDITED.delta)
-
-
-def upper_rate(errors: int, trials: int) -> float:
-    """Return the upper bound of an error rate (Clopper and Pearson 1934), by bisection."""
-    low, high = errors / trials, 1.0 - 1e-12
-    for _ in range(60):
-        middle = (low + high) / 2
-        terms = (
-            math.exp(
-                math.lgamma(trials + 1)
-                - math.lgamma(count + 1)
-                - math.lgamma(trials - count + 1)
-                + count * math.log(middle or 1e-300)
-                + (trials - count) * math.log1p(-middle)
-            )
-            for count in range(errors + 1)
-        )
-        low, high = (middle, high) if math.fsum(terms) > (1 - CONFIDENCE) / 2 else (low, middle)
-    return high
+    return found_epsilon(released * CANARIES > AUDITED.clip / 2, present, AUDITED.delta)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -174,7 +150,10 @@ GOOD = {
 OFF = {**GOOD, "dp": "off", "noise_multiplier": None, "dp_clip": None, "max_epsilon": None}
 
 
-@pytest.mark.parametrize("settings", [GOOD, OFF, {**GOOD, "max_epsilon": None}])
+MASKED = {**GOOD, "dp": "distributed", "noise_multiplier": 1.7, "secure": True, "group_max": 32}
+
+
+@pytest.mark.parametrize("settings", [GOOD, OFF, {**GOOD, "max_epsilon": None}, MASKED])
 def test_settings_that_fit_together_have_no_problem(settings):
     assert settings_problems(**settings) == []
 
@@ -190,6 +169,9 @@ def test_settings_that_fit_together_have_no_problem(settings):
         ({"delta": 0.01}, "delta"),
         ({"rounds": 8}, "max_epsilon"),
         ({"dp": "off", "max_epsilon": None, "dp_clip": None}, "noise_multiplier"),
+        ({"dp": "distributed"}, "dp"),
+        ({"dp": "distributed", "secure": True, "group_max": 32, "rounds": 8}, "max_epsilon"),
+        ({"dp": "distributed", "secure": True, "group_max": 32, "noise_multiplier": 300.0}, "noise_multiplier"),
     ],
 )
 def test_settings_that_make_no_sense_together_are_refused_by_name(change, name):
@@ -199,6 +181,13 @@ def test_settings_that_make_no_sense_together_are_refused_by_name(change, name):
 def test_policy_of_dp_off_is_none():
     assert policy_of("off", None, None, 1e-5, None) is None
     assert policy_of("central", 1.6, 1.0, 1e-5, 8.0) == PrivacyPolicy(1.6, 1.0, 1e-5, 8.0)
+
+
+def test_policy_of_noise_of_the_devices_has_the_grid_of_its_groups():
+    policy = policy_of("distributed", 1.7, 1.0, 1e-5, 8.0, 32)
+    assert policy == PrivacyPolicy(1.7, 1.0, 1e-5, 8.0, steps=steps_of(1.7, 32))
+    terms = policy.terms(100)
+    assert (terms.mechanism, terms.steps, terms.denominator) == ("skellam", policy.steps, 100)
 
 
 @pytest.mark.parametrize(("role", "dtype"), [("stats", "float32"), ("buffer", "int64"), ("weight", "int8")])

@@ -44,6 +44,7 @@ def test_plan_in_json_has_the_promised_keys(plan):
         "delta",
         "noise_multiplier",
         "ratio",
+        "dp",
         "verdict",
         "least_devices",
         "most_parameters",
@@ -53,3 +54,29 @@ def test_plan_in_json_has_the_promised_keys(plan):
 def test_plan_without_devices_ends_with_2(plan):
     ended = plan(0, 1000)
     assert (ended.code, "--devices" in ended.err) == (2, True)
+
+
+def test_plan_with_noise_of_the_devices_has_more_noise_than_central(plan):
+    central, masked = (json.loads(plan(400, 1000, "--json", *more).out) for more in ((), ("--dp", "distributed")))
+    assert (central["dp"], masked["dp"]) == ("central", "distributed")
+    assert 1.05 < masked["noise_multiplier"] / central["noise_multiplier"] < 1.08
+    assert 4 < masked["ratio"] / central["ratio"] < 6
+    better = ("--dp", "distributed", "--group-size", "64", "--threshold", "two_thirds")
+    assert json.loads(plan(400, 1000, "--json", *better).out)["ratio"] < masked["ratio"]
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        (("--dp", "off"), "--dp"),
+        (("--dp", "distributed", "--group-size", "7"), "--group-size"),
+        (("--dp", "distributed", "--threshold", "all"), "--threshold"),
+    ],
+)
+def test_plan_with_a_wrong_word_names_its_option(plan, more, name):
+    ended = plan(100, 1000, *more)
+    assert (ended.code, name in ended.err) == (2, True)
+
+
+def test_plan_of_fewer_devices_than_a_masked_group_names_devices(plan):
+    assert "--devices" in plan(7, 1000, "--dp", "distributed").err

@@ -19,13 +19,16 @@ from fedpatch.device_agent.state.privacy_ledger import LEDGER_NAME, PrivacyLedge
 from fedpatch.device_agent.state.update_spool import NOTE
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.gaussian import compose, epsilon_of, mu_of
+from fedpatch.shared.privacy.skellam import Release, epsilon_of_releases
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, WorkRequest
-from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, SKELLAM, PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import KEY, REQUEST, requested, said_back
+from tests.support.masked_group import terms_of
 from tests.support.specs import TASKS, said, update
 
 DELTA = 1e-5
@@ -86,6 +89,43 @@ def test_request_without_privacy_is_declined_where_the_owner_limits_epsilon(tmp_
 def test_unknown_mechanism_is_declined_as_unsupported(tmp_path):
     request = replace(noisy(), privacy=PrivacyTerms("laplace", 2.0, 1.0, DELTA, 10))
     assert reason(budget_of(tmp_path).refusal(request)) is DeclineReason.UNSUPPORTED
+
+
+def masked_and_noisy(steps: int = 300, mechanism: str = SKELLAM, **secure: Any) -> WorkRequest:
+    """A request of a masked round with noise of the devices."""
+    terms: SecureTerms | None = terms_of(32, **{"bits": 16, **secure})
+    privacy = PrivacyTerms(mechanism, 2.0, 1.0, DELTA, 10, steps)
+    return replace(noisy(), privacy=privacy, secure=terms, encoding="masked-u16")
+
+
+def test_rounds_with_noise_of_the_devices_are_counted_by_their_own_bound(tmp_path):
+    release = Release(2.0, 300)
+    budget = budget_of(tmp_path, max_epsilon=epsilon_of_releases({release: 2}, DELTA))
+    for number in (1, 2):
+        assert budget.refusal(masked_and_noisy()) is None
+        budget.count(replace(KEY, round=number), masked_and_noisy(), manifest(number))
+    assert reason(budget.refusal(masked_and_noisy())) is DeclineReason.PRIVACY_SPENT
+    assert budget.told()["epsilon"] == pytest.approx(epsilon_of_releases({release: 2}, DELTA))
+    assert budget.told()["epsilon"] > epsilon_of(mu_of(2.0, 2), DELTA)
+    budget.count(KEY, noisy(), manifest(3))
+    assert PrivacyLedger(tmp_path).releases() == {release: 2, Release(2.0): 1}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(masked_and_noisy(), secure=None),
+        replace(noisy(), secure=terms_of(32, bits=16)),
+        masked_and_noisy(steps=0),
+        masked_and_noisy(mechanism=GAUSSIAN),
+        masked_and_noisy(bits=8),
+        masked_and_noisy(keep=2),
+        masked_and_noisy(clip=2.0),
+    ],
+    ids=["no masks", "central", "no grid", "gaussian", "8 bits", "keep", "other clip"],
+)
+def test_terms_that_do_not_fit_masked_rounds_are_declined_as_unsupported(tmp_path, request_):
+    assert reason(budget_of(tmp_path).refusal(request_)) is DeclineReason.UNSUPPORTED
 
 
 @pytest.mark.parametrize("word", [DeclineReason.PRIVACY_SPENT, DeclineReason.PRIVACY_REQUIRED])
@@ -186,5 +226,6 @@ def test_ledger_composes_all_rounds_of_all_runs_in_any_order(tmp_path_factory, r
         key = JobKey(run, 1, number + 1, "task")
         budget_of(directory).count(key, noisy(noise_multiplier), manifest(number))
     ledger = PrivacyLedger(directory)
-    assert ledger.mu() == pytest.approx(compose(mu_of(one) for _, one in rounds))
+    composed = epsilon_of(compose(mu_of(one) for _, one in rounds), DELTA)
+    assert epsilon_of_releases(ledger.releases(), DELTA) == pytest.approx(composed)
     assert sum(one.rounds for one in ledger.runs) == len(rounds)

@@ -19,7 +19,11 @@ from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.group_sum import mean_step, read_report, read_sum
 from fedpatch.shared.masking.masked_blob import add_masks, read_masked_blob
 from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.masking.private_vector import PrivateLayout, signed_sum
+from fedpatch.shared.masking.skellam_noise import skellam_values
 from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
+from fedpatch.shared.privacy.skellam import SkellamNoise
+from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.device_rounds import SGD, Scene, traces
 from tests.device_agent.toy_tasks import TOY, random_data
@@ -92,6 +96,23 @@ def test_repeated_round_has_the_same_vector(tmp_path, device):
     first, *_ = train(device, scene, terms(scene, keep=4))
     second, *_ = train(device, scene, terms(scene, keep=4))
     assert first == second
+
+
+def test_vector_with_noise_of_the_devices_is_the_clipped_step_without_report(tmp_path, device):
+    scene = scene_of(tmp_path)
+    privacy = PrivacyTerms("skellam", 1.0, 0.01, 1e-5, 9, steps=200)
+    command = replace(scene.command(encoding="masked-u16", secure=terms(scene, clip=0.01)), privacy=privacy)
+    done = device.run(command, lambda done, total: None, lambda: False)
+    assert done is not None
+    layout = PrivateLayout(scene.public, privacy.clip, privacy.steps)
+    blob = (tmp_path / "update").read_bytes()
+    codes = signed_sum(read_masked_blob(blob, layout).elements)
+    assert 150 < np.linalg.norm(codes) <= 200
+    noise = SkellamNoise(b"n" * 32, 4_000.0)
+    mask_update(replace(command_of(scene, done[0]), noise=noise))
+    update = read_masked_blob((tmp_path / "masked").read_bytes(), layout)
+    opened = add_masks(update.elements, [replace(mask, sign=-mask.sign) for mask in MASKS])
+    assert (signed_sum(opened) - codes).tolist() == skellam_values(noise, layout.size).tolist()
 
 
 def test_what_did_not_travel_is_added_in_the_next_round(tmp_path, device):

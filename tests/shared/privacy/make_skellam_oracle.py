@@ -17,7 +17,7 @@ from importlib.metadata import version
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution  # type: ignore[import-not-found]
 from dp_accounting.rdp import rdp_privacy_accountant  # type: ignore[import-not-found]
-from scipy.stats import skellam  # type: ignore[import-not-found]
+from scipy.stats import skellam  # type: ignore[import-untyped]
 
 NOISE_MULTIPLIERS = (0.8, 1.7, 4.0, 10.7)
 STEPS = (1, 4, 16, 500)
