@@ -76,8 +76,6 @@ class SecureLimits:
             return "keys must be signed, and this device has no certificate of its fleet's CA (cert_file, ca_file)"
         if request.plan.moments:
             return "moments of the optimizer cannot be masked"
-        if request.privacy is not None:
-            return "masked rounds have no terms of differential privacy"
         try:
             check_terms(terms, request.encoding)
         except WireError as error:

@@ -12,7 +12,6 @@ from fedpatch.device_agent.policy.secure_terms import ALLOWED, OFF, REQUIRED, Se
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MASKED_FEATURE, Decline
-from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
 from tests.device_agent.jobs import REQUEST, requested
@@ -52,12 +51,6 @@ def secure(**changes):
             secure(threshold=ThresholdRule.TWO_THIRDS),
             DeclineReason.SECURE_TERMS,
             "min_threshold = two_thirds",
-        ),
-        (
-            SecureLimits(min_group=2),
-            replace(MASKED, privacy=PrivacyTerms("gaussian", 1.0, 1.0, 1e-5, 10)),
-            DeclineReason.UNSUPPORTED,
-            "no terms of differential privacy",
         ),
         (
             SecureLimits(min_group=2),
