@@ -106,6 +106,27 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True)
+class BufferedFigures:
+    """Figures of a round with buffered work (coordinator.buffered).
+
+    Attributes:
+        carried: Devices whose work the next round may take.
+        waiting: Committed updates of a failed round, which count in a later version.
+        unused: Committed updates that no version took, since the run ended.
+        stale: Devices whose work was ended, since its base became too old.
+        staleness: Number of aggregated updates by staleness, the versions that the model had advanced since their base.
+        weights: Share of the weights by fifth of the devices, the fastest fifth first; empty for fewer than five devices.
+    """
+
+    carried: Count = 0
+    waiting: Count = 0
+    unused: Count = 0
+    stale: Count = 0
+    staleness: Mapping[str, Count] = field(default_factory=dict)
+    weights: tuple[Measure, ...] = ()
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """The record of one round.
 
@@ -154,6 +175,7 @@ class RoundRecord:
         train_loss: Mean training loss of the devices that reported.
         user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16
             equal bins over the range of the metric. Empty for a metric without limits, and in other rounds.
+        buffered: Figures of carried work; None, and left out of JSON, in a run that refuses late updates.
     """
 
     round: Positive
@@ -193,12 +215,15 @@ class RoundRecord:
     privacy: Mapping[str, Measure | None] = field(default_factory=dict)
     train_loss: Measure | None = None
     user_accuracy_histogram: tuple[Count, ...] = ()
+    buffered: BufferedFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""
         plain: dict[str, Any] = _finite(asdict(self))
         if not self.failure:
             del plain["failure"]
+        if self.buffered is None:
+            del plain["buffered"]
         return plain
 
     @property

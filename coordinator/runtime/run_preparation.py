@@ -12,9 +12,10 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 )
 from fedpatch.coordinator.aggregation.privacy_policy import check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy, find_strategy
+from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
-from fedpatch.coordinator.settings import LEAST_GROUP, RunSettings
+from fedpatch.coordinator.settings import LEAST_GROUP, RoundSettings, RunSettings
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
@@ -157,6 +158,8 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
             grace_s=settings.grace_s,
             rejoin_s=settings.rejoin_s,
             unmask_s=settings.unmask_s if settings.masked else None,
+            quorum_updates=settings.quorum_updates,
+            carries=settings.late == "carry",
         ),
         upload_slots=settings.upload_slots,
         upload_window=settings.upload_window,
@@ -169,7 +172,15 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         independent_every=settings.independent_every if privacy is None else 0,
         privacy=privacy,
         secure=secure_policy(settings) if settings.masked else None,
+        carry=carry_policy(settings),
     )
+
+
+def carry_policy(settings: RoundSettings) -> CarryPolicy | None:
+    """Return the conditions of buffered rounds; None for a run that refuses late updates."""
+    if settings.late != "carry":
+        return None
+    return CarryPolicy(settings.max_staleness, settings.staleness_power, settings.concurrency)
 
 
 def secure_policy(settings: RunSettings) -> SecurePolicy:

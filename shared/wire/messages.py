@@ -25,8 +25,8 @@ ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16", "delta-bf16", "delta-int8
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp")
-INDEPENDENT_FEATURE, PRIVACY_FEATURE = DEVICE_FEATURES
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "carry")
+INDEPENDENT_FEATURE, PRIVACY_FEATURE, CARRY_FEATURE = DEVICE_FEATURES
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
 # Features of a device's answers that the coordinator of this version understands:
