@@ -436,7 +436,9 @@ class RoundSettings(Settings):
             return [("concurrency", words, "late")] if self.concurrency is not None else []
         problems: list[tuple[str, ...]] = []
         if self.masked:
-            words = "carry takes updates one by one, and a masked group opens as a whole or never; leave one of the two out"
+            words = (
+                "carry takes updates one by one, and a masked group opens as a whole or never; leave one of the two out"
+            )
             problems.append(("late", words, "secure"))
         if self.dp != "off":
             words = (

@@ -96,7 +96,7 @@ def _in_memory(shape: tuple[int, int]) -> Array:
     return np.empty(shape, np.float32)
 
 
-def aggregate(
+def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     num_examples: Mapping[str, int],
     read: Read,
     *,

@@ -321,8 +321,14 @@ class ActiveRound:
         self._unresponsive.note_message(device, now)
         if self.masked is not None and (answer := self.masked.on_message(device, body)) is not None:
             return answer
+        if device in self.works and isinstance(body, Need):
+            # The device has lost its work, and begins anew with a model that is not published any more.
+            return [*self.expel(device, now, "stale", leaves=False), self._send(device, Cancel("stale"))]
         if isinstance(body, Progress | Offer):
             self.round.take_back(device)
+        return self._on_body(device, body, now)
+
+    def _on_body(self, device: str, body: Body, now: float) -> list[Effect]:
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
             # The round no longer waits for this device, and it does not know that yet.
@@ -336,8 +342,6 @@ class ActiveRound:
                 return self._progress(device, body, now)
             case Offer():
                 return self._offered(device, body.manifest, now)
-            case Need() if device in self.works:
-                return [*self.expel(device, now, "stale", leaves=False), self._send(device, Cancel("stale"))]
             case Need():
                 return self._issued_invitations.resend_due(body, now, self.round.count(State.INVITED, State.ACCEPTED))
             case Failed():
@@ -548,13 +552,13 @@ class ActiveRound:
     def dismiss(self) -> list[Effect]:
         """End collecting: cancel the devices that are still at work."""
         self.dismissed = True
-        participants = self.round.participants.items()
-        self.missed = [device for device, participant in participants if self._has_missed(device, participant)]
+        participants = self.round.participants
+        self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
         carried = set(self.round.carried())
-        for device in participants if self.round.policy.carries else ():
-            if device[0] not in carried:
-                self._uploads.release(device[0])
-        if not self.round.policy.carries:
+        if self.round.policy.carries:
+            for device in participants.keys() - carried:
+                self._uploads.release(device)
+        else:
             self._uploads.clear()
         return [
             self._send(device, Cancel("late")) for device in self.round.devices(State.LATE) if device not in carried

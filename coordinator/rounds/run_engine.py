@@ -117,7 +117,7 @@ class Engine:
         []
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per part of what an earlier process left
         self,
         spec: RunSpec,
         *,

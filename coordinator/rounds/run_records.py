@@ -81,6 +81,19 @@ def privacy_words(privacy: Mapping[str, float | None]) -> str:
     return f"epsilon {bound} at delta {privacy['delta']:g} for the most used device (releases: {count})"
 
 
+def buffered_words(buffered: BufferedFigures | None) -> str:
+    """Return the figures of carried work in words, "" for none."""
+    if buffered is None:
+        return ""
+    aged = sum(count for age, count in buffered.staleness.items() if age != "0")
+    words = [f"{aged} of older models (up to {max(map(int, buffered.staleness))} versions)"] if aged else []
+    named = (("carried", buffered.carried), ("waiting", buffered.waiting), ("unused", buffered.unused))
+    words += [f"{count} {word}" for word, count in (*named, ("stale", buffered.stale)) if count]
+    if buffered.weights:
+        words.append(f"{buffered.weights[-1]:.1%} of the weights from the slowest fifth")
+    return ", ".join(words)
+
+
 def gain_words(independent: Mapping[str, float], label: str) -> str:
     """Return the figures in one line, "" for none; `label` is the name of the user accuracies."""
     if not independent:

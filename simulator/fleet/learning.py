@@ -80,6 +80,7 @@ class FleetLearning:
             learning_rate=terms.learning_rate,
             server_learning_rate=terms.server_learning_rate,
             epochs=terms.epochs,
+            steps=terms.steps,
         )
         try_out = partial(require_trainable, task, holder="device 1")
         population = load_population(task, study.data, study.clients, study.seed, data_root(), try_out)
@@ -138,9 +139,7 @@ class FleetLearning:
         self._updates[number, round_number] = {
             spec.name: trained[spec.name].numpy().astype(spec.dtype) for spec in schema.specs
         }
-        self._reports[number, round_number] = UpdateReport(
-            "00" * 32, examples, steps, loss, before, None, 0.0, train_s
-        )
+        self._reports[number, round_number] = UpdateReport("00" * 32, examples, steps, loss, before, None, 0.0, train_s)
 
     def report(self, number: int, round_number: int) -> UpdateReport:
         """Return the report of a trained update."""

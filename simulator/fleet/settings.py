@@ -106,12 +106,15 @@ class FleetTerms(Settings):
         default_means="nothing is trained",
         help="Task to train, by name or as module:attribute: the table has the user accuracy of each model over time.",
     )
-    train_data: str = setting("", group=_LEARNING, help="With train: data spec of device {index} of {count}; empty: the task's.")
+    train_data: str = setting(
+        "", group=_LEARNING, help="With train: data spec of device {index} of {count}; empty: the task's."
+    )
     strategy: str = _as_in_a_run("strategy", "fedavg", "With train: federated algorithm.")
     private: str = _as_in_a_run("private")
     learning_rate: float | None = _as_in_a_run("learning_rate")
     server_learning_rate: float | None = _as_in_a_run("server_learning_rate")
     epochs: int = _as_in_a_run("epochs")
+    steps: int = _as_in_a_run("steps")
     target_ua: float | None = _as_in_a_run("target_ua")
 
     down_mbit_s: float = setting(20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
@@ -179,7 +182,9 @@ class FleetTerms(Settings):
             time_limit_s=None,
             max_failed_rounds=self.rounds,
             # The first round waits for so many; all of them are hardly ever there at once.
-            devices=max(1, int(self.devices * (1.0 - self.away_share) * _THERE_AT_FIRST)) if self.away_share else self.devices,
+            devices=max(1, int(self.devices * (1.0 - self.away_share) * _THERE_AT_FIRST))
+            if self.away_share
+            else self.devices,
             wait_s=_AS_LONG_AS_IT_TAKES_S,
             longest_pause_s=_LONGEST_PAUSE_S,
             participation=self.participation,

@@ -1,7 +1,8 @@
 """A whole fleet in one process: the real engine and real jobs, joined by simulated lines, under a virtual clock.
 
 For studies of the round policy: what deadlines, quorum, over-selection and buffered rounds come to with devices that are slow,
-decline and drop out. Nothing is trained, unless the terms name a task (simulator.fleet.learning). The broker is taken to be as fast as it has to be; packing, saving and averaging take no time.
+decline and drop out. Nothing is trained, unless the terms name a task (simulator.fleet.learning). The broker is taken to be as
+fast as it has to be; packing, saving and averaging take no time.
 
 A device of a simulated fleet: the agent's real job, with an imagined disk, training and link.
 

@@ -130,8 +130,8 @@ def draw_masked(seed: int) -> Schedule:
 
 def buffered(**changes: Any) -> RunSettings:
     """Of a small run with buffered rounds: a version of two updates, while four devices are at work."""
-    given: dict[str, Any] = {"late": "carry", "quorum_updates": 2, "devices": 4, "rounds": 5, "max_staleness": 3, "grace_s": 0.0}
-    return settings(**{**given, **changes})
+    given: dict[str, Any] = {"late": "carry", "quorum_updates": 2, "devices": 4, "rounds": 5, "max_staleness": 3}
+    return settings(**{**given, "grace_s": 0.0, **changes})
 
 
 def draw_buffered(seed: int) -> Schedule:
