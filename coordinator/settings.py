@@ -119,9 +119,10 @@ class RoundSettings(Settings):
     staleness_power: float = setting(
         0.5,
         group=ROUNDS,
-        ge=0.0,
+        ge=-1.0,
         le=10.0,
-        help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: carried updates weigh as others do.",
+        help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: all weigh alike; -1: an update counts once "
+        "more for each version that it missed.",
     )
     concurrency: int | None = setting(
         None,
