@@ -121,8 +121,8 @@ class RoundSettings(Settings):
         group=ROUNDS,
         ge=-1.0,
         le=10.0,
-        help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: all weigh alike; -1: an update counts once "
-        "more for each version that it missed.",
+        help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: all weigh alike; -1: an update counts "
+        "once more for each version that it missed.",
     )
     concurrency: int | None = setting(
         None,
