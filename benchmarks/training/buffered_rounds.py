@@ -45,7 +45,7 @@ class Contest:
 
 CONTESTS = (
     Contest("mnist", 0.97, 300, {"strategy": "fedavg-adam", "steps": 20}),
-    Contest("digits", 0.95, 300, {"strategy": "fedavg-adam"}),
+    Contest("digits", 0.95, 300, {"strategy": "fedavg"}),
 )
 TOY = (Contest("digits", 0.5, 2, {"strategy": "fedavg", "devices": 5}),)
 POLICIES: dict[str, dict[str, Any]] = {
