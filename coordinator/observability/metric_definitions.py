@@ -24,6 +24,7 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReas
 # From the round of a demo to that of the slowest fleet.
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
+FIFTHS = ("1", "2", "3", "4", "5")
 STALENESS_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
@@ -122,6 +123,7 @@ class RoundGauges:
         )
         begin(self.outcomes, OUTCOMES)
         begin(self.pulls, PULL_STATS)
+        begin(self.weights, FIFTHS)
         for phase in PHASES:
             self.phases.labels(phase, "coordinator")
         for phase in DEVICE_PHASES:
