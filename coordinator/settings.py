@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
+from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
@@ -101,6 +102,47 @@ class RoundSettings(Settings):
     )
     min_cohort: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
     quorum: float = setting(0.8, group=ROUNDS, gt=0.0, le=1.0, help=HELP["quorum"])
+    quorum_updates: int | None = setting(
+        None,
+        group=ROUNDS,
+        ge=1,
+        le=100_000,
+        unit="updates",
+        default_means="the share quorum",
+        help="Number of updates that end a round, in place of the share quorum.",
+    )
+    late: str = setting(
+        "refuse",
+        group=ROUNDS,
+        choices=("refuse", "carry"),
+        help="Work that is not finished when a round ends. refuse: it is cancelled. carry: a later round takes it, as the "
+        "difference from the model that it began with.",
+    )
+    max_staleness: int = setting(
+        4,
+        group=ROUNDS,
+        ge=1,
+        le=MAX_STALENESS,
+        unit="versions",
+        help="With late = carry: versions of the model after which carried work is cancelled.",
+    )
+    staleness_power: float = setting(
+        0.5,
+        group=ROUNDS,
+        ge=-1.0,
+        le=10.0,
+        help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: all weigh alike; -1: an update counts "
+        "once more for each version that it missed.",
+    )
+    concurrency: int | None = setting(
+        None,
+        group=ROUNDS,
+        ge=1,
+        le=100_000,
+        unit="devices",
+        default_means="the share participation",
+        help="With late = carry: devices at work at once, in place of the share participation.",
+    )
     round_interval_s: float = setting(
         0.0,
         group=ROUNDS,
@@ -348,6 +390,7 @@ class RoundSettings(Settings):
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
         problems = [*super().check(), *self._unreadable(), *self._privacy_problems(), *self._unmaskable()]
+        problems += self._uncarriable()
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
             problems.append(("max_devices", text, "devices"))
@@ -448,6 +491,34 @@ class RoundSettings(Settings):
             "weight_cap": (self.weight_cap is not None, "has no effect: each device counts alike; leave it out"),
         }
         return [(name, f"{getattr(self, name)} {words}", "dp") for name, (wrong, words) in given.items() if wrong]
+
+    def _uncarriable(self) -> list[tuple[str, ...]]:
+        """Problems of settings that do not fit buffered rounds, and of settings of these in another run."""
+        if self.late != "carry":
+            words = f"{self.concurrency} limits devices with carried work; set late = carry, or use participation"
+            return [("concurrency", words, "late")] if self.concurrency is not None else []
+        problems: list[tuple[str, ...]] = []
+        if self.masked:
+            words = (
+                "carry takes updates one by one, and a masked group opens as a whole or never; leave one of the two out"
+            )
+            problems.append(("late", words, "secure"))
+        if self.dp != "off":
+            words = (
+                "carry lets one device enter a version with updates of several models, which the account of dp does not cover; "
+                "leave one of the two out"
+            )
+            problems.append(("late", words, "dp"))
+        if self.aggregate != "mean":
+            words = (
+                f"{self.aggregate} compares updates that began with the same model, and would hold back those of slow devices; "
+                "use mean, or late = refuse"
+            )
+            problems.append(("aggregate", words, "late"))
+        if self.quorum_updates and self.concurrency and self.concurrency < self.quorum_updates:
+            words = f"{self.concurrency} is less than quorum_updates = {self.quorum_updates}, so no round would end; raise it"
+            problems.append(("concurrency", words, "quorum_updates"))
+        return problems
 
     def _unreadable(self) -> list[tuple[str, ...]]:
         """Problems of values that cannot be parsed. The task is found without loading it."""

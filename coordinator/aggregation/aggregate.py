@@ -35,6 +35,7 @@ from fedpatch.coordinator.aggregation.robust_rules import (
     take_geometric_median,
     trim,
 )
+from fedpatch.coordinator.aggregation.stale_updates import Staleness, rebase
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, stored
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
@@ -95,7 +96,7 @@ def _in_memory(shape: tuple[int, int]) -> Array:
     return np.empty(shape, np.float32)
 
 
-def aggregate(
+def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     num_examples: Mapping[str, int],
     read: Read,
     *,
@@ -105,6 +106,7 @@ def aggregate(
     plan: TrainPlan,
     past: References | None = None,
     scratch: Scratch = _in_memory,
+    stale: Mapping[str, Staleness] | None = None,
 ) -> AggregateResult:
     """Aggregate the updates of a round.
 
@@ -120,6 +122,7 @@ def aggregate(
         plan: The training plan, whose steps bound counters.
         past: References of earlier rounds; none in the first round.
         scratch: Makes the table of all values that the rule "trimmed" needs.
+        stale: The age of each update whose base is an earlier model. Only the rule "mean" takes such updates.
 
     Returns:
         The mean, and the updates that were bounded.
@@ -127,7 +130,8 @@ def aggregate(
     Raises:
         ValueError: There is no device.
     """
-    ordered, past = sorted(num_examples), past or {}
+    ordered, past, stale = sorted(num_examples), past or {}, stale or {}
+    read = _rebased(read, stale, base, schema) if stale else read
     counted = {device: num_examples[device] for device in ordered}
     weighs = example_weights(counted, limits.examples)
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
@@ -143,7 +147,8 @@ def aggregate(
     bound = most if limits.norm.action != "off" else None
     bounded = _BoundedUpdates(read, weighs, counted, paces, bound, measured, schema=schema, base=base)
     if limits.rule.name == "mean":
-        mean = _mean_of(bounded, schema)
+        factors = {device: stale[device].factor if device in stale else 1.0 for device in ordered} if stale else None
+        mean = _mean_of(bounded, schema, factors)
     else:
         changes = Changes(weighs, bounded.read, base, schema)
         found = _apply_rule(limits.rule, changes, scratch)
@@ -164,6 +169,17 @@ def aggregate(
         {device: pull for device, pull in pulls.items() if pull > 0},
         len(ordered),
     )
+
+
+def _rebased(read: Read, stale: Mapping[str, Staleness], present: Tensors, schema: Schema) -> Read:
+    """Return a reader that moves updates of earlier models to the present one."""
+
+    def moved(device: str) -> Tensors:
+        tensors = read(device)
+        age = stale.get(device)
+        return tensors if age is None or not age.versions else rebase(tensors, age.base, present, schema)
+
+    return moved
 
 
 def _apply_rule(rule: AggregateRule, changes: Changes, scratch: Scratch) -> RuleResult:

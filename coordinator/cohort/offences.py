@@ -30,6 +30,8 @@ NOT_OFFENCES: Mapping[tuple[str, str], str] = {
     ("refused", RefuseReason.NOT_INVITED): "its request was lost on the coordinator's side",
     ("refused", RefuseReason.ALREADY_COMMITTED): "the coordinator's answer was lost",
     ("refused", RefuseReason.QUARANTINED): "the device may not know yet",
+    ("refused", RefuseReason.STALE): "a slow device, whose base is gone",
+    ("refused", RefuseReason.SUPERSEDED): "the device was asked again, and its older work came",
     ("ignored", "unknown_message"): "a newer version",
     ("ignored", "revoked"): "revocation already excludes the device",
     ("ignored", "over_limit"): "excess messages are dropped without harm",

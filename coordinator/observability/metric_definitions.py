@@ -24,6 +24,9 @@ from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReas
 # From the round of a demo to that of the slowest fleet.
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
+FIFTHS = ("1", "2", "3", "4", "5")
+STALENESS_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+
 PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "checkpoint")
 DEVICE_PHASES = ("download", "train", "upload")
 PULL_STATS = ("p50", "p90", "max")
@@ -88,6 +91,20 @@ class RoundGauges:
             "Share of an update's change that bounds and rule took away in the last aggregated round: p50, p90, max",
             "stat",
         )
+        self.carried = gauge("carried_devices", "Devices whose work the next round may take (late = carry)")
+        self.weights = gauge(
+            "weight_share",
+            "Share of the weights in the last aggregated round by fifth of the devices, 1: the fastest (late = carry)",
+            "fifth",
+        )
+        self.unused = _counter(registry, "updates_unused", "Committed updates that no model took, since the run ended")
+        self.stale = _counter(registry, "carried_work_stale", "Carried work that was ended at max_staleness")
+        self.staleness = Histogram(
+            "fedpatch_update_staleness",
+            "Versions that the model had advanced since the base of an aggregated update (late = carry)",
+            registry=registry,
+            buckets=STALENESS_BUCKETS,
+        )
         self.outcomes = _counter(
             registry, "rounds", "Completed rounds: aggregated, too_few_accepted, quorum_missed", "outcome"
         )
@@ -106,6 +123,7 @@ class RoundGauges:
         )
         begin(self.outcomes, OUTCOMES)
         begin(self.pulls, PULL_STATS)
+        begin(self.weights, FIFTHS)
         for phase in PHASES:
             self.phases.labels(phase, "coordinator")
         for phase in DEVICE_PHASES:

@@ -92,6 +92,15 @@ class RoundMetrics:
             metrics.independent.labels(stat).set(record.independent[stat])
         for stat in PULL_STATS:
             metrics.pulls.labels(stat).set(record.pull_quantiles.get(stat, 0.0))
+        if (buffered := record.buffered) is not None:
+            metrics.carried.set(buffered.carried)
+            metrics.unused.inc(buffered.unused)
+            metrics.stale.inc(buffered.stale)
+            for staleness, count in buffered.staleness.items():
+                for _ in range(count):
+                    metrics.staleness.observe(float(staleness))
+            for fifth, share in enumerate(buffered.weights, 1):
+                metrics.weights.labels(str(fifth)).set(share)
         if aggregated:
             metrics.aggregated_at.set_to_current_time()
             self._user_accuracy(record)

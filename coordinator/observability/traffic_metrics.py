@@ -22,6 +22,8 @@ _RESULT_OF = {
     RefuseReason.DAMAGED: "damaged",
     RefuseReason.LATE: "late",
     RefuseReason.STALE_EPOCH: "late",
+    RefuseReason.STALE: "late",
+    RefuseReason.SUPERSEDED: "late",
 }
 _DOWN, _UP, _CHUNKS = ("down", "message", "wire"), ("up", "message", "wire"), ("up", "update", "wire")
 

@@ -25,7 +25,7 @@ STATE_FILES: Sequence[StateFile] = (
     StateFile("fleet-FLEET.lock", "lock of the fleet's coordinator", "none, unless two coordinators start"),
     StateFile(
         "runs/RUN/checkpoint-ROUND.fp",
-        "model, server moments and record; the last two are kept",
+        "model, server moments and record; the last two are kept, with `late = carry` more",
         "the checkpoint before it is used",
     ),
     StateFile(
@@ -34,7 +34,7 @@ STATE_FILES: Sequence[StateFile] = (
         "written again from the registry",
     ),
     StateFile("runs/RUN/delta-ROUND.fp", "change of the model, for download", "devices download the whole model"),
-    StateFile("runs/RUN/updates/ROUND/DEVICE.fp", "committed update of the open round", "the device's work"),
+    StateFile("runs/RUN/updates/ROUND/DEVICE.fp", "committed update that waits for a model", "the device's work"),
     StateFile(
         "runs/RUN/noise-ROUND.fp",
         "noise of the open round with differential privacy, deleted before its model is published",

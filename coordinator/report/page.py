@@ -133,6 +133,7 @@ def _run_section(run: Run, key: str) -> dict[str, Any]:
         "reasons": _reasons_table(run),
         "bounded": _bounded_table(run),
         "pulls": _pulls_table(run),
+        "buffered": _buffered_table(run),
         "rounds": _rounds_table(run),
         "folded": len(run.records) > _OPEN_ROWS,
     }
@@ -175,6 +176,30 @@ def _bounded_table(run: Run) -> Table:
     ranked = sorted(rounds.items(), key=lambda item: (-item[1], item[0]))[:MAX_DEVICES]
     rows = [(device, counted(parts[device]), str(count)) for device, count in ranked]
     return Table("Devices whose updates were bounded", ("device", "what of them", "rounds"), rows, texts=2)
+
+
+def _buffered_table(run: Run) -> Table:
+    """Carried work by round, the last rounds; empty for a run that refuses late updates."""
+    headings = (
+        "round",
+        "updates by staleness",
+        "carried",
+        "waiting",
+        "unused",
+        "stale",
+        "weights by speed, fastest first",
+    )
+    rows = [
+        (
+            str(record.round),
+            counted({f"{age}": count for age, count in found.staleness.items()}),
+            *(f"{count:,}" for count in (found.carried, found.waiting, found.unused, found.stale)),
+            " ".join(f"{share:.1%}" for share in found.weights),
+        )
+        for record in run.records[-LAST_ROWS:]
+        if (found := record.buffered) is not None
+    ]
+    return Table("Work carried between rounds", headings, rows, texts=2)
 
 
 def _pulls_table(run: Run) -> Table:

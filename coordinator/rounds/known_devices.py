@@ -199,6 +199,11 @@ class Fleet:
         known = self.members.get(device)
         return known is not None and feature in known.state.features
 
+    def is_online(self, device: str) -> bool:
+        """Return whether a device is connected, as far as is known."""
+        known = self.members.get(device)
+        return known is not None and known.state.online
+
     def registered(self, device: str) -> int | None:
         """Return the number of examples that the device registered; None if it is unknown."""
         known = self.members.get(device)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import JobPhase
 
@@ -112,6 +113,7 @@ class RoundJournal:
         offenders: Devices whose updates were refused for an offence, each with the offence.
         grouped: Whether the groups of a masked round are drawn, after which no device joins.
         unmasking: Whether unmasking has begun, after which no update counts.
+        carried: Work for earlier rounds by device: still at it, or committed and waiting (coordinator.buffered).
     """
 
     round: int
@@ -127,6 +129,7 @@ class RoundJournal:
     offenders: Mapping[str, str] = field(default_factory=dict)
     grouped: bool = False
     unmasking: bool = False
+    carried: Mapping[str, CarriedWork] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,13 @@ class CommittedUpdate:
         digest: SHA-256 of the packed update.
         size_bytes: Size of the packed update.
         report: The device's report; None for a masked update.
+        work: The carried work that it came of; None for an update of the round itself.
     """
 
     digest: str
     size_bytes: int
     report: UpdateReport | None
+    work: CarriedWork | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from fedpatch.coordinator.aggregation.norm_clipping import lower_median
 from fedpatch.coordinator.aggregation.update_validation import check_offer
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.offences import is_offence
 from fedpatch.coordinator.cohort.unresponsive_devices import (
     PROBE_S,
@@ -27,6 +29,7 @@ from fedpatch.coordinator.rounds.masked_round import NO_KEYS, OTHER_KEYS, Masked
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
     EVENT_OF_JOB,
+    CommittedUpdate,
     Event,
     MaskingEntry,
     Phase,
@@ -34,7 +37,7 @@ from fedpatch.coordinator.rounds.participant_transitions import (
     RoundStart,
     State,
 )
-from fedpatch.coordinator.rounds.round_phases import NO_ANSWER, Participant, Round
+from fedpatch.coordinator.rounds.round_phases import CARRIED, NO_ANSWER, Participant, Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -113,6 +116,17 @@ class EnvelopeFactory:
         self._last_id += 1
         return SendMessage(device, Envelope(body, self._last_id, spec.task, spec.run, spec.epoch, round_number))
 
+    def answer_carried(self, device: str, work: CarriedWork, body: Body) -> SendMessage:
+        """Return the effect that sends a message about carried work, in its epoch and round.
+
+        Args:
+            device: The receiver.
+            work: Its work.
+            body: The message.
+        """
+        message = self.send(device, work.round, body)
+        return replace(message, envelope=replace(message.envelope, epoch=work.epoch))
+
     def answer_stale(self, device: str, envelope: Envelope, reason: RefuseReason) -> list[Effect]:
         """Answer a message of a round that is over, so that the device ends its job.
 
@@ -163,6 +177,7 @@ class ActiveRound:
         jitter: Randomness of retry times.
         limit_s: The rest of the run's time limit, in seconds; None without a limit.
         now: The time, in seconds.
+        uploads: The upload slots of a run with buffered rounds, which outlast a round; None: the round has its own.
 
     Attributes:
         round: The state machine.
@@ -170,6 +185,8 @@ class ActiveRound:
         masked: The groups of a masked round, once the model is published; None without masks.
         figures: Figures of a masked round, once it is aggregated.
         dismissed: Whether collecting has ended and devices at work were cancelled.
+        works: Carried work of participants whose request is of an earlier round.
+        speeds: Training times of the devices of the run; None in a run without buffered rounds.
         missed: After that, the participants that missed the round (coordinator.rounds.missed_rounds).
     """
 
@@ -182,6 +199,7 @@ class ActiveRound:
         jitter: random.Random,
         limit_s: float | None,
         now: float,
+        uploads: UploadScheduler | None = None,
     ) -> None:
         ledger = opening.ledger
         deadline_s = min(spec.policy.deadline_s, math.inf if limit_s is None else ledger.spent_s + limit_s)
@@ -189,6 +207,9 @@ class ActiveRound:
         self.reports: dict[str, UpdateReport | None] = {}
         self.masked: MaskedRound | None = None
         self.dismissed = False
+        self.works: dict[str, CarriedWork] = {}
+        self.speeds: SpeedClasses | None = None
+        self.version = 0
         self.missed: list[str] = []
         self.aggregated = Aggregated()
         self.offenders: dict[str, str] = dict(ledger.offenders)
@@ -196,9 +217,7 @@ class ActiveRound:
         self._opening = opening
         self._fleet = fleet
         self._envelopes = envelopes
-        self._uploads = UploadScheduler(
-            slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter
-        )
+        self._uploads = uploads or new_scheduler(spec, jitter)
         self._invitations: Invitations | None = None
         self._invite_at = now
         self._refused: dict[str, int] = {}
@@ -226,8 +245,11 @@ class ActiveRound:
         self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now, terms)
         if terms is not None:
             known = self._resume_groups(known, terms, now)
+        # Until they are admitted, waiting updates are expected, so that a round without invitations does not end.
+        waiting = {device: update for device, update in updates.items() if update.work is not None}
+        self.round.expected += len(waiting)
         if known.base:
-            self.round.resume(known, updates, now)
+            self.round.resume(known, updates.keys() - waiting.keys(), now)
         else:
             self.round.begin(known.invited, now, known.absent)
         for device, update in updates.items():
@@ -240,7 +262,49 @@ class ActiveRound:
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         ledger = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
         saved = self._save_terms(terms)
-        return [SaveJournal(ledger), *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+        effects = [SaveJournal(ledger), *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+        for device, update in waiting.items():
+            assert update.work is not None
+            self.works[device] = update.work
+            self.round.admit(device, now, reported=True)
+        self.round.expected -= len(waiting)
+        return effects
+
+    def admit(self, device: str, work: CarriedWork, now: float) -> None:
+        """Take in a device that offers the update of an earlier round, or was uploading it when that round ended.
+
+        Args:
+            device: The device, which is no participant.
+            work: Its work.
+            now: The time, in seconds.
+        """
+        self.works[device] = work
+        self.round.admit(device, now)
+        self._unresponsive.note_message(device, now)
+
+    def takes(self, device: str) -> bool:
+        """Return whether the round collects, and the device has no part in it yet."""
+        return self.round.phase in (Phase.RECRUITING, Phase.COLLECTING) and device not in self.round.participants
+
+    def work_left(self) -> dict[str, CarriedWork]:
+        """Return the work that the next round may take, at the end of this one."""
+        return {device: self._work_of(device) for device in self.round.carried()}
+
+    def committed_work(self) -> dict[str, CommittedUpdate]:
+        """Return the committed updates, for the round after a failed one."""
+        digests = self._envelopes.committed
+        return {
+            device: CommittedUpdate(digests[device], 0, report, self._work_of(device))
+            for device, report in self.reports.items()
+        }
+
+    def _work_of(self, device: str) -> CarriedWork:
+        """Return the work of a participant, also if its request is of this round."""
+        if device in self.works:
+            return self.works[device]
+        invitations = self._issued_invitations
+        number, epoch = self.round.number, self._spec.epoch
+        return CarriedWork(number, epoch, self.version, invitations.model.digest, invitations.encoding(device))
 
     def spent_s(self, now: float) -> float:
         """Return the seconds of the deadline that have passed, also before the model is published."""
@@ -257,6 +321,14 @@ class ActiveRound:
         self._unresponsive.note_message(device, now)
         if self.masked is not None and (answer := self.masked.on_message(device, body)) is not None:
             return answer
+        if device in self.works and isinstance(body, Need):
+            # The device has lost its work, and begins anew with a model that is not published any more.
+            return [*self.expel(device, now, "stale", leaves=False), self._send(device, Cancel("stale"))]
+        if isinstance(body, Progress | Offer):
+            self.round.take_back(device)
+        return self._on_body(device, body, now)
+
+    def _on_body(self, device: str, body: Body, now: float) -> list[Effect]:
         state = self.round.participants[device].state
         if state not in AT_WORK and isinstance(body, Accept | Progress | Need):
             # The round no longer waits for this device, and it does not know that yet.
@@ -312,7 +384,8 @@ class ActiveRound:
             return self.refuse(device, answer.manifest.digest, RefuseReason.DAMAGED, "SHA-256 differs", now)
         group = self.masked.group_of(device) if self.masked is not None else None
         masked = None if self.masked is None or group is None else MaskedOrigin(group.context, self.masked.terms)
-        return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob, masked)]
+        work = self.works.get(device)
+        return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob, masked, work)]
 
     def on_presence(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
         """Handle a participant that has disconnected, restarted, or come back.
@@ -329,7 +402,11 @@ class ActiveRound:
             self._uploads.suspend(device)
             return [CountEvent(device, "lost")] if self.round.handle(device, Event.VANISH, now, "lost") else []
         self._unresponsive.note_message(device, now)
+        if device in self.works:
+            return self._carrier_is_back(device, known_boot, state, now)
         job, participant = state.job, self.round.participants[device]
+        if job is not None and (job.run, job.round) == (self._spec.run, self.round.number):
+            self.round.take_back(device)
         effects: list[Effect] = []
         ours = (self._spec.run, self._spec.epoch, self.round.number)
         if job is not None and (job.run, job.epoch, job.round) == ours:
@@ -344,6 +421,16 @@ class ActiveRound:
         # A device at work ignores a repeated request; a device that has lost the request needs it.
         reminders = self.masked.remind(device) if self.masked is not None else []
         return [*effects, *([self._request_to(device, now)] if participant.state in AT_WORK else []), *reminders]
+
+    def _carrier_is_back(self, device: str, known_boot: str, state: DeviceState, now: float) -> list[Effect]:
+        """Handle the presence of a device with carried work: it offers its update again, or has lost it."""
+        job, work = state.job, self.works[device]
+        if job is not None and (job.run, job.round) == (self._spec.run, work.round):
+            self.round.take_back(device)
+            return self._seen(device, Event.TRAIN, now)
+        if state.boot in (known_boot, ""):
+            return []
+        return self.expel(device, now, "restarted", leaves=False)
 
     def expel(self, device: str, now: float, why: str = "revoked", *, leaves: bool = True) -> list[Effect]:
         """Exclude a device from the round; an update that is committed counts.
@@ -377,6 +464,8 @@ class ActiveRound:
         self._uploads.release(device)
         self._envelopes.committed[device] = digest
         self.reports[device] = report
+        if self.speeds is not None and report is not None:
+            self.speeds.note(device, report.train_s)
         self._fleet.works(device)
         rest_s = max(0.0, self._spec.round_interval_s - self.round.spent_s(now))
         return [self._send(device, Committed(digest, rest_s)), CountEvent(device, "reported")]
@@ -457,15 +546,23 @@ class ActiveRound:
         """Return the effect that aggregates the updates that count."""
         groups = self.masked.results() if self.masked is not None else ()
         terms = self.masked.terms if self.masked is not None else None
-        return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms)
+        works = {device: self.works[device] for device in sorted(self.reports.keys() & self.works.keys())}
+        return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms, works)
 
     def dismiss(self) -> list[Effect]:
         """End collecting: cancel the devices that are still at work."""
         self.dismissed = True
-        participants = self.round.participants.items()
-        self.missed = [device for device, participant in participants if self._has_missed(device, participant)]
-        self._uploads.clear()
-        return [self._send(device, Cancel("late")) for device in self.round.devices(State.LATE)]
+        participants = self.round.participants
+        self.missed = [device for device, one in participants.items() if self._has_missed(device, one)]
+        carried = set(self.round.carried())
+        if self.round.policy.carries:
+            for device in participants.keys() - carried:
+                self._uploads.release(device)
+        else:
+            self._uploads.clear()
+        return [
+            self._send(device, Cancel("late")) for device in self.round.devices(State.LATE) if device not in carried
+        ]
 
     def user_accuracy(self) -> float | None:
         """Return the mean user accuracy of the reports before local training (paper, section 4.2); None without any."""
@@ -475,7 +572,8 @@ class ActiveRound:
         """Return the bytes that have travelled so far."""
         if self._invitations is None:
             return RoundTraffic(0, self._bytes_up)
-        downloads = [self._invitations.size_bytes(device) for device in self.round.had_model()]
+        own = [device for device in self.round.had_model() if device not in self.works]
+        downloads = [self._invitations.size_bytes(device) for device in own]
         return RoundTraffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
@@ -507,6 +605,8 @@ class ActiveRound:
             return True
         if participant.state is State.FAILED:
             return participant.reason in ("lost", SILENT, FailReason.DEADLINE)
+        if participant.reason == CARRIED:
+            return False
         if participant.state is not State.LATE or participant.reason in ("lost", NO_ANSWER):
             return participant.state is State.LATE
         if self.round.used_up:
@@ -589,14 +689,19 @@ class ActiveRound:
         return self._invitations
 
     def _request_to(self, device: str, now: float) -> Effect:
-        return self._send(device, self._issued_invitations.request(device, self.round.remaining_s(now)))
+        patience_s = 0.0
+        if (carry := self._spec.carry) is not None:
+            # A later round takes the update too, as long as its base is not too old.
+            policy = self.round.policy
+            patience_s = carry.max_staleness * (policy.deadline_s + policy.grace_s)
+        return self._send(device, self._issued_invitations.request(device, self.round.remaining_s(now) + patience_s))
 
     def _seen(self, device: str, event: Event, now: float) -> list[Effect]:
         """Handle a sign of work, which implies that the device has accepted, also if that message was lost."""
         participant = self.round.participants[device]
         before = participant.accepted
         self.round.handle(device, event, now)
-        if event is not Event.ACCEPT:
+        if event is not Event.ACCEPT and device not in self.works:
             self._issued_invitations.mark_downloaded(device)
         return [CountEvent(device, "accepted")] if participant.accepted and not before else []
 
@@ -630,7 +735,8 @@ class ActiveRound:
             return [self._send(device, refused), CountEvent(device, "late", RefuseReason.LATE)]
         spec = self._spec
         try:
-            asked = self._issued_invitations.encoding(device)
+            work = self.works.get(device)
+            asked = self._issued_invitations.encoding(device) if work is None else work.encoding
             check_offer(manifest, schema=spec.public_schema, encoding=asked, max_bytes=spec.max_blob_bytes)
         except UpdateRefused as error:
             return self.refuse(device, manifest.digest, RefuseReason(error.reason), str(error), now)
@@ -638,4 +744,12 @@ class ActiveRound:
         return [*accepted, self._send(device, self._uploads.offer(device, manifest, now))]
 
     def _send(self, device: str, body: Body) -> Effect:
+        work = self.works.get(device)
+        if work is not None:
+            return self._envelopes.answer_carried(device, work, body)
         return self._envelopes.send(device, self.round.number, body)
+
+
+def new_scheduler(spec: RunSpec, jitter: random.Random) -> UploadScheduler:
+    """Return upload slots by the terms of a run; `jitter` is the randomness of retry times."""
+    return UploadScheduler(slots=spec.upload_slots, window=spec.upload_window, idle_s=UPLOAD_IDLE_S, jitter=jitter)

@@ -31,6 +31,10 @@ RETURN_S = 60.0
 NO_ANSWER = "no answer"
 # The reason of a device whose masked group is lost.
 GROUP_LOST = "group_lost"
+# The reason of a device whose work is carried into the next round (coordinator.buffered).
+CARRIED = "carried"
+# Reasons of failed devices that may come back with their work.
+_MAY_RETURN = frozenset({"lost", "silent"})
 _ROUNDING_S = 1e-6
 
 _I, _U, _L = State.INVITED, State.UPLOADING, State.LOST
@@ -52,6 +56,8 @@ class RoundPolicy:
             upload get it too if the quorum depends on them.
         rejoin_s: Time that a device may be disconnected.
         unmask_s: Time for the groups of a masked round to open after collecting; None for a round without masks.
+        quorum_updates: Updates that make the quorum, in place of the share `quorum`; None: the share does.
+        carries: Whether the work of devices that train or upload at the end is carried into the next round.
     """
 
     target: int
@@ -62,6 +68,8 @@ class RoundPolicy:
     grace_s: float
     rejoin_s: float
     unmask_s: float | None = None
+    quorum_updates: int | None = None
+    carries: bool = False
 
 
 @dataclass
@@ -81,6 +89,13 @@ class Participant:
     accepted: bool = False
     since: dict[State, float] = field(default_factory=dict)
     lost_at: float = 0.0
+
+
+def _may_work(participant: Participant) -> bool:
+    """Return whether a device trains or uploads, or may: after a restart of the coordinator only its acceptance is known."""
+    return not participant.since.keys().isdisjoint(_HAD_MODEL) or (
+        participant.accepted and State.LOST in participant.since and State.ACCEPTED not in participant.since
+    )
 
 
 class Round:
@@ -111,6 +126,8 @@ class Round:
         self.failure = ""
         # Whether groups of a masked round still exchange shares: their devices cannot report yet, so no grace runs.
         self.sharing = False
+        # Devices that are at work for earlier rounds and have not offered their updates yet.
+        self.expected = 0
         self._in: dict[State, set[str]] = {state: set() for state in State}
         self._accepted = 0
         # Participants that do not count any more (coordinator.cohort.quorum).
@@ -172,6 +189,36 @@ class Round:
             self.phase = Phase.UNMASKING if self.policy.unmask_s is not None else Phase.AGGREGATING
             self._asked_at = now + max(0.0, RETURN_S - (self.policy.unmask_s or 0.0))
         self._advance(now)
+
+    def admit(self, device: str, now: float, *, reported: bool = False) -> None:
+        """Take in a device with the update of an earlier round.
+
+        Args:
+            device: The device, which is no participant.
+            now: The time, in seconds.
+            reported: Whether the update is committed already.
+        """
+        state = State.REPORTED if reported else State.TRAINING
+        self.participants[device] = Participant(state, accepted=True, since={state: now})
+        self._in[state].add(device)
+        self._accepted += 1
+
+    def take_back(self, device: str) -> None:
+        """Wait again for a device that was lost or silent, and is back with its work; only in rounds that carry work."""
+        participant = self.participants.get(device)
+        if participant is None or not self.policy.carries or participant.state is not State.FAILED:
+            return
+        if participant.reason in _MAY_RETURN and device not in self.left:
+            self._move(device, State.TRAINING, "")
+
+    def carried(self) -> list[str]:
+        """Return the devices whose work the next round may take, at the end of this one, sorted."""
+        if not self.policy.carries:
+            return []
+        late = [device for device in self.devices(State.LATE) if self.participants[device].reason == CARRIED]
+        failed = [device for device in self.devices(State.FAILED) if device not in self.left]
+        gone = [device for device in failed if self.participants[device].reason in _MAY_RETURN]
+        return sorted(late + [device for device in gone if _may_work(self.participants[device])])
 
     def handle(self, device: str, event: Event, now: float, reason: str = "", *, leaves: bool = False) -> bool:
         """Handle an event of a device.
@@ -251,6 +298,8 @@ class Round:
 
     def _updates_needed(self) -> int:
         target, quorum = self.policy.target, self.policy.quorum
+        if self.policy.quorum_updates is not None:
+            return max(self.policy.min_cohort, self.policy.quorum_updates)
         # Devices that were invited beyond the target replace those that left the count.
         spares = max(0, len(self.participants.keys() - self._absent) - target)
         left = len(self.left - self._absent) - spares
@@ -378,7 +427,8 @@ class Round:
         undecided = (d for state in (_I, _L) for d in self._in[state] if not self.participants[d].accepted)
         if now < self._recruiting_ends_at() and any(True for _ in undecided):
             return
-        if self._accepted - sum(self.participants[device].accepted for device in self.left) < self.needed:
+        accepted = self._accepted - sum(self.participants[device].accepted for device in self.left)
+        if accepted + self.expected < self.needed:
             self._fail("too_few_accepted", now)
             return
         for device in list(undecided):
@@ -386,7 +436,7 @@ class Round:
         self.phase = Phase.COLLECTING
 
     def _advance_collecting(self, now: float) -> None:
-        reported, active = self.count(State.REPORTED), self.count(*AT_WORK)
+        reported, active = self.count(State.REPORTED), self.count(*AT_WORK) + self.expected
         if reported >= self.needed and self._quorum_at is None and not self.sharing:
             self._quorum_at = now
         due = now >= self._collecting_ends_at()
@@ -407,7 +457,9 @@ class Round:
 
     def _leave_behind(self) -> None:
         for device in self.devices(*AT_WORK):
-            self._move(device, State.LATE, self.participants[device].reason or "deadline")
+            participant = self.participants[device]
+            works = self.policy.carries and _may_work(participant)
+            self._move(device, State.LATE, CARRIED if works else participant.reason or "deadline")
 
     def phase_seconds(self) -> PhaseSeconds:
         """Return the round's time by phase, along the path of the device that reported last.

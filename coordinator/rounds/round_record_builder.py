@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.rounds.participant_transitions import State
-from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_phases import CARRIED, Round
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_records import figures as comparison
 from fedpatch.shared.masking.group_sum import SummedReport
@@ -152,7 +152,7 @@ def _without_figures(
         decline_reasons=current.reasons(State.DECLINED),
         failures=current.reasons(State.FAILED),
         refused=dict(refused),
-        late=len(current.devices(State.LATE)),
+        late=sum(count for reason, count in current.reasons(State.LATE).items() if reason != CARRIED),
         metric=metric.name,
         metric_goal=metric.goal,
         deadline_s=current.policy.deadline_s,

@@ -5,10 +5,11 @@ The product's handler is coordinator.runtime.effect_runner; simulations, benchma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_events import Event
@@ -86,6 +87,7 @@ class StoreUpdate:
         manifest: The manifest of its offer.
         blob: The packed update.
         masked: In a masked round what its form must fit.
+        work: The carried work that it came of; None for an update of the round itself.
     """
 
     round: int
@@ -93,6 +95,12 @@ class StoreUpdate:
     manifest: Manifest
     blob: bytes
     masked: MaskedOrigin | None = None
+    work: CarriedWork | None = None
+
+    @property
+    def base_round(self) -> int:
+        """The number of the round of its request, under which the update is stored."""
+        return self.round if self.work is None else self.work.round
 
 
 @dataclass(frozen=True)
@@ -104,19 +112,27 @@ class AggregateUpdates:
         devices: The devices whose updates count, sorted.
         groups: In a masked round its open groups, which these devices are in, and the terms of the round.
         terms: The terms of a masked round.
+        carried: The carried work of those of `devices` whose updates are of earlier rounds.
     """
 
     round: int
     devices: tuple[str, ...]
     groups: tuple[OpenGroup, ...] = ()
     terms: SecureTerms | None = None
+    carried: Mapping[str, CarriedWork] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SaveRecord:
-    """Write the record of a round that is over."""
+    """Write the record of a round that is over.
+
+    Attributes:
+        record: The record.
+        carried: Work that the next round may take, by device.
+    """
 
     record: RoundRecord
+    carried: Mapping[str, CarriedWork] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,27 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from fedpatch.coordinator.aggregation.norm_clipping import example_weights
+from fedpatch.coordinator.buffered.carried_work import CarriedDevices, CarriedWork
+from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, CANNOT_SIGN, NO_PRIVACY, QUARANTINED, REVOKED, Fleet
 from fedpatch.coordinator.rounds.missed_rounds import Absences
-from fedpatch.coordinator.rounds.participant_transitions import AT_WORK, Phase, RoundJournal, RoundStart
-from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
+from fedpatch.coordinator.rounds.participant_transitions import (
+    AT_WORK,
+    CommittedUpdate,
+    Phase,
+    RoundJournal,
+    RoundStart,
+)
+from fedpatch.coordinator.rounds.participant_transitions import Event as ParticipantEvent
+from fedpatch.coordinator.rounds.round_messages import KEEP_S, ActiveRound, EnvelopeFactory, new_scheduler
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_effects import (
     Effect,
@@ -59,21 +69,28 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateRejected,
     UpdateStored,
 )
-from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_records import BufferedFigures, RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, policy_of
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import (
+    CARRY_FEATURE,
     MASKED_FEATURE,
     MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
     SIGNED_FEATURE,
+    Accept,
+    Cancel,
     Decline,
     DeviceState,
     Envelope,
+    Failed,
+    Need,
     Offer,
+    Progress,
+    RetryAfter,
 )
-from fedpatch.shared.wire.reason_codes import RefuseReason
+from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
 
 _ROUNDING_S = 1e-3
 # Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
@@ -91,6 +108,11 @@ class Engine:
         jitter: Randomness of pauses.
         holds: Devices that are quarantined or drained at the start, each with the kind of the hold.
         seen: Devices that earlier epochs have seen with the task; they count although they may be offline.
+        carried: Work for rounds that are over, by device (coordinator.buffered).
+        waiting: Committed updates of a failed round that wait for the next version, by device.
+
+    Attributes:
+        carried: The devices with carried work that have not offered their updates.
 
     Example:
         >>> engine = Engine(spec, jitter=random.Random(1))  # doctest: +SKIP
@@ -98,7 +120,7 @@ class Engine:
         []
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per part of what an earlier process left
         self,
         spec: RunSpec,
         *,
@@ -108,8 +130,14 @@ class Engine:
         jitter: random.Random,
         holds: Mapping[str, str] | None = None,
         seen: Collection[str] = (),
+        carried: Mapping[str, CarriedWork] | None = None,
+        waiting: Mapping[str, CommittedUpdate] | None = None,
     ) -> None:
         self.spec = spec
+        self.carried = CarriedDevices(carried)
+        self._waiting: dict[str, CommittedUpdate] = dict(waiting or {})
+        self._speeds = SpeedClasses()
+        self._uploads = new_scheduler(spec, jitter)
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
             needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
@@ -224,13 +252,33 @@ class Engine:
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
+        self._note_carrier(device, state, now)
         return effects + self._advance(now)
+
+    def _note_carrier(self, device: str, state: DeviceState, now: float) -> None:
+        """Note by its presence whether a device is still at its carried work."""
+        work = self.carried.works.get(device)
+        if work is None:
+            return
+        job = state.job
+        if state.online:
+            busy = job is not None and (job.run, job.round) == (self.spec.run, work.round)
+            self.carried.note(device, busy=busy)
+        self._count_expected(now)
+
+    def _count_expected(self, now: float) -> None:
+        """Give the open round the number of devices that are connected and at carried work."""
+        if self.open is not None:
+            self.open.round.expected = sum(self.fleet.is_online(device) for device in self.carried.busy)
+            self.open.round.tick(now)
 
     def _on_message(self, device: str, envelope: Envelope, now: float) -> list[Effect]:
         if self.fleet.held(device) == QUARANTINED:
             return self._envelopes.answer_quarantined(device, envelope)
         if isinstance(envelope.body, Decline) and envelope.run == self.spec.run:
             self.fleet.declined(device, envelope.body, now)
+        if (work := self._carried_work(device, envelope)) is not None:
+            return self._on_carried(device, work, envelope, now) + self._advance(now)
         stale = self._stale(device, envelope)
         if stale is RefuseReason.STALE_EPOCH and self.open is not None and self.open.awaits(device, envelope):
             # The device works for an earlier epoch of this coordinator. The same request moves its job to this epoch.
@@ -238,6 +286,49 @@ class Engine:
         if stale is not None or self.open is None:
             return self._envelopes.answer_stale(device, envelope, stale or RefuseReason.LATE)
         return self.open.on_message(device, envelope.body, now) + self._advance(now)
+
+    def _carried_work(self, device: str, envelope: Envelope) -> CarriedWork | None:
+        """Return the carried work that a message is about; None if it is about none."""
+        if self.spec.carry is None or envelope.run != self.spec.run:
+            return None
+        admitted = self.open.works.get(device) if self.open is not None else None
+        if admitted is not None:
+            return admitted if admitted.round == envelope.round else None
+        return self.carried.of(device, envelope.round)
+
+    def _on_carried(self, device: str, work: CarriedWork, envelope: Envelope, now: float) -> list[Effect]:
+        """Handle a message about carried work, whose device answers in the epoch and the round of its request."""
+        if self.open is not None and device in self.open.works:
+            return self.open.on_message(device, envelope.body, now)
+        body = envelope.body
+        work = replace(work, epoch=envelope.epoch)
+        match body:
+            case Offer() if self.open is not None and self.open.takes(device):
+                del self.carried.works[device]
+                self.open.admit(device, work, now)
+                self._count_expected(now)
+                return self.open.on_message(device, body, now)
+            case Offer() if self.open is not None and device in self.open.round.participants:
+                return self._envelopes.answer_stale(device, envelope, self._word(device, RefuseReason.SUPERSEDED))
+            case Offer():
+                # Between two rounds: the next one takes the update.
+                return [self._envelopes.answer_carried(device, work, RetryAfter(body.manifest.digest, KEEP_S))]
+            case Need() | Progress(phase=JobPhase.DOWNLOADING):
+                # The device has lost its work, and begins anew with a model that is not published any more.
+                del self.carried.works[device]
+                self._count_expected(now)
+                return [self._envelopes.answer_carried(device, work, Cancel("stale"))]
+            case Failed() | Decline():
+                del self.carried.works[device]
+                self._count_expected(now)
+            case Accept() | Progress():
+                self.carried.note(device, busy=True, epoch=envelope.epoch)
+                self._count_expected(now)
+        return []
+
+    def _word(self, device: str, reason: RefuseReason) -> RefuseReason:
+        """Return a reason that the device knows."""
+        return reason if self.fleet.knows(device, CARRY_FEATURE) else RefuseReason.LATE
 
     def _on_chunk(self, device: str, chunk: Chunk, now: float) -> list[Effect]:
         return self.open.on_chunk(device, chunk, now) + self._advance(now) if self.open else []
@@ -289,8 +380,22 @@ class Engine:
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
         # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.
-        begun = self._current(event).begin(event.manifest, now, event.deltas, event.secure)
-        return begun + self._advance(now)
+        current = self._current(event)
+        current.version = event.version
+        if self.spec.carry is not None:
+            self.carried.expire(event.version, self.spec.carry.max_staleness)
+        begun = current.begin(event.manifest, now, event.deltas, event.secure)
+        return begun + self._take_uploads(current, now) + self._advance(now)
+
+    def _take_uploads(self, current: ActiveRound, now: float) -> list[Effect]:
+        """Take in the devices that were uploading when the last round ended, so that their uploads go on."""
+        for device in [device for device in self.carried.works if self._uploads.holds(device)]:
+            if current.takes(device):
+                current.admit(device, self.carried.works.pop(device), now)
+                current.round.handle(device, ParticipantEvent.OFFER, now)
+        if self.spec.carry is not None:
+            self._count_expected(now)
+        return []
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
         # Algorithm 1, lines 15 to 18: the upload of a client is complete.
@@ -350,7 +455,7 @@ class Engine:
     @property
     def present(self) -> int:
         """The number of devices that can be invited to the next round."""
-        return self.fleet.present - self._skipped
+        return self.fleet.present - self._skipped + len(self._waiting) - self.fleet.count_eligible(self._waiting)
 
     def required_devices(self) -> int:
         """Return the number of devices that must be `present` before the next round: a quorum, and all for the first one."""
@@ -374,7 +479,8 @@ class Engine:
             return RefuseReason.STALE_EPOCH
         current = (spec.run, spec.epoch, self.open.round.number if self.open else 0)
         if self.open is None or (envelope.run, envelope.epoch, envelope.round) != current:
-            return RefuseReason.LATE
+            older = self.spec.carry is not None and envelope.run == spec.run and envelope.round <= self.last_round
+            return self._word(device, RefuseReason.STALE) if older else RefuseReason.LATE
         if device not in self.open.round.participants:
             return RefuseReason.NOT_INVITED
         phase = self.open.round.phase
@@ -413,6 +519,9 @@ class Engine:
         if self._unfinished is not None:
             opening, self._unfinished = self._unfinished, None
             spent_s = opening.ledger.spent_s + now - self._started_at
+            taken = {device for device, update in opening.updates.items() if update.work is not None}
+            for device in taken & self.carried.works.keys():
+                del self.carried.works[device]
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
         if not self._enough(now):
@@ -428,13 +537,24 @@ class Engine:
     def _select(self, number: int) -> RoundStart:
         # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
         spec, meant = self.spec, self._meant()
+        engaged = self.carried.busy | self._waiting.keys()
+        room = meant if spec.carry is None else max(0, meant - len(self._waiting) - self._at_carried_work())
 
         def draw_some(devices: Sequence[str]) -> Selection:
-            return draw(devices, meant, spec.over_select, spec.seed, number)
+            return draw(devices, room, spec.over_select, spec.seed, number)
 
-        chosen = self._absences.choose(self.fleet.eligible(), draw_some, number, all_count=self._standing.all_count)
+        free = [device for device in self.fleet.eligible() if device not in engaged]
+        chosen = self._absences.choose(free, draw_some, number, all_count=self._standing.all_count)
         self._selected = True
-        return RoundStart(RoundJournal(number, chosen.target, chosen.invited, base="", absent=chosen.absent))
+        carried = self.carried.works | {
+            device: one.work for device, one in self._waiting.items() if one.work is not None
+        }
+        journal = RoundJournal(number, meant, chosen.invited, base="", absent=chosen.absent, carried=carried)
+        return RoundStart(journal, self._waiting)
+
+    def _at_carried_work(self) -> int:
+        """Return the number of connected devices that are at carried work."""
+        return sum(self.fleet.is_online(device) for device in self.carried.busy)
 
     @property
     def _patience_s(self) -> float:
@@ -465,18 +585,27 @@ class Engine:
     def _meant(self) -> int:
         """Return the number of devices that the next round is meant for."""
         spec, policy = self.spec, self.spec.policy
+        if spec.carry is not None and spec.carry.concurrency is not None:
+            return max(policy.min_cohort, spec.carry.concurrency)
         return devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort)
 
     def _needed(self) -> int:
         """Return the number of updates that make the quorum of the next round."""
-        return updates_needed(self._meant(), self.spec.policy.quorum, self.spec.policy.min_cohort)
+        policy = self.spec.policy
+        if policy.quorum_updates is not None:
+            return max(policy.min_cohort, policy.quorum_updates)
+        return updates_needed(self._meant(), policy.quorum, policy.min_cohort)
 
     def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now
         self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
         spec = replace(self.spec, policy=policy_of(self.spec, self.records))
         self._aggregates = False
-        self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now)
+        uploads = self._uploads if spec.carry is not None else None
+        self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now, uploads)
+        if spec.carry is not None:
+            self.open.speeds, self._waiting = self._speeds, {}
+            self._count_expected(now)
         return [PublishModel(opening.ledger.round)]
 
     def _stop_reason(self, now: float) -> tuple[Stopped, str] | None:
@@ -528,6 +657,9 @@ class Engine:
             self._note_failure(now, excused=excused)
         else:
             self._failed, self._failures, self._failed_at = 0, 0, -math.inf
+        if self.spec.carry is not None:
+            record, stale = self._carry_on(self.open, record)
+            effects += stale
         self.open = None
         self.records.append(record)
         self._pause_until = self._next_round_at
@@ -535,11 +667,64 @@ class Engine:
             # Owners' conditions and links change with time, so the pause grows with each failure.
             pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
-        return [*effects, RetractModel(), SaveRecord(record)]
+        if record.buffered is not None and self._stop_reason(now) is not None:
+            record = replace(record, buffered=replace(record.buffered, waiting=0, unused=len(self._waiting)))
+            self.records[-1], self._waiting = record, {}
+            return [*effects, RetractModel(), SaveRecord(record)]
+        return [*effects, RetractModel(), SaveRecord(record, self._all_carried())]
+
+    def _carry_on(self, current: ActiveRound, record: RoundRecord) -> tuple[RoundRecord, list[Effect]]:
+        """Carry the work of a round that is over into the next one, and end work whose base is too old for that."""
+        carry = self.spec.carry
+        assert carry is not None
+        aggregated = record.outcome == "aggregated"
+        self._waiting = {} if aggregated else current.committed_work()
+        staleness: Counter[str] = Counter()
+        if aggregated:
+            for device in current.reports:
+                staleness[str(self._age(current, device))] += 1
+        self.carried.works |= current.work_left()
+        version = current.version + aggregated
+        stale = self.carried.expire(version, carry.max_staleness)
+        figures = BufferedFigures(
+            carried=len(self.carried.works),
+            waiting=len(self._waiting),
+            stale=len(stale),
+            staleness=dict(sorted(staleness.items(), key=lambda one: int(one[0]))),
+            weights=self._speeds.shares(self._weights_in(current)) if aggregated else (),
+        )
+        cancels: list[Effect] = [
+            self._envelopes.answer_carried(device, work, Cancel("stale")) for device, work in sorted(stale.items())
+        ]
+        for device in stale:
+            self._uploads.release(device)
+        return replace(record, buffered=figures), cancels
+
+    def _age(self, current: ActiveRound, device: str) -> int:
+        """Return the staleness of the update of a device."""
+        work = current.works.get(device)
+        return 0 if work is None else current.version - work.version
+
+    def _weights_in(self, current: ActiveRound) -> dict[str, float]:
+        """Return the weight of each update in a version."""
+        carry = self.spec.carry
+        assert carry is not None
+        counted = {device: report.num_examples for device, report in current.reports.items() if report is not None}
+        weighs = example_weights(counted, self.spec.limits.examples)
+        return {device: weight * carry.factor(self._age(current, device)) for device, weight in weighs.items()}
+
+    def _all_carried(self) -> dict[str, CarriedWork]:
+        """Return the work of devices that are at it, and of committed updates that wait."""
+        waiting = {device: update.work for device, update in self._waiting.items() if update.work is not None}
+        return self.carried.works | waiting
 
     def _stop(self, reason: Stopped, detail: str) -> list[Effect]:
         self.stopped = reason
-        return [EndRun(reason, detail)]
+        works = {} if reason is Stopped.INTERRUPTED else self.carried.works
+        cancels = [
+            self._envelopes.answer_carried(device, work, Cancel("late")) for device, work in sorted(works.items())
+        ]
+        return [*cancels, EndRun(reason, detail)]
 
 
 def _last_words(record: RoundRecord) -> str:

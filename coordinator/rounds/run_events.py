@@ -94,11 +94,13 @@ class ModelPublished:
         manifest: The manifest of the model.
         deltas: The deltas, the oldest first.
         secure: In a masked run the terms of the round, which follow from the model's state.
+        version: Completed rounds of the model.
     """
 
     manifest: Manifest
     deltas: Sequence[ModelDelta] = ()
     secure: SecureTerms | None = None
+    version: int = 0
 
 
 @dataclass(frozen=True)

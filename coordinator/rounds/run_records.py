@@ -85,6 +85,19 @@ def privacy_words(privacy: Mapping[str, float | None]) -> str:
     return f"epsilon {bound} at delta {privacy['delta']:g} for the most used device (releases: {count})"
 
 
+def buffered_words(buffered: BufferedFigures | None) -> str:
+    """Return the figures of carried work in words, "" for none."""
+    if buffered is None:
+        return ""
+    aged = sum(count for age, count in buffered.staleness.items() if age != "0")
+    words = [f"{aged} of older models (up to {max(map(int, buffered.staleness))} versions)"] if aged else []
+    named = (("carried", buffered.carried), ("waiting", buffered.waiting), ("unused", buffered.unused))
+    words += [f"{count} {word}" for word, count in (*named, ("stale", buffered.stale)) if count]
+    if buffered.weights:
+        words.append(f"{buffered.weights[-1]:.1%} of the weights from the slowest fifth")
+    return ", ".join(words)
+
+
 def gain_words(independent: Mapping[str, float], label: str) -> str:
     """Return the figures in one line, "" for none; `label` is the name of the user accuracies."""
     if not independent:
@@ -107,6 +120,27 @@ class PhaseSeconds:
     train: Measure = 0.0
     upload: Measure = 0.0
     aggregate: Measure = 0.0
+
+
+@dataclass(frozen=True)
+class BufferedFigures:
+    """Figures of a round with buffered work (coordinator.buffered).
+
+    Attributes:
+        carried: Devices whose work the next round may take.
+        waiting: Committed updates of a failed round, which count in a later version.
+        unused: Committed updates that no version took, since the run ended.
+        stale: Devices whose work was ended, since its base became too old.
+        staleness: Number of aggregated updates by staleness, the versions that the model had advanced since their base.
+        weights: Share of the weights by fifth of the devices, the fastest fifth first; empty for fewer than five devices.
+    """
+
+    carried: Count = 0
+    waiting: Count = 0
+    unused: Count = 0
+    stale: Count = 0
+    staleness: Mapping[str, Count] = field(default_factory=dict)
+    weights: tuple[Measure, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +192,7 @@ class RoundRecord:
         train_loss: Mean training loss of the devices that reported.
         user_accuracy_histogram: In a masked round, which has no figures of single devices: the number of devices in each of 16
             equal bins over the range of the metric. Empty for a metric without limits, and in other rounds.
+        buffered: Figures of carried work; None, and left out of JSON, in a run that refuses late updates.
     """
 
     round: Positive
@@ -197,12 +232,15 @@ class RoundRecord:
     privacy: Mapping[str, Measure | None] = field(default_factory=dict)
     train_loss: Measure | None = None
     user_accuracy_histogram: tuple[Count, ...] = ()
+    buffered: BufferedFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; the key `failure` is left out of a round that did not fail."""
         plain: dict[str, Any] = _finite(asdict(self))
         if not self.failure:
             del plain["failure"]
+        if self.buffered is None:
+            del plain["buffered"]
         return plain
 
     @property

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
@@ -82,6 +83,7 @@ class RunSpec:
         independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
         privacy: The terms of differential privacy; None without.
         secure: The conditions of masked rounds; None for rounds without masks.
+        carry: The conditions of buffered rounds; None: a round refuses late updates.
     """
 
     run: str
@@ -114,6 +116,7 @@ class RunSpec:
     independent_every: int = 0
     privacy: PrivacyPolicy | None = None
     secure: SecurePolicy | None = None
+    carry: CarryPolicy | None = None
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,10 @@ class UploadScheduler:
         self._leave(device)
         self._waiting.pop(device, None)
 
+    def holds(self, device: str) -> bool:
+        """Return whether a device has a slot or waits for one."""
+        return device in self._active or device in self._waiting
+
     def has_in_line(self, device: str) -> bool:
         """Return whether a device waits for a slot."""
         return device in self._waiting

@@ -15,8 +15,10 @@ from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregat
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
@@ -24,9 +26,9 @@ from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.delta_history import DeltaHistory
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
-from fedpatch.coordinator.runtime.resume import pack_model, terms_of
+from fedpatch.coordinator.runtime.resume import KeptBases, pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage.checkpoint import save_checkpoint
+from fedpatch.coordinator.storage.checkpoint import KEPT, save_checkpoint
 from fedpatch.shared.masking.group_context import write_grid
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.tensors.arrays import Array
@@ -68,6 +70,7 @@ class Aggregator:
         self._say = say
         self._deltas = DeltaHistory(directory, prepared, spec)
         self._explains_bounds = True
+        self._bases = KeptBases(directory, prepared, spec)
         self._private = None
         if spec.privacy is not None:
             self._private = PrivateAggregation(directory, spec.privacy, prepared.travelling, state.round)
@@ -78,10 +81,17 @@ class Aggregator:
         deltas = self._deltas.path_to(self.state, manifest.size_bytes)
         publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas])
         self.base = manifest.digest
-        return ModelPublished(manifest, tuple(delta for _, delta in deltas), self._terms())
+        self._bases.keep(self.state.round, self.base, self.state.tensors)
+        return ModelPublished(manifest, tuple(delta for _, delta in deltas), self._terms(), self.state.round)
 
-    def requirements(self) -> UpdateRequirements:
-        """Return the requirements of an update that was trained on the published model."""
+    def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
+        """Return the requirements of an update that was trained on the published model, or on the base of carried work.
+
+        Raises:
+            UpdateRefused: The base of the work is gone.
+        """
+        if work is not None:
+            return terms_of(self._prepared, work.base, model=self._bases.of(work), limits=self._spec.limits)
         return terms_of(self._prepared, self.base, model=self.state.tensors, limits=self._spec.limits)
 
     def aggregate(
@@ -90,6 +100,7 @@ class Aggregator:
         num_examples: Mapping[str, int],
         read: Callable[[str], Mapping[str, Array]],
         target: int = 0,
+        carried: Mapping[str, CarriedWork] | None = None,
     ) -> Aggregated:
         """Make the next global model; `save` makes it the state.
 
@@ -100,6 +111,7 @@ class Aggregator:
             num_examples: Examples of each device.
             read: Returns the tensors of a device's update.
             target: Devices that the round is meant for, which differential privacy divides by.
+            carried: The carried work of the devices whose updates are of earlier rounds.
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
@@ -114,11 +126,17 @@ class Aggregator:
             plan=self._prepared.plan,
             past=self.state.references,
             scratch=self._make_scratch,
+            stale={device: self._staleness(work) for device, work in (carried or {}).items()},
         )
         self._show_bounded(folded, num_examples)
         aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
         self._aim(replace(aimed, references=folded.references))
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
+
+    def _staleness(self, work: CarriedWork) -> Staleness:
+        versions = self.state.round - work.version
+        assert self._spec.carry is not None
+        return Staleness(versions, self._spec.carry.factor(versions), self._bases.of(work))
 
     def _aim(self, aimed: ServerState) -> None:
         self._next = self._deltas.apply(self.state, aimed, self.base)
@@ -185,7 +203,8 @@ class Aggregator:
 
     def save(self, record: RoundRecord) -> None:
         """Save the aggregated model and the record of its round, both in one checkpoint."""
-        save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()})
+        kept = KEPT if self._spec.carry is None else KEPT + self._spec.carry.max_staleness
+        save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()}, kept=kept)
         if self._private is not None:
             self._private.saved(self._next.round)
         self._deltas.commit()

@@ -22,7 +22,7 @@ from fedpatch.coordinator.rounds.run_effects import (
 )
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import Aggregated, Event
-from fedpatch.coordinator.rounds.run_records import RoundRecord, loss_warning
+from fedpatch.coordinator.rounds.run_records import loss_warning
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
@@ -109,7 +109,7 @@ class EffectRunner:
                 return [self._aggregate(effect)]
 
     def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
-        stored = self.updates.close_round(effect.round, effect.devices)
+        stored = self.updates.close_round(effect)
         target = 0 if self._engine.open is None else self._engine.open.round.policy.target
         if (terms := effect.terms) is not None:
             event = self._aggregator.aggregate_masked(
@@ -123,8 +123,9 @@ class EffectRunner:
             event = self._aggregator.aggregate(
                 effect.devices,
                 {device: stored[device].num_examples for device in effect.devices},
-                lambda device: self.updates.read(stored[device]),
+                lambda device: self.updates.read(stored[device], effect.carried.get(device)),
                 target,
+                effect.carried,
             )
         self._connection.event_queue.now_is_present()
         return event
@@ -139,14 +140,15 @@ class EffectRunner:
             case SavePause():
                 self.updates.pause_round(effect.spent_s)
             case SaveRecord():
-                self._save_record(effect.record)
+                self._save_record(effect)
 
-    def _save_record(self, record: RoundRecord) -> None:
+    def _save_record(self, effect: SaveRecord) -> None:
         """Save the model and the record together, in a checkpoint; the registry may be a round behind after a crash."""
+        record = effect.record
         if record.outcome == "aggregated":
             self._aggregator.save(record)
         self.counters.flush()
-        self.updates.finish_round(record)
+        self.updates.finish_round(effect)
         if warning := loss_warning([record]):
             self._say(f"warning: {warning}")
 

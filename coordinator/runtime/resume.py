@@ -14,6 +14,7 @@ from pathlib import Path
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -27,15 +28,17 @@ from fedpatch.coordinator.storage.checkpoint import (
     kept_devices,
     kept_rounds,
     load_checkpoint,
+    load_checkpoint_after,
     load_update,
     save_checkpoint,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
-from fedpatch.shared.errors import StateError, UpdateRefused
-from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
+from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 from fedpatch.shared.wire.messages import Manifest
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 Say = Callable[[str], None]
 
@@ -53,12 +56,12 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
     if not has_checkpoint(directory) and not registry.rounds.records(run):
         # The process was killed before it wrote the first checkpoint.
         save_checkpoint(directory, prepared.initial, prepared.public, {})
-    meta = load_checkpoint(directory)[2]
+    state, _, meta = load_checkpoint(directory)
     reached = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
     last = reached.round if reached is not None else 0
     known = [record.round for record in registry.rounds.records(run) if record.outcome == "aggregated"]
     if reached is not None and last > max(known, default=0):
-        registry.rounds.finish(run, reached)
+        registry.rounds.finish(run, reached, _still_at_work(registry, run, reached, state.round - 1))
     lost = [number for number in known if number > last]
     if lost:
         # Failed rounds between the lost ones are rolled back too: they changed no model.
@@ -68,6 +71,95 @@ def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared,
         )
     # A crash or a full disk may have left the journal a step behind.
     registry.journal.bring_up_to_date(run)
+
+
+def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: int) -> dict[str, CarriedWork]:
+    """Return the carried work after a round whose model is saved, and whose record is not in the registry yet.
+
+    Args:
+        registry: The coordinator's registry.
+        run: Name of the run.
+        reached: The record of the round.
+        version: Completed rounds of its base model.
+    """
+    ledger = registry.rounds.unfinished(run, BootTime("", 0.0, 0.0))
+    if reached.buffered is None or ledger is None or ledger.round != reached.round:
+        return {}
+    committed = {one.device for one in registry.rounds.committed(run, ledger.round, ledger.carried)}
+    works = {device: work for device, work in ledger.carried.items() if device not in committed}
+    epoch = registry.run(run).epoch
+    for device in ledger.accepted - committed - works.keys():
+        encoding = ledger.negotiated.get(device, ledger.encoding)
+        works[device] = CarriedWork(ledger.round, epoch, version, ledger.base, encoding)
+    return works
+
+
+def waiting_updates(
+    registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, say: Say
+) -> dict[str, CommittedUpdate]:
+    """Return the committed updates that wait for the next version, where no round was open.
+
+    Args:
+        registry: The coordinator's registry.
+        directory: Directory of the run.
+        spec: The terms of the run.
+        prepared: The parts of the run that follow from its settings.
+        say: Takes a message for the operator.
+    """
+    carried = registry.rounds.carried(spec.run) if spec.carry is not None else {}
+    return _kept_updates(registry, directory, spec, prepared, None, None, carried, say)
+
+
+class KeptBases:
+    """The global models from which carried work was trained: the last ones in memory, earlier ones from the checkpoints.
+
+    Args:
+        directory: Directory of the run.
+        prepared: The parts of the run that follow from its settings.
+        spec: The terms of the run.
+    """
+
+    def __init__(self, directory: Path, prepared: Prepared, spec: RunSpec) -> None:
+        self._directory = directory
+        self._prepared = prepared
+        self._spec = spec
+        self._known: dict[int, tuple[str, Tensors]] = {}
+
+    def keep(self, version: int, base: str, tensors: Tensors) -> None:
+        """Keep a model that is published, and drop those that are too old for any update.
+
+        Args:
+            version: Completed rounds of the model.
+            base: Digest of the model.
+            tensors: Its tensors.
+        """
+        carry = self._spec.carry
+        if carry is None:
+            return
+        known = {**self._known, version: (base, tensors)}
+        self._known = {number: one for number, one in known.items() if number >= version - carry.max_staleness}
+
+    def of(self, work: CarriedWork) -> Tensors:
+        """Return the base of carried work.
+
+        Raises:
+            UpdateRefused: "stale": the base is gone or damaged.
+        """
+        base, tensors = self._known.get(work.version) or self._load(work.version)
+        if base != work.base:
+            raise UpdateRefused(
+                RefuseReason.STALE, f"its base {work.base[:12]} is not the model of version {work.version}"
+            )
+        return tensors
+
+    def _load(self, version: int) -> tuple[str, Tensors]:
+        try:
+            state = load_checkpoint_after(self._directory, version)
+        except (StateError, UsageError) as error:
+            raise UpdateRefused(RefuseReason.STALE, f"the model of version {version} is not kept any more") from error
+        base = pack_model(state, self._prepared, self._spec)[1].digest
+        self._known = {**self._known, version: (base, state.tensors)}
+        return base, state.tensors
 
 
 def resume_round(
@@ -98,9 +190,9 @@ def resume_round(
     if ledger is not None:
         _, model = pack_model(state, prepared, spec)
         if model.digest == ledger.base:
-            stored = registry.rounds.updates(spec.run, ledger.round)
+            stored = registry.rounds.committed(spec.run, ledger.round, ledger.carried)
             masking = registry.rounds.masking(spec.run, ledger.round)
-            kept = _kept_updates(registry, directory, spec, prepared, state, ledger, say)
+            kept = _kept_updates(registry, directory, spec, prepared, state, ledger, ledger.carried, say)
             # If an update is lost, its device is invited again, so the round collects again.
             # A lost masked update loses its group only.
             closing = ledger.closing and (len(kept) == len(stored) or bool(masking))
@@ -109,9 +201,11 @@ def resume_round(
         else:
             say(f"round {ledger.round} was open with another model; it starts again")
             registry.rounds.roll_back(spec.run, ledger.round - 1)
+    needed = {work.round for work in registry.rounds.carried(spec.run).values()}
+    needed |= {opening.ledger.round} if opening is not None else set()
     for number in kept_rounds(directory):
         _report_lost(registry, directory, spec.run, number, say)
-        if opening is None or number != opening.ledger.round:
+        if number not in needed:
             drop_round(directory, number)
     return opening
 
@@ -163,22 +257,32 @@ def _kept_updates(
     directory: Path,
     spec: RunSpec,
     prepared: Prepared,
-    state: ServerState,
-    ledger: RoundJournal,
+    state: ServerState | None,
+    ledger: RoundJournal | None,
+    carried: Mapping[str, CarriedWork],
     say: Say,
 ) -> dict[str, CommittedUpdate]:
+    """Read the committed updates: those of the open round, whose model is `state`, and those that came of carried work."""
     kept: dict[str, CommittedUpdate] = {}
-    terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
-    for update in registry.rounds.updates(spec.run, ledger.round):
+    bases = KeptBases(directory, prepared, spec)
+    number = None if ledger is None else ledger.round
+    for update in registry.rounds.committed(spec.run, number, carried):
+        work = None if update.round == number else carried[update.device]
         try:
-            found = _read_back(directory, update, terms)
+            if work is None:
+                assert ledger is not None
+                assert state is not None
+                terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
+            else:
+                terms = terms_of(prepared, work.base, model=bases.of(work), limits=spec.limits)
+            found = replace(_read_back(directory, update, terms), work=work)
             kept[update.device] = (
                 found if spec.privacy is None else replace(found, report=without_figures(found.report))
             )
         except (StateError, UpdateRefused) as error:
             # Its device is invited again, like each device that has not reported.
-            say(f"the update of {update.device} in round {ledger.round} cannot be read: {error}")
-            registry.rounds.drop_update(spec.run, ledger.round, update.device)
+            say(f"the update of {update.device} in round {update.round} cannot be read: {error}")
+            registry.rounds.drop_update(spec.run, update.round, update.device)
     return kept
 
 

@@ -22,7 +22,7 @@ from fedpatch.coordinator.observability.round_tracing import require_tracing, tr
 from fedpatch.coordinator.observability.round_tracking import tracked
 from fedpatch.coordinator.observability.status_message import View
 from fedpatch.coordinator.pki.masking_authority import masking_authorities
-from fedpatch.coordinator.rounds.participant_transitions import RoundStart
+from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundStart
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, RunSummary, last_user_accuracy, summary_of
@@ -33,7 +33,7 @@ from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices
+from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
@@ -301,9 +301,10 @@ def _play_rounds(
     directory = run_directory(state_dir, spec.run)
     state = load_checkpoint(directory)[0]
     unfinished = resume_round(registry, directory, spec, prepared, state, view.say, connection.ports.boot_time())
+    waiting = waiting_updates(registry, directory, spec, prepared, view.say) if unfinished is None else {}
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
-    engine = _engine(spec, registry, connection, records, unfinished, quarantine.held)
+    engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
     publisher = _publisher(settings.fleet, state_dir, connection)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
@@ -365,14 +366,24 @@ def _engine(
     records: Sequence[RoundRecord],
     unfinished: RoundStart | None,
     holds: Mapping[str, str],
+    waiting: Mapping[str, CommittedUpdate],
 ) -> Engine:
     """Return the engine of the run. Updates for open rounds of the fleet's other runs wait for a resume of those."""
     fleet = connection.fleet
     resumable = {run: number for run, number in registry.open_rounds(fleet).items() if run != spec.run}
     jitter = random.Random(connection.ports.entropy.getrandbits(64))
     seen = seen_devices(registry, spec, fleet) if spec.epoch > 1 else ()
+    carried = registry.rounds.carried(spec.run) if spec.carry is not None else {}
     return Engine(
-        spec, records=records, unfinished=unfinished, resumable=resumable, jitter=jitter, holds=holds, seen=seen
+        spec,
+        records=records,
+        unfinished=unfinished,
+        resumable=resumable,
+        jitter=jitter,
+        holds=holds,
+        seen=seen,
+        carried={device: work for device, work in carried.items() if device not in waiting},
+        waiting=waiting,
     )
 
 

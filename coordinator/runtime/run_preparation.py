@@ -12,10 +12,11 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 )
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy, check_public, policy_of
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec, SecurePolicy
-from fedpatch.coordinator.settings import RunSettings
+from fedpatch.coordinator.settings import RoundSettings, RunSettings
 from fedpatch.coordinator.strategies import rate_of, strategy_for
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
@@ -158,6 +159,8 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
             grace_s=settings.grace_s,
             rejoin_s=settings.rejoin_s,
             unmask_s=settings.unmask_s if settings.masked else None,
+            quorum_updates=settings.quorum_updates,
+            carries=settings.late == "carry",
         ),
         upload_slots=settings.upload_slots,
         upload_window=settings.upload_window,
@@ -170,6 +173,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         independent_every=settings.independent_every if privacy is None else 0,
         privacy=privacy,
         secure=secure_policy(settings) if settings.masked else None,
+        carry=carry_policy(settings),
     )
 
 
@@ -183,6 +187,13 @@ def privacy_policy(settings: RunSettings) -> PrivacyPolicy | None:
         settings.max_epsilon,
         settings.largest_group,
     )
+
+
+def carry_policy(settings: RoundSettings) -> CarryPolicy | None:
+    """Return the conditions of buffered rounds; None for a run that refuses late updates."""
+    if settings.late != "carry":
+        return None
+    return CarryPolicy(settings.max_staleness, settings.staleness_power, settings.concurrency)
 
 
 def secure_policy(settings: RunSettings) -> SecurePolicy:

@@ -19,15 +19,23 @@ from typing import Any, Generic, TypeVar
 
 from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, round_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
-from fedpatch.coordinator.rounds.run_effects import SaveGroupSteps, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, SaveGroupSteps, SaveRecord, StoreUpdate
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import UpdateRejected, UpdateStored
-from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
+from fedpatch.coordinator.rounds.run_records import StoredUpdate
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import drop_round, load_update, store_update, sync_updates
+from fedpatch.coordinator.storage.checkpoint import (
+    drop_round,
+    drop_updates,
+    kept_rounds,
+    load_update,
+    store_update,
+    sync_updates,
+)
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob
@@ -62,7 +70,7 @@ class UpdateStore:
         directory: Files of the run.
         registry: Receives a row for each update.
         engine: Knows the open round and the examples that each device registered.
-        requirements: Returns the requirements of an update of the open round.
+        requirements: Returns the requirements of an update of the open round, or of one that came of carried work.
         counters: Has the accepted devices that a row of an update carries.
         executor: Runs the checks and writes; None: the caller's thread does.
         wake: Called, in any thread, when an update is checked and written and the last call was answered by `completed`.
@@ -76,7 +84,7 @@ class UpdateStore:
         registry: Registry,
         engine: Engine,
         *,
-        requirements: Callable[[], UpdateRequirements],
+        requirements: Callable[[CarriedWork | None], UpdateRequirements],
         counters: DeviceCounters,
         executor: Executor | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -134,50 +142,65 @@ class UpdateStore:
         """Whether an update of `device` is in progress."""
         return self._writer.holds(device)
 
-    def close_round(self, number: int, devices: Collection[str]) -> dict[str, StoredUpdate]:
-        """Wait for updates in progress, which no longer count; return those of `devices` in round `number` by device."""
+    def close_round(self, effect: AggregateUpdates) -> dict[str, StoredUpdate]:
+        """Wait for updates in progress, which no longer count; return those that do by device."""
         self._writer.discard()
-        self._registry.rounds.close(self._run, devices)
-        return {update.device: update for update in self._registry.rounds.updates(self._run, number)}
+        self._registry.rounds.close(self._run, effect.devices)
+        committed = self._registry.rounds.committed(self._run, effect.round, effect.carried)
+        return {update.device: update for update in committed}
 
-    def read(self, update: StoredUpdate) -> Mapping[str, Array]:
-        """Return the tensors of a committed update, from memory or from the disk."""
+    def read(self, update: StoredUpdate, work: CarriedWork | None = None) -> Mapping[str, Array]:
+        """Return the tensors of a committed update, from memory or from the disk; `work` is the carried one it came of."""
         if (known := self._decoded.of(update.device)) is not None:
             return known
         blob = load_update(self._directory, update.round, update.device)
         return decode_and_validate_update(
-            blob, self._requirements(), encoding=update.encoding, raw_bytes=update.raw_bytes
+            blob, self._requirements(work), encoding=update.encoding, raw_bytes=update.raw_bytes
         )[1]
 
     def read_masked(self, update: StoredUpdate, terms: SecureTerms) -> MaskedUpdate:
         """Return a committed masked update; its form was checked before it was stored."""
         blob = load_update(self._directory, update.round, update.device)
-        layout = round_layout(self._requirements().schema, terms, self._engine.spec.privacy)
+        layout = round_layout(self._requirements(None).schema, terms, self._engine.spec.privacy)
         return read_masked_blob(blob, layout)
 
     def save_masking(self, effect: SaveGroupSteps) -> None:
         """Write steps of the groups of the open round."""
         self._registry.rounds.save_masking(self._run, effect.round, effect.entries)
 
-    def finish_round(self, record: RoundRecord) -> None:
+    def finish_round(self, effect: SaveRecord) -> None:
         """Write the record of a round, whose model is saved; its files are deleted later."""
-        self._registry.rounds.finish(self._run, record)
+        number, carried = effect.record.round, effect.carried
+        used = self._registry.rounds.committed(self._run, number, self._registry.rounds.carried(self._run))
+        self._registry.rounds.finish(self._run, effect.record, carried)
         self._writer.discard()
-        self._writer.run_later(lambda: drop_round(self._directory, record.round))
         self._decoded.clear()
+        if self._engine.spec.carry is None:
+            self._writer.run_later(lambda: drop_round(self._directory, number))
+            return
+        # Devices with carried work may write into the folder of their round at any time, so only names go there.
+        waits = {(work.round, device) for device, work in carried.items()}
+        gone = [(one.round, one.device) for one in used if (one.round, one.device) not in waits]
+        unused = set(kept_rounds(self._directory)) - {work.round for work in carried.values()}
+        self._writer.run_later(lambda: self._drop(gone, unused))
+
+    def _drop(self, gone: Sequence[tuple[int, str]], unused: Collection[int]) -> None:
+        drop_updates(self._directory, gone)
+        for number in sorted(unused):
+            drop_round(self._directory, number)
 
     def _write(self, effect: StoreUpdate) -> Checked | UpdateRefused:
         """Check an update, then write its file."""
         manifest = effect.manifest
         try:
             checked = self._check(effect)
-            store_update(self._directory, effect.round, effect.device, effect.blob, manifest.digest)
+            store_update(self._directory, effect.base_round, effect.device, effect.blob, manifest.digest)
         except UpdateRefused as error:
             return error
         return checked
 
     def _check(self, effect: StoreUpdate) -> Checked:
-        manifest, terms = effect.manifest, self._requirements()
+        manifest, terms = effect.manifest, self._requirements(effect.work)
         if effect.masked is None:
             registered = self._engine.fleet.registered(effect.device)
             report, tensors = decode_and_validate_update(
@@ -201,7 +224,8 @@ class UpdateStore:
         ]
         others: dict[str, str] = {}
         if rows:
-            sync_updates(self._directory, rows[0].round)
+            for number in sorted({row.round for row in rows}):
+                sync_updates(self._directory, number)
             others = self._registry.rounds.add_updates(self._run, rows, self._counters.accepted)
             self._counters.accepted.clear()
         written = {row.device for row in rows}
@@ -221,7 +245,9 @@ class UpdateStore:
 
 def _row_of(effect: StoreUpdate, report: UpdateReport | None) -> StoredUpdate:
     manifest, examples = effect.manifest, 0 if report is None else report.num_examples
-    return StoredUpdate(effect.round, effect.device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding)
+    return StoredUpdate(
+        effect.base_round, effect.device, manifest.digest, manifest.raw_bytes, examples, manifest.encoding
+    )
 
 
 class UpdateWriter(Generic[R]):

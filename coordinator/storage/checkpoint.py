@@ -1,7 +1,7 @@
 """The global model on disk: a checkpoint per round, the updates that are not aggregated yet, and the exported model.
 
     <run directory>/
-        checkpoint-000012.fp        the state after 12 rounds; the last two are kept
+        checkpoint-000012.fp        the state after 12 rounds; the last two are kept, more in a run with buffered rounds
         updates/000013/pi-07.fp     the packed update of a device
 
 Each file has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged file is
@@ -15,7 +15,7 @@ import io
 import logging
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +55,17 @@ _NEW_RUN = "start a new run"
 log = logging.getLogger("fedpatch.checkpoint")
 
 
-def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: Mapping[str, Any]) -> Path:
-    """Save the state of the server bit for bit, and keep one older checkpoint.
+def save_checkpoint(
+    directory: Path, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = KEPT
+) -> Path:
+    """Save the state of the server bit for bit, and keep older checkpoints.
 
     Args:
         directory: Directory of the run.
         state: The state, with the moments of the server optimizer.
         schema: Schema of the public model.
         meta: Plain data that `load_checkpoint` returns.
+        kept: Checkpoints that are kept, this one among them.
 
     Returns:
         The path of the checkpoint.
@@ -91,7 +94,7 @@ def save_checkpoint(directory: Path, state: ServerState, schema: Schema, meta: M
     _write(path, _CHECKPOINT, msgpack.packb(content))
     with _disk_errors(directory):
         older = [found for found in _checkpoints(directory) if found != path and not found.is_dir()]
-        for stale in older[KEPT - 1 :]:
+        for stale in older[kept - 1 :]:
             stale.unlink(missing_ok=True)
     return path
 
@@ -258,6 +261,14 @@ def drop_round(directory: Path, round: int) -> None:
             for path in spool.iterdir():
                 path.unlink(missing_ok=True)
             spool.rmdir()
+
+
+def drop_updates(directory: Path, updates: Iterable[tuple[int, str]]) -> None:
+    """Delete updates, each given by its round and its device, where a round's folder may still get others."""
+    for round, device in updates:
+        path = _update_path(directory, round, device)
+        with _disk_errors(path):
+            path.unlink(missing_ok=True)
 
 
 def kept_rounds(directory: Path) -> list[int]:

@@ -421,9 +421,10 @@ def _check(db: sqlite3.Connection, path: Path) -> str | None:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if not tables and version == 0:
         return None  # its process was killed before it wrote anything
-    if 0 < version <= SCHEMA_VERSION and tables >= _expected(version):
+    present = tables >= _expected(SCHEMA_VERSION)
+    if 0 < version <= SCHEMA_VERSION and tables >= _expected(version) and (version == SCHEMA_VERSION or not present):
         return content_problem(db)  # other programs may have added an index or a view
-    if tables >= _expected(SCHEMA_VERSION):
+    if present:
         return f"it says that it is of version {version}, and its tables are of {SCHEMA_VERSION}"
     _version(db, path)
     return "its tables are not those that were made"

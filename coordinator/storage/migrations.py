@@ -130,8 +130,30 @@ CREATE TABLE masking (
     UNIQUE (run, round, team, step, device)
 );
 """
+# Work for rounds that are over (coordinator.buffered): of the open round's journal, and between two rounds.
+_VERSION_9 = """
+CREATE TABLE carried_work (
+    run TEXT NOT NULL REFERENCES runs (id),
+    device TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    base TEXT NOT NULL,
+    encoding TEXT NOT NULL,
+    PRIMARY KEY (run, device)
+);
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
-_MIGRATIONS: tuple[str, ...] = (_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
+_MIGRATIONS: tuple[str, ...] = (
+    _VERSION_2,
+    _VERSION_3,
+    _VERSION_4,
+    _VERSION_5,
+    _VERSION_6,
+    _VERSION_7,
+    _VERSION_8,
+    _VERSION_9,
+)
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4
 """The first version whose rows can be checked as they are; of open rounds, what version 7 added may be absent."""

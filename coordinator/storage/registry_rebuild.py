@@ -21,7 +21,7 @@ from fedpatch.shared.app.files import refusals_of, sync_directory
 from fedpatch.shared.errors import StateError, UsageError
 
 # In the order of what belongs to what. Runs without a directory have nothing to go on with.
-_TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acceptances", "updates")
+_TABLES = ("runs", "rounds", "devices", "holds", "offences", "open_rounds", "acceptances", "updates", "carried_work")
 
 
 @dataclass(frozen=True)

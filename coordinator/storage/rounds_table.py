@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
@@ -51,7 +52,7 @@ class RoundLedger(Tables):
             json.dumps(dict(ledger.offenders)),
         )
         with self._change() as db:
-            _forget(db, run, keep_updates_of=ledger.round)
+            _forget(db, run, keep_updates_of=ledger.round, carried=ledger.carried)
             db.execute(
                 "INSERT INTO open_rounds (run, round, target, invited, base, spent_s, closing, encoding, negotiated,"
                 " absent, offenders, boot, uptime_s, unix_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -135,6 +136,25 @@ class RoundLedger(Tables):
             for one in self.updates(run, row["round"])
         ]
 
+    def committed(self, run: str, round: int | None, carried: Mapping[str, CarriedWork]) -> list[StoredUpdate]:
+        """Return the updates of a round, and those that came of carried work.
+
+        Args:
+            run: Name of the run.
+            round: Number of the open round; None between two rounds.
+            carried: The carried work by device.
+        """
+        own = [] if round is None else self.updates(run, round)
+        rounds = sorted({work.round for work in carried.values()} - {round})
+        earlier = [one for number in rounds for one in self.updates(run, number)]
+        return own + [one for one in earlier if one.device in carried and carried[one.device].round == one.round]
+
+    def carried(self, run: str) -> dict[str, CarriedWork]:
+        """Return the work for rounds that are over, by device, the committed updates of a failed round among it."""
+        columns = "device, round, epoch, version, base, encoding"
+        query = f"SELECT {columns} FROM carried_work WHERE run = ? ORDER BY device"  # our columns  # nosec B608
+        return {row.pop("device"): CarriedWork(**row) for row in map(dict, self._read(query, (run,)))}
+
     def drop_update(self, run: str, round: int, device: str) -> None:
         """Delete one update.
 
@@ -182,12 +202,19 @@ class RoundLedger(Tables):
             negotiated=self._json(row["negotiated"], dict),
             absent=frozenset(self._json(row["absent"], list)),
             offenders=self._json(row["offenders"], dict),
+            carried=self.carried(run),
         )
 
-    def finish(self, run: str, record: RoundRecord) -> None:
-        """Write the record of a completed round, in place of one of its number, and delete its journal and updates."""
+    def finish(self, run: str, record: RoundRecord, carried: Mapping[str, CarriedWork] | None = None) -> None:
+        """Write the record of a completed round, in place of one of its number, and delete its journal and updates.
+
+        Args:
+            run: Name of the run.
+            record: The record.
+            carried: Work that the next round may take; its committed updates stay.
+        """
         with self._change() as db:
-            _forget(db, run)
+            _forget(db, run, carried=carried)
             db.execute(
                 "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
                 " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record",
@@ -223,10 +250,25 @@ class RoundLedger(Tables):
             raise damaged(self.path, error) from error
 
 
-def _forget(db: sqlite3.Connection, run: str, keep_updates_of: int | None = None) -> None:
+def _forget(
+    db: sqlite3.Connection,
+    run: str,
+    keep_updates_of: int | None = None,
+    carried: Mapping[str, CarriedWork] | None = None,
+) -> None:
     db.execute("DELETE FROM acceptances WHERE run = ?", (run,))
     db.execute("DELETE FROM open_rounds WHERE run = ?", (run,))
-    db.execute("DELETE FROM updates WHERE run = ? AND round IS NOT ?", (run, keep_updates_of))
+    db.execute("DELETE FROM carried_work WHERE run = ?", (run,))
+    rows = [
+        (run, device, work.round, work.epoch, work.version, work.base, work.encoding)
+        for device, work in sorted((carried or {}).items())
+    ]
+    db.executemany("INSERT INTO carried_work VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    db.execute(
+        "DELETE FROM updates WHERE run = ? AND round IS NOT ?"
+        " AND (run, device, round) NOT IN (SELECT run, device, round FROM carried_work)",
+        (run, keep_updates_of),
+    )
     db.execute("DELETE FROM masking WHERE run = ? AND round IS NOT ?", (run, keep_updates_of))
 
 

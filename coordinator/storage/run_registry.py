@@ -346,6 +346,10 @@ class Registry(Tables):
                 if history.forgotten_after is not None and not history.damaged_lines:
                     db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run.id, history.forgotten_after))
             over = f"(SELECT 1 FROM open_rounds WHERE run = ?1 AND round <= {last})"  # nosec B608
+            # Carried work that was noted between two rounds may have entered a version that only the journal knows.
+            noted = "EXISTS (SELECT 1 FROM open_rounds WHERE run = ?1)"
+            db.execute(f"DELETE FROM carried_work WHERE run = ?1 AND (EXISTS {over} OR NOT {noted})", (run.id,))  # nosec B608
+            db.execute(f"DELETE FROM updates WHERE run = ?1 AND NOT {noted}", (run.id,))  # nosec B608
             for table in ("acceptances", "updates", "open_rounds"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?1 AND EXISTS {over}", (run.id,))  # nosec B608
 

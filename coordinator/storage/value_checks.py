@@ -145,6 +145,15 @@ def _check_masking_row(row: Row) -> None:
     _require(isinstance(row["content"], bytes), "content", row["content"])
 
 
+def _check_carried_row(row: Row) -> None:
+    for name in ("run", "base", "encoding"):
+        _require_text(row[name], name)
+    _require_name(row["device"], "device")
+    for name in ("round", "epoch"):
+        _require_count(row[name], name, least=1)
+    _require_count(row["version"], "version")
+
+
 def _check_hold_row(row: Row) -> None:
     _require_name(row["fleet"], "fleet")
     _require_name(row["id"], "id")
@@ -168,6 +177,7 @@ _CHECKS: Mapping[str, Callable[[Row], None]] = {
     "open_rounds": _check_open_row,
     "acceptances": _check_acceptance_row,
     "masking": _check_masking_row,
+    "carried_work": _check_carried_row,
     "holds": _check_hold_row,
     "offences": _check_offence_row,
 }

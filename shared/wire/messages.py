@@ -35,8 +35,8 @@ ENCODINGS = (
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked")
-INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE = DEVICE_FEATURES
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry")
+INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE = DEVICE_FEATURES
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:

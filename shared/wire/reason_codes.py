@@ -76,6 +76,8 @@ class RefuseReason(StrEnum):
     WRONG_BASE = "wrong_base"
     NORM_BOUND = "norm_bound"
     QUARANTINED = "quarantined"
+    STALE = "stale"
+    SUPERSEDED = "superseded"
 
 
 class JobPhase(StrEnum):

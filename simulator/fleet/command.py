@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpatch.shared.app.command import AsJson
-from fedpatch.shared.app.formatting import counted, duration, size
+from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 from fedpatch.shared.app.signals import interruptible
 from fedpatch.shared.config.load import cli_options
 from fedpatch.simulator.experiment.progress import status
@@ -38,8 +38,8 @@ _BEGINNING = "the fleet comes online"
 def fleet(settings: FleetTerms, compare: Compare = None, as_json: AsJson = False) -> None:
     """Try a round policy on thousands of simulated devices that are slow, decline and drop out.
 
-    Coordinator's engine and agent's job are the real ones; nothing is learned. It prints a row per round and the wasted
-    trainings, with --compare a row per combination.
+    Coordinator's engine and agent's job are the real ones. With --train TASK the devices learn, else nothing is trained. It
+    prints a row per round and the wasted trainings, with --compare a row per combination.
     """
     with interruptible():
         if compare:
@@ -79,7 +79,9 @@ def _compare(terms: FleetTerms, wanted: Sequence[str], as_json: bool) -> None:
 
 def rounds_table(rounds: Sequence[FleetRound]) -> Table:
     """A row for each round."""
-    table = _table("round", "outcome", "time", "asked", "accepted", "reported", "late", "lost", "down", "up", "why not")
+    headings = ["round", "outcome", "time", "asked", "accepted", "reported", "late", "lost", "down", "up", "why not"]
+    learns = any(one.learned is not None for one in rounds)
+    table = _table(*headings, *(["at", "UA", "p10", "slowest fifth"] if learns else []))
     for one in rounds:
         missing = (("declined", one.declined), ("failed", one.failures), ("refused", one.refused))
         table.add_row(
@@ -90,8 +92,18 @@ def rounds_table(rounds: Sequence[FleetRound]) -> Table:
             size(one.bytes_down),
             size(one.bytes_up),
             "; ".join(f"{word}: {counted(reasons)}" for word, reasons in missing if reasons),
+            *(_learned(one) if learns else ()),
         )
     return table
+
+
+def _learned(one: FleetRound) -> tuple[str, ...]:
+    """The user accuracy of a round's model, and the share of its weights that the slowest fifth has."""
+    found = one.learned
+    if found is None:
+        return ("", "", "", "")
+    share = f"{found.weights[-1]:.1%}" if found.weights else "-"
+    return (duration(found.at_s), accuracy(found.user_accuracy), accuracy(found.p10), share)
 
 
 def policies_table(rows: Sequence[SweepRow]) -> Table:

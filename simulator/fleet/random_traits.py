@@ -43,7 +43,12 @@ def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
     train_s = _around(rng, terms.train_s, terms.train_spread)
     down_mbit_s = _around(rng, terms.down_mbit_s, terms.link_spread)
     up_mbit_s = _around(rng, terms.up_mbit_s, terms.link_spread)
+    rng_of_speeds = random.Random(f"{terms.seed}:speeds")
+    ranks = list(range(terms.devices))
+    rng_of_speeds.shuffle(ranks)
+    place = ranks[device - 1] / max(1, terms.devices - 1)
     slow, outdated = rng.random() < terms.slow_share, rng.random() < terms.outdated
+    train_s *= terms.speed_range**place
     return DeviceProfile(train_s * (terms.slow_factor if slow else 1.0), down_mbit_s * 1e6, up_mbit_s * 1e6, outdated)
 
 

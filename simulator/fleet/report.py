@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord
 from fedpatch.shared.config.load import public_values
 from fedpatch.simulator.fleet.settings import FleetTerms
+
+if TYPE_CHECKING:
+    from fedpatch.simulator.fleet.learning import LearnedRound
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class FleetRound:
     trainings: int
     bytes_down: int
     bytes_up: int
+    carried: int = 0
+    learned: LearnedRound | None = None
 
     @classmethod
     def of(cls, record: RoundRecord, *, trainings: int, bytes_down: int, bytes_up: int) -> FleetRound:
@@ -57,6 +62,7 @@ class FleetRound:
             trainings=trainings,
             bytes_down=bytes_down,
             bytes_up=bytes_up,
+            carried=0 if record.buffered is None else record.buffered.carried,
         )
 
     @property
@@ -71,7 +77,8 @@ class FleetRound:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self), "lost": self.lost, "used": self.used}
+        plain = {**asdict(self), "lost": self.lost, "used": self.used}
+        return {name: value for name, value in plain.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
 from fedpatch.coordinator.settings import RoundSettings
@@ -16,12 +17,15 @@ SCHEMA = "00" * 32
 OTHER_SCHEMA = "ff" * 32
 
 _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
+_LEARNING = "Real training"
 _OF_A_RUN = {one.name: one for one in fields(RoundSettings)}
 
 
 # Devices of a study come back, however long they are away.
 _AS_LONG_AS_IT_TAKES_S = 1e9
 _LONGEST_PAUSE_S = 60.0
+# Share of the devices that are there on average for which the first round waits.
+_THERE_AT_FIRST = 0.75
 
 
 def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
@@ -49,6 +53,12 @@ class FleetTerms(Settings):
     over_select: float = _as_in_a_run("over_select", 1.3)
     min_cohort: int = _as_in_a_run("min_cohort")
     quorum: float = _as_in_a_run("quorum")
+
+    quorum_updates: int | None = _as_in_a_run("quorum_updates")
+    late: str = _as_in_a_run("late")
+    max_staleness: int = _as_in_a_run("max_staleness")
+    staleness_power: float = _as_in_a_run("staleness_power")
+    concurrency: int | None = _as_in_a_run("concurrency")
 
     recruit_deadline_s: float = _as_in_a_run("recruit_deadline_s")
     deadline_s: float | None = _as_in_a_run("deadline_s")
@@ -82,6 +92,31 @@ class FleetTerms(Settings):
         4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Training time of slow devices, as a multiple."
     )
 
+    speed_range: float = setting(
+        1.0,
+        group=_TRAINING,
+        ge=1.0,
+        le=1000.0,
+        help="Training time of the slowest device over that of the fastest, whose time is then train_s; between the two "
+        "devices are spread evenly by ratio.",
+    )
+    train: str | None = setting(
+        None,
+        group=_LEARNING,
+        default_means="nothing is trained",
+        help="Task to train, by name or as module:attribute: the table has the user accuracy of each model over time.",
+    )
+    train_data: str = setting(
+        "", group=_LEARNING, help="With train: data spec of device {index} of {count}; empty: the task's."
+    )
+    strategy: str = _as_in_a_run("strategy", "fedavg", "With train: federated algorithm.")
+    private: str = _as_in_a_run("private")
+    learning_rate: float | None = _as_in_a_run("learning_rate")
+    server_learning_rate: float | None = _as_in_a_run("server_learning_rate")
+    epochs: int = _as_in_a_run("epochs")
+    steps: int = _as_in_a_run("steps")
+    target_ua: float | None = _as_in_a_run("target_ua")
+
     down_mbit_s: float = setting(20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
     up_mbit_s: float = setting(5.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median upload speed.")
     link_spread: float = setting(2.0, group=_LINKS, ge=1.0, le=10.0, help="Spread of both between devices.")
@@ -99,6 +134,13 @@ class FleetTerms(Settings):
     )
     away_s: float = setting(120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median absence.")
     away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of absences.")
+    away_share: float = setting(
+        0.0,
+        group=_FAULTS,
+        ge=0.0,
+        le=0.9,
+        help="Share of the time that a device is away, besides disconnections, in absences of away_s on average.",
+    )
     message_loss: float = setting(0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
 
     @property
@@ -139,7 +181,10 @@ class FleetTerms(Settings):
             target_ua=None,
             time_limit_s=None,
             max_failed_rounds=self.rounds,
-            devices=self.devices,
+            # The first round waits for so many; all of them are hardly ever there at once.
+            devices=max(1, int(self.devices * (1.0 - self.away_share) * _THERE_AT_FIRST))
+            if self.away_share
+            else self.devices,
             wait_s=_AS_LONG_AS_IT_TAKES_S,
             longest_pause_s=_LONGEST_PAUSE_S,
             participation=self.participation,
@@ -152,9 +197,18 @@ class FleetTerms(Settings):
                 deadline_s=self.deadline_s or FIRST_DEADLINE_S,
                 grace_s=self.grace_s,
                 rejoin_s=self.rejoin_s,
+                quorum_updates=self.quorum_updates,
+                carries=self.late == "carry",
             ),
             upload_slots=self.upload_slots,
             upload_window=self.upload_window,
             seed=self.seed,
             auto_deadline=self.deadline_s is None,
+            carry=self.carry_policy(),
         )
+
+    def carry_policy(self) -> CarryPolicy | None:
+        """Return the conditions of buffered rounds; None where late updates are refused."""
+        if self.late != "carry":
+            return None
+        return CarryPolicy(self.max_staleness, self.staleness_power, self.concurrency)

@@ -1,7 +1,8 @@
 """A whole fleet in one process: the real engine and real jobs, joined by simulated lines, under a virtual clock.
 
-For studies of the round policy: what deadlines, quorum and over-selection come to with devices that are slow, decline and
-drop out. Nothing is trained. The broker is taken to be as fast as it has to be; packing, saving and averaging take no time.
+For studies of the round policy: what deadlines, quorum, over-selection and buffered rounds come to with devices that are slow,
+decline and drop out. Nothing is trained, unless the terms name a task (simulator.fleet.learning). The broker is taken to be as
+fast as it has to be; packing, saving and averaging take no time.
 
 A device of a simulated fleet: the agent's real job, with an imagined disk, training and link.
 
@@ -18,15 +19,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fedpatch.coordinator.rounds import run_effects as do
 from fedpatch.coordinator.rounds import run_engine, run_events
 from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import (
     Effect,
     EndJob,
     JobKey,
+    JobState,
     SendMessage,
     SpoolUpdate,
     StartDownload,
@@ -61,6 +66,9 @@ from fedpatch.simulator.fleet.report import FleetReport, FleetRound
 from fedpatch.simulator.fleet.settings import OTHER_SCHEMA, SCHEMA, TASK, FleetTerms
 from fedpatch.simulator.fleet.virtual_clock import Timer, VirtualClock
 
+if TYPE_CHECKING:
+    from fedpatch.simulator.fleet.learning import FleetLearning
+
 # A broker notices a silent connection after one and a half keepalives; the agent's are 30 s.
 WILL_S = 45.0
 
@@ -92,6 +100,32 @@ class FleetDevice:
         self._parts: dict[int, bytes] = {}
         self._parts_of = ""
         self._update: SpoolUpdate | None = None
+        self._absences = random.Random(f"{terms.seed}:{number}:absences")
+
+    def switch_on(self) -> None:
+        """Begin, here or away."""
+        share, away_s = self._terms.away_share, self._terms.away_s
+        if share and self._absences.random() < share:
+            self._agenda.after(self._absences.expovariate(1 / away_s), self._return)
+            return
+        self.start()
+        self._plan_absence()
+
+    def _plan_absence(self) -> None:
+        share, away_s = self._terms.away_share, self._terms.away_s
+        if share:
+            self._agenda.after(self._absences.expovariate(share / (away_s * (1 - share))), self._go_away)
+
+    def _go_away(self) -> None:
+        away_s = self._absences.expovariate(1 / self._terms.away_s)
+        if self.online:
+            self._switch_off()
+        self._agenda.after(away_s, self._return)
+
+    def _return(self) -> None:
+        if not self.online:
+            self.start()
+        self._plan_absence()
 
     def start(self) -> None:
         """Switched on: an update in the spool is taken up."""
@@ -141,13 +175,20 @@ class FleetDevice:
         """In the middle of a job, if it is still at that; in which epoch makes no difference."""
         if job is not self.job or job.key is None or (job.key.run, job.key.round) != (key.run, key.round):
             return
+        self._switch_off()
+        self._agenda.after(away_s, self._restart)
+
+    def _restart(self) -> None:
+        if not self.online:
+            self.start()
+
+    def _switch_off(self) -> None:
         self.online = False
         self._up.cut()
         self.down.cut()
         self._world.unsubscribe(self)
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES)
         self._agenda.after(WILL_S, partial(self._give_will, self._boots))
-        self._agenda.after(away_s, self.start)
 
     def _give_will(self, boots: int) -> None:
         if boots == self._boots:
@@ -204,7 +245,9 @@ class FleetDevice:
 
     def _finish(self, job: Job, key: JobKey) -> None:
         """The training of an earlier start is gone, and the job knows one that is of no use any more."""
-        if job is self.job:
+        if job is self.job and job.state is JobState.TRAINING and job.key == key:
+            if self._world.learning is not None:
+                self._world.learning.train(self._number, key.round, self._fate_in(key.round).train_s)
             manifest = self._world.updates.manifest(tag_of(self._number, key.round))
             self._perform(job.handle(UpdateTrained(key, manifest), self._agenda.now))
 
@@ -235,8 +278,15 @@ def simulate_fleet(terms: FleetTerms, on_round: OnRound = lambda _: None, *, wir
     `terms` must have passed their check, as those of shared.config.load.load have.
     """
     began = time.perf_counter()
-    fleet = SimulatedFleet(terms, on_round, wire=wire)
+    learning = None
+    if terms.train is not None:
+        from fedpatch.simulator.fleet.learning import FleetLearning  # imports torch, which takes a second
+
+        learning = FleetLearning(terms)
+    fleet = SimulatedFleet(terms, on_round, wire=wire, learning=learning)
     finish = fleet.run()
+    if learning is not None:
+        learning.close()
     return FleetReport(
         terms=terms,
         rounds=tuple(fleet.rounds),
@@ -251,8 +301,16 @@ def simulate_fleet(terms: FleetTerms, on_round: OnRound = lambda _: None, *, wir
 class SimulatedFleet:
     """The coordinator with its broker, and all devices. Every event costs the same, for any number of devices."""
 
-    def __init__(self, terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> None:
+    def __init__(
+        self,
+        terms: FleetTerms,
+        on_round: OnRound = lambda _: None,
+        *,
+        wire: bool = False,
+        learning: FleetLearning | None = None,
+    ) -> None:
         self.agenda = VirtualClock(0.0)
+        self.learning = learning
         self.wire = FleetWire(real=wire)
         self.updates = FakeBlob(terms.update_bytes, terms.chunk_bytes)
         self.rounds: list[FleetRound] = []
@@ -270,12 +328,13 @@ class SimulatedFleet:
         self._subscribers: dict[str, FleetDevice] = {}
         self._trainings = self._bytes_down = self._bytes_up = 0
         self._finish: do.EndRun | None = None
+        self._version = 0
 
     def run(self) -> do.EndRun:
         """Until the engine has played its rounds, or has given up."""
         self._perform(self._engine.handle(run_events.RunStarted(), self.agenda.now))
         for device in self._devices.values():
-            device.start()
+            device.switch_on()
         while self._finish is None:
             self.agenda.run_next()
         return self._finish
@@ -331,10 +390,13 @@ class SimulatedFleet:
             case do.SendMessage():
                 self._send(effect)
             case do.PublishModel():
-                return (run_events.ModelPublished(self._publish_model(effect.round)),)
+                manifest = self._publish_model(effect.round)
+                return (run_events.ModelPublished(manifest, version=self._version),)
             case do.StoreUpdate():
-                return (run_events.UpdateStored(effect.round, effect.device, effect.manifest.digest, _REPORT),)
+                report = self._report_of(effect)
+                return (run_events.UpdateStored(effect.round, effect.device, effect.manifest.digest, report),)
             case do.AggregateUpdates():
+                self._aggregate(effect)
                 return (run_events.Aggregated(),)
             case do.ResendChunks():
                 for device, index in itertools.product(self._subscribers.values(), effect.indices):
@@ -343,11 +405,31 @@ class SimulatedFleet:
                 self._manifest, self._chunks = None, ()
                 self._subscribers.clear()
             case do.SaveRecord():
-                self.rounds.append(FleetRound.of(effect.record, **self._counted()))
-                self._on_round(self.rounds[-1])
+                self._save(effect.record)
             case do.EndRun():
                 self._finish = effect
         return ()
+
+    def _report_of(self, effect: do.StoreUpdate) -> UpdateReport:
+        if self.learning is None:
+            return _REPORT
+        return self.learning.report(_number(effect.device), effect.base_round)
+
+    def _aggregate(self, effect: do.AggregateUpdates) -> None:
+        self._version += 1
+        if self.learning is not None:
+            carried = {_number(device): work for device, work in effect.carried.items()}
+            self.learning.fold(effect.round, [_number(device) for device in effect.devices], carried)
+
+    def _save(self, record: RoundRecord) -> None:
+        learned = None
+        if self.learning is not None and record.outcome == "aggregated":
+            learned = self.learning.measure(self.agenda.now)
+        one = replace(FleetRound.of(record, **self._counted()), learned=learned)
+        self.rounds.append(one)
+        self._on_round(one)
+        if self.learning is not None and learned is not None and self.learning.reached(learned):
+            self._finish = do.EndRun(Stopped.TARGET_UA, "")
 
     def _send(self, effect: do.SendMessage) -> None:
         device = self._devices[effect.device]
@@ -355,6 +437,8 @@ class SimulatedFleet:
             device.down.send(MESSAGE_BYTES, partial(device.on_message, self.wire.message(effect.envelope)))
 
     def _publish_model(self, round_number: int) -> Manifest:
+        if self.learning is not None:
+            self.learning.publish(round_number)
         tag = tag_of(_COORDINATOR, round_number)
         manifest = self._models.manifest(tag)
         self._manifest = manifest
@@ -366,3 +450,7 @@ class SimulatedFleet:
         counted = {"trainings": self._trainings, "bytes_down": self._bytes_down, "bytes_up": self._bytes_up}
         self._trainings = self._bytes_down = self._bytes_up = 0
         return counted
+
+
+def _number(device: str) -> int:
+    return int(device.rpartition("-")[2])

@@ -151,7 +151,7 @@ def test_client_optimizers_and_moments_are_those_that_a_device_knows():
 
 def test_refusals_of_an_update_that_has_come_are_documented():
     told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"\|([^|]*)\|$", checks(), re.MULTILINE))))
-    late = {"late", "stale_epoch", "not_invited", "already_committed", "quarantined"}
+    late = {"late", "stale_epoch", "not_invited", "already_committed", "quarantined", "stale", "superseded"}
     assert told == {str(reason) for reason in RefuseReason} - late
 
 

@@ -37,6 +37,7 @@ F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 
 _PLAIN_GAUGES = {
     "round_open": 1,
+    "carried_devices": 2,
     "round_elapsed_seconds": 3,
     "round_deadline_seconds": 600,
     "rounds_planned": 100,
@@ -64,7 +65,9 @@ _COUNTERS: dict[str, tuple[str, Iterable[str]]] = {
     "device_failures": ("device", DEVICES),
     "device_disconnects": ("device", DEVICES),
 }
-_PLAIN_COUNTERS = ("participants_lost", "disconnects", "chunks_repaired", "window_stalls")
+_PLAIN_COUNTERS = (
+    "participants_lost", "disconnects", "chunks_repaired", "window_stalls", "carried_work_stale", "updates_unused"
+)  # fmt: skip
 
 
 class _Fleet(Collector):
@@ -118,6 +121,10 @@ class _Fleet(Collector):
         whole = HistogramMetricFamily("round_seconds", "A round.")
         whole.add_metric([], *self._observations(10.0))
         yield whole
+        ages = HistogramMetricFamily("update_staleness", "Of an update.")
+        ages.add_metric([], *self._observations(1.0))
+        yield ages
+        yield _gauge("weight_share", ("fifth",), [((str(fifth),), 0.2) for fifth in range(1, 6)])
         parts = HistogramMetricFamily("round_phase_seconds", "A phase.", labels=("phase", "side"))
         for phase in PHASES:
             parts.add_metric((phase, "coordinator"), *self._observations(1.5))

@@ -77,6 +77,10 @@ class Oracle:
         self._ended: dict[tuple[str, int], float] = {}
         self._last_opened = 0.0
         self._stands_still_since: float | None = None
+        # Of buffered rounds: committed updates that no version has taken, and the version that took each other one.
+        self._pool: dict[tuple[str, int, str], str] = {}
+        self.folded: dict[tuple[str, int, str], int] = {}
+        self.staleness: list[int] = []
 
     # ---- what happens
 
@@ -191,14 +195,29 @@ class Oracle:
     def _add(self, run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> None:
         for update in updates:
             key = (run, update.round)
-            assert key not in self.records, f"{update.device} is committed to round {update.round}, which is over"
+            over = key in self.records and not self._carries
+            assert not over, f"{update.device} is committed to round {update.round}, which is over"
+            self._pooled(run, update)
             before = self.committed[key].setdefault(update.device, update.digest)
             assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
             self._ever.add((update.device, update.digest))
             self._world.say(f"round {update.round}: the update of {update.device} is in the registry")
 
+    @property
+    def _carries(self) -> bool:
+        return self._world.settings.late == "carry"
+
+    def _pooled(self, run: str, update: StoredUpdate) -> None:
+        if self._carries:
+            key = (run, update.round, update.device)
+            assert key not in self.folded, f"{update.device} is committed again to round {update.round}"
+            self._pool[key] = update.digest
+
     def _close(self, run: str, devices: Collection[str]) -> None:
         """An update that arrived with the last one that counts is forgotten; its device was not told `committed`."""
+        self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run or key[2] in devices}
+        if self._carries:
+            return
         for key, updates in self.committed.items():
             if key[0] == run and key not in self.records:
                 for device in updates.keys() - set(devices):
@@ -217,15 +236,18 @@ class Oracle:
             self.models[key] = model
             self._ended[key] = self._world.now
             return
-        expected = self._mean(key)
+        expected = self._carried_mean(key) if self._carries else self._mean(key)
         coarse = is_delta(self._world.settings.encoding)
         assert _same(model, expected) or (coarse and self._about(model, expected, key)), (
             f"the model after round {record.round} is not the mean of {_names(self.committed[key])}"
         )
         self.models[key] = model
         self._ended[key] = self._world.now
+        for one in [one for one in self._pool if one[0] == key[0]]:
+            self.folded[one] = record.round
+            del self._pool[one]
 
-    def _finish(self, run: str, record: RoundRecord) -> None:
+    def _finish(self, run: str, record: RoundRecord, carried: Mapping[str, Any] | None = None) -> None:
         key = (run, record.round)
         self.records[key] = record
         self._books(run, record)
@@ -242,6 +264,11 @@ class Oracle:
 
     def _books(self, run: str, record: RoundRecord) -> None:
         counted: Collection[str] = self.committed[run, record.round]
+        if self._carries:
+            counted = [device for owner, _, device in self._pool if owner == run]
+            counted += [key[2] for key, number in self.folded.items() if (key[0], number) == (run, record.round)]
+            if record.buffered is not None and record.buffered.unused:
+                self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run}
         if self._world.settings.masked:
             assert set(self.summed.get(run, ())) <= set(counted) or record.outcome == "failed"
             if record.outcome == "failed":
@@ -258,8 +285,13 @@ class Oracle:
         for known in (self.models, self.committed, self.records, self._opened, self._ended):
             for key in [one for one in known if one[0] == run and one[1] > last]:
                 del known[key]
+        self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run}
+        self.folded = {key: number for key, number in self.folded.items() if key[0] != run or number <= last}
 
     def _drop(self, run: str, number: int, device: str) -> None:
+        if self._carries and self.damaged:  # its base is gone with a damaged checkpoint
+            self._pool.pop((run, number, device), None)
+            return
         raise AssertionError(f"the update of {device} in round {number} is dropped though nobody damaged it")
 
     def _base_of(self, run: str, number: int) -> Model:
@@ -280,14 +312,52 @@ class Oracle:
             mean[name] = np.asarray(np.rint(value) if like.dtype.kind == "i" else value).astype(like.dtype)
         return mean
 
+    def _carried_mean(self, key: tuple[str, int]) -> Model:
+        """The same of buffered rounds: an update of an older base counts as its difference from it, and less."""
+        run, number = key
+        present = self._base_of(run, number)
+        pooled = sorted((device, of) for owner, of, device in self._pool if owner == run)
+        sums = {name: np.zeros(like.shape, np.float64) for name, like in INITIAL.items()}
+        total = 0.0
+        for device, of in pooled:
+            digest = self._base_named[run, of]
+            update, base = self._made[device, run, of, digest], self._bases[digest]
+            age = sum(1 for owner, after in self.models if owner == run and of <= after < number)
+            assert age <= self._world.settings.max_staleness, f"{device} is {age} versions old in round {number}"
+            self.staleness.append(age)
+            weight = examples(device) * (1 + age) ** -self._world.settings.staleness_power
+            for name, summed in sums.items():
+                moved = update[name]
+                if age:
+                    moved = (present[name] + (update[name].astype(np.float64) - base[name])).astype(moved.dtype)
+                summed += moved.astype(np.float64) * weight
+            total += weight
+        mean = {name: summed / total for name, summed in sums.items()}
+        return {
+            name: np.asarray(np.rint(value) if INITIAL[name].dtype.kind == "i" else value).astype(INITIAL[name].dtype)
+            for name, value in mean.items()
+        }
+
     def _about(self, model: Model, expected: Model, key: tuple[str, int]) -> bool:
         """Whether rounding can have made this of the mean: updates and the model's step are as coarse as they are long.
 
         Integers are exact. How coarse steps are is tested elsewhere; here it matters that everybody goes by the same ones.
         """
+        if self._carries:
+            return self._moved_about(model, expected, key)
         base = self._base_named[key]
         updates = [self._made[device, *key, base] for device in self.committed[key]]
         longest = max(np.abs(one["body.weight"] - self._bases[base]["body.weight"]).max() for one in updates)
+        out = {name: np.abs(model[name] - expected[name]).max() for name in expected}
+        return bool(out["body.weight"] <= 3 * longest and out["body.steps"] == 0)
+
+    def _moved_about(self, model: Model, expected: Model, key: tuple[str, int]) -> bool:
+        longest = 0.0
+        for owner, of, device in self._pool:
+            if owner == key[0]:
+                digest = self._base_named[owner, of]
+                change = self._made[device, owner, of, digest]["body.weight"] - self._bases[digest]["body.weight"]
+                longest = max(longest, float(np.abs(change).max()))
         out = {name: np.abs(model[name] - expected[name]).max() for name in expected}
         return bool(out["body.weight"] <= 3 * longest and out["body.steps"] == 0)
 

@@ -6,7 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,31 @@ def draw_masked(seed: int) -> Schedule:
     for _ in range(rng.randint(1, 5)):
         schedule.at(rng.uniform(1.0, _HORIZON_S / 2), _draw_fault(rng, names, schedule.settings.deadline_s or 0.0))
     return schedule
+
+
+def buffered(**changes: Any) -> RunSettings:
+    """Of a small run with buffered rounds: a version of two updates, while four devices are at work."""
+    given: dict[str, Any] = {"late": "carry", "quorum_updates": 2, "devices": 4, "rounds": 5, "max_staleness": 3}
+    return settings(**{**given, "grace_s": 0.0, **changes})
+
+
+def draw_buffered(seed: int) -> Schedule:
+    """A run with buffered rounds, its weather and some faults, all from the seed."""
+    rng = random.Random(f"buffered {seed}")
+    plain = draw(seed)
+    devices = plain.settings.devices
+    given = replace(
+        plain.settings,
+        late="carry",
+        rounds=rng.randint(4, 7),
+        quorum_updates=rng.choice((None, 1, 2, devices)),
+        max_staleness=rng.choice((1, 2, 4)),
+        concurrency=rng.choice((None, devices)),
+        staleness_power=rng.choice((0.0, 0.5, 1.0)),
+        round_interval_s=rng.choice((0.0, 0.0, 20.0)),
+        grace_s=rng.choice((0.0, 5.0)),
+    )
+    return replace(plain, settings=given)
 
 
 def draw(seed: int) -> Schedule:

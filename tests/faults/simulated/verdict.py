@@ -49,14 +49,21 @@ def judge(world: World) -> None:
 def calm_settings(world: World) -> RunSettings:
     given = world.settings
     return replace(
-        given, rounds=1, quorum=1.0, participation=1.0, state_dir=world.coordinator.directory, deadline_s=600.0
+        given,
+        rounds=1,
+        quorum=1.0,
+        participation=1.0,
+        state_dir=world.coordinator.directory,
+        deadline_s=600.0,
+        quorum_updates=None,
+        concurrency=None,
     )
 
 
 def _nothing_is_open(world: World) -> None:
     directory = world.coordinator.directory
     with closing(sqlite3.connect(directory / REGISTRY_FILE)) as db:
-        for table in ("open_rounds", "acceptances", "updates", "masking"):
+        for table in ("open_rounds", "acceptances", "updates", "masking", "carried_work"):
             rows = db.execute(f"SELECT * FROM {table}").fetchall()
             assert not rows, f"the registry still has {table} when the run is over: {rows}"
     left = [str(path) for path in directory.glob("runs/*/updates/*")]

@@ -106,6 +106,16 @@ def _quality() -> Section:
     )
 
 
+def _buffered() -> list[Query]:
+    ages = f"sum by (le) (rate(fedpatch_update_staleness_bucket{{{OF}}}[1h]))"
+    return [
+        Query(f"fedpatch_carried_devices{{{OF}}}", "carried devices"),
+        Query(f"histogram_quantile(0.5, {ages})", "staleness: half are younger"),
+        Query(f"histogram_quantile(0.95, {ages})", "staleness: 95 % are younger"),
+        Query(f"increase(fedpatch_carried_work_stale_total{{{OF}}}[1h])", "work ended at its cap"),
+    ]
+
+
 def _participation() -> Section:
     quorum = [
         Query(f'fedpatch_participants{{{OF}, state="reported"}}', "reported"),
@@ -121,6 +131,9 @@ def _participation() -> Section:
                 "Of the open round, by what they are doing.",
                 [Query(f"fedpatch_participants{{{OF}}} > 0", "{{state}}")],
                 _HOURLY,
+            ),
+            lines(
+                "Buffered rounds", "Carried work, and the staleness of updates (late = carry).", _buffered(), _HOURLY
             ),
             stack(
                 "Declines by reason",

@@ -1,0 +1,58 @@
+"""Updates of earlier bases, moved to the present model, so that one mean takes them together with fresh ones.
+
+- Trained tensors: the present model plus the change that the device made, present + (update - base).
+- Counters: likewise, so that they advance by the steps of the device.
+- Moments and running statistics: the device's own values. They are averages of gradients and of activations, not positions;
+  differences of two such averages may leave their range (a variance below 0, a first moment too large for the second).
+
+Their weight is that of a fresh update times (1 + staleness)^-p (coordinator.buffered.carried_work).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """The age of an update.
+
+    Attributes:
+        versions: Versions that the model has advanced since its base.
+        factor: Factor of its weight, above 0 and at most 1.
+        base: The tensors of its base.
+    """
+
+    versions: int
+    factor: float
+    base: Tensors
+
+
+def rebase(update: Tensors, base: Tensors, present: Tensors, schema: Schema) -> Mapping[str, Array]:
+    """Return an update as if it had been trained from the present model.
+
+    Args:
+        update: The tensors of the update.
+        base: The model that it was trained from.
+        present: The present global model.
+        schema: Names, shapes and dtypes of all three.
+
+    Returns:
+        New tensors; an update whose base is the present model to the last bit is returned within rounding.
+    """
+    moved: dict[str, Array] = {}
+    for spec in schema.specs:
+        value = update[spec.name]
+        if spec.trainable:
+            change = np.subtract(value, base[spec.name], dtype=np.float64)
+            moved[spec.name] = np.asarray(present[spec.name] + change, spec.dtype)
+        elif np.dtype(spec.dtype).kind != "f" or spec.name.endswith(":step"):
+            moved[spec.name] = np.asarray(present[spec.name] + (value - base[spec.name]), spec.dtype)
+        else:
+            moved[spec.name] = value
+    return moved

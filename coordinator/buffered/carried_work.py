@@ -1,0 +1,115 @@
+"""Carried work: devices that are still at work when their round ends, and updates that wait for a later version.
+
+With `late = "carry"` the end of a round cancels no device that trains or uploads. Its work is carried: the update is accepted
+in a later round, and aggregated as the difference from its own base (coordinator.aggregation.stale_updates). The device
+notices nothing: its messages bear the epoch and the round of its request, and so do the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fedpatch.shared.wire.messages import MAX_DELTAS
+
+MAX_STALENESS = MAX_DELTAS
+"""A device that holds an older model than that downloads the whole model anyway."""
+
+
+@dataclass(frozen=True)
+class CarryPolicy:
+    """The conditions of buffered rounds.
+
+    Attributes:
+        max_staleness: Versions that the model may have advanced since an update's base.
+        power: Exponent p of the weight (1 + staleness)^-p.
+        concurrency: Devices at work at once; None: as many as a round is meant for.
+    """
+
+    max_staleness: int
+    power: float
+    concurrency: int | None = None
+
+    def factor(self, staleness: int) -> float:
+        """Return the factor of an update's weight (FedBuff, section 3; p = 0.5 there).
+
+        Example:
+            >>> CarryPolicy(4, 0.5).factor(3)
+            0.5
+        """
+        return float((1 + staleness) ** -self.power)
+
+
+@dataclass(frozen=True)
+class CarriedWork:
+    """The work of a device for a round that is over, or the committed update that came of it.
+
+    Attributes:
+        round: Number of the round of its request.
+        epoch: The epoch of its request, which answers repeat.
+        version: Completed rounds of its base model (ServerState.round).
+        base: Digest of its base model.
+        encoding: The encoding of its update.
+        busy: Whether the device is at it, as far as is known. A device that is not may still offer its update.
+    """
+
+    round: int
+    epoch: int
+    version: int
+    base: str
+    encoding: str
+    busy: bool = True
+
+
+class CarriedDevices:
+    """The devices with carried work of a run that have not committed their updates.
+
+    Args:
+        known: Work by device at the start of the process.
+
+    Attributes:
+        works: The work by device.
+
+    Example:
+        >>> carried = CarriedDevices({"pi-1": CarriedWork(3, 1, version=2, base="ab", encoding="fp32")})
+        >>> carried.busy
+        {'pi-1'}
+        >>> sorted(carried.expire(version=8, max_staleness=4))
+        ['pi-1']
+    """
+
+    def __init__(self, known: Mapping[str, CarriedWork] | None = None) -> None:
+        self.works: dict[str, CarriedWork] = dict(known or {})
+
+    @property
+    def busy(self) -> set[str]:
+        """The devices that are at work, as far as is known."""
+        return {device for device, work in self.works.items() if work.busy}
+
+    def of(self, device: str, round_number: int) -> CarriedWork | None:
+        """Return the work of a device for a round; None if it has none."""
+        work = self.works.get(device)
+        return work if work is not None and work.round == round_number else None
+
+    def note(self, device: str, *, busy: bool, epoch: int | None = None) -> None:
+        """Note a sign of a device with carried work.
+
+        Args:
+            device: The device.
+            busy: Whether it is at work.
+            epoch: The epoch of its message, if it sent one.
+        """
+        work = self.works[device]
+        self.works[device] = replace(work, busy=busy, epoch=work.epoch if epoch is None else epoch)
+
+    def expire(self, version: int, max_staleness: int) -> dict[str, CarriedWork]:
+        """Remove and return the work whose base is too old for the next version.
+
+        Args:
+            version: Completed rounds of the present model.
+            max_staleness: Versions that it may be newer than a base.
+        """
+        old = {device: work for device, work in self.works.items() if version - work.version > max_staleness}
+        for device in old:
+            del self.works[device]
+        return old

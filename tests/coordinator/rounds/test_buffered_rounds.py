@@ -1,0 +1,213 @@
+"""Buffered rounds of an engine: work that a round does not wait for is taken by a later one, once, unless it is too old."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedpatch.coordinator.buffered.carried_work import CarryPolicy
+from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, SaveJournal, SaveRecord, StoreUpdate
+from fedpatch.coordinator.rounds.run_engine import Engine
+from fedpatch.coordinator.rounds.run_events import (
+    Aggregated,
+    ChunkReceived,
+    DevicePresence,
+    ModelPublished,
+    TimePassed,
+    UpdateStored,
+)
+from fedpatch.shared.wire.chunked_transfer import cut
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Cancel,
+    Committed,
+    Grant,
+    JobStatus,
+    Need,
+    Offer,
+    Progress,
+    Refused,
+    RetryAfter,
+    WorkRequest,
+)
+from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
+from tests.coordinator.engines import BLOB, DIGEST, asking, current, report_all, report_of, send
+from tests.support.specs import RUN, counted, model, report, there, told, update
+
+TRAINING = Progress(JobPhase.TRAINING, 1, 10)
+CARRY = CarryPolicy(max_staleness=2, power=0.5)
+
+
+def carrying(devices: str = "abc", **changes: Any) -> Engine:
+    """An engine whose first version of two updates is made; the last device still trains for round 1."""
+    given = {"quorum_updates": 2, "grace_s": 0.0, "carries": True, "carry": CARRY, "rounds": 9, **changes}
+    made = asking(devices, **given)
+    for device in devices:
+        send(made, device, Accept(10))
+        send(made, device, TRAINING)
+    made.handle(TimePassed(), 2.0)
+    report_all(made, devices[:2])
+    made.handle(Aggregated(), 6.0)
+    return made
+
+
+def next_version(made: Engine, now: float = 7.0, version: int = 1) -> list[Effect]:
+    """The model of the next round is published."""
+    return made.handle(ModelPublished(model(b"n" * 250), version=version), now)
+
+
+def upload(made: Engine, device: str, number: int, now: float = 8.0) -> list[Effect]:
+    """A device offers and sends the update of a round; the effects of its commit."""
+    [(_, body)] = told(send(made, device, Offer(update(BLOB)), now, number))
+    assert isinstance(body, Grant)
+    last = [made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), now) for index in range(4)][-1]
+    [effect] = [one for one in last if isinstance(one, StoreUpdate)]
+    assert effect.base_round == number
+    return made.handle(UpdateStored(made.last_round, device, DIGEST, report()), now)
+
+
+def test_device_at_work_at_the_end_is_not_cancelled_and_not_invited_again():
+    made = carrying()
+    effects = next_version(made)
+    assert made.carried.busy == {"c"}
+    assert not [body for device, body in told(effects) if device == "c"]
+    [journal] = [one.ledger for one in effects if isinstance(one, SaveJournal)]
+    assert set(journal.invited) == {"a", "b"}
+    assert {device: work.round for device, work in journal.carried.items()} == {"c": 1}
+
+
+def test_carried_update_joins_the_next_version_and_is_answered_in_its_own_round():
+    made = carrying()
+    next_version(made)
+    effects = upload(made, "c", 1)
+    [committed] = [one for one in effects if getattr(getattr(one, "envelope", None), "body", None) == Committed(DIGEST)]
+    assert (committed.device, committed.envelope.round, committed.envelope.epoch) == ("c", 1, 1)  # type: ignore[union-attr]
+    assert made.carried.works == {}
+    send(made, "b", Accept(10), 8.5, 2)
+    aggregate = report_of(made, "a", 9.0)[-1]
+    assert isinstance(aggregate, AggregateUpdates)
+    assert aggregate.devices == ("a", "c")
+    assert {device: work.version for device, work in aggregate.carried.items()} == {"c": 0}
+    [saved] = [one for one in made.handle(Aggregated(), 10.0) if isinstance(one, SaveRecord)]
+    assert saved.record.buffered is not None
+    assert saved.record.buffered.staleness == {"0": 1, "1": 1}
+
+
+def test_repeated_offer_of_a_carried_update_is_answered_committed_and_counts_once():
+    made = carrying()
+    next_version(made)
+    upload(made, "c", 1)
+    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 8.5, 1))
+    assert body == Committed(DIGEST)
+    assert sorted(current(made).reports) == ["c"]
+
+
+def test_offer_between_two_rounds_is_put_off():
+    made = carrying()
+    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
+    assert isinstance(body, RetryAfter | Grant)
+
+
+def test_work_beyond_max_staleness_is_cancelled_and_its_update_refused_without_offence():
+    made = carrying(carry=CarryPolicy(1, 0.5))
+    next_version(made)
+    report_all(made, "ab", 8.0)
+    effects = made.handle(Aggregated(), 9.0)
+    assert ("c", Cancel("stale")) in told(effects)
+    next_version(made, 10.0, 2)
+    effects = send(made, "c", Offer(update(BLOB)), 11.0, 1)
+    [(_, body)] = told(effects)
+    assert isinstance(body, Refused)
+    assert body.reason is RefuseReason.LATE  # this device does not know the word `stale`
+    assert not made.fleet.offenders
+
+
+def test_device_that_knows_the_word_is_refused_stale():
+    made = carrying(carry=CarryPolicy(1, 0.5))
+    made.handle(DevicePresence("c", replace(there("b2"), features=("carry",))), 6.5)
+    del made.carried.works["c"]
+    next_version(made)
+    current(made).round.participants.pop("c", None)
+    effects = send(made, "c", Offer(update(BLOB)), 8.0, 1)
+    assert told(effects)[0][1].reason is RefuseReason.STALE  # type: ignore[union-attr]
+    assert ("c", "late", "stale") in counted(effects)
+
+
+def test_restarted_device_offers_for_its_own_round():
+    made = carrying()
+    next_version(made)
+    job = JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
+    made.handle(DevicePresence("c", there("b2", job)), 7.5)
+    assert made.carried.busy == {"c"}
+    upload(made, "c", 1)
+    assert "c" in current(made).reports
+
+
+def test_restarted_device_without_its_work_is_free_for_the_next_round():
+    made = carrying()
+    next_version(made)
+    made.handle(DevicePresence("c", there("b2")), 7.5)
+    assert made.carried.busy == set()
+    report_all(made, "ab", 8.0)
+    made.handle(Aggregated(), 9.0)
+    assert "c" in [device for device, body in told(next_version(made, 10.0, 2)) if isinstance(body, WorkRequest)]
+
+
+def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
+    made = carrying()
+    made.handle(DevicePresence("c", replace(there("b2"), features=("carry",))), 6.2)
+    next_version(made)
+    report_all(made, "ab", 8.0)
+    made.handle(Aggregated(), 9.0)
+    next_version(made, 10.0, 2)
+    assert "c" in current(made).round.participants
+    [(_, body), *_] = told(send(made, "c", Offer(update(BLOB)), 11.0, 1))
+    assert isinstance(body, Refused)
+    assert body.reason is RefuseReason.SUPERSEDED
+
+
+def test_device_that_downloads_its_old_model_anew_is_cancelled():
+    made = carrying()
+    next_version(made)
+    [(_, body)] = told(send(made, "c", Need(model().digest, b"\xff"), 8.0, 1))
+    assert body == Cancel("stale")
+    assert made.carried.works == {}
+
+
+def test_committed_updates_of_a_failed_round_count_in_the_next_version():
+    made = carrying()
+    next_version(made)
+    upload(made, "c", 1)
+    effects = made.handle(TimePassed(), 7.0 + 300.0 + 1.0)
+    saved = [one for one in effects if isinstance(one, SaveRecord)]
+    assert [one.record.outcome for one in saved] == ["failed"]
+    assert saved[0].record.buffered is not None
+    assert saved[0].record.buffered.waiting == 1
+    assert saved[0].carried["c"].round == 1
+    now = 320.0
+    made.handle(TimePassed(), now)
+    begun = next_version(made, now, 1)
+    assert "c" not in [device for device, body in told(begun) if isinstance(body, WorkRequest)]
+    assert sorted(current(made).reports) == ["c"]
+
+
+def test_committed_updates_that_no_version_takes_are_counted_unused():
+    made = carrying(rounds=2)
+    next_version(made)
+    upload(made, "c", 1)
+    [saved] = [one for one in made.handle(TimePassed(), 308.0) if isinstance(one, SaveRecord)]
+    assert saved.record.buffered is not None
+    assert (saved.record.buffered.waiting, saved.record.buffered.unused) == (0, 1)
+    assert saved.carried == {}
+
+
+def test_late_work_is_cancelled_where_late_updates_are_refused():
+    made = carrying(carry=None, carries=False)
+    assert made.carried.works == {}
+    assert current(made).works == {}
+
+
+def test_deadline_of_a_request_leaves_time_for_later_versions():
+    made = asking("ab", carries=True, carry=CARRY, deadline_s=100.0, grace_s=10.0)
+    [request] = [body for _, body in told(current(made).ask(["a"], 0.0)) if isinstance(body, WorkRequest)]
+    assert request.deadline_s == 100.0 + 2 * 110.0

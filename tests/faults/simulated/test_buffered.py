@@ -1,0 +1,39 @@
+"""Buffered rounds under faults: each committed update enters exactly one version, as old as it may be."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.faults.simulated.schedules import Schedule, buffered, draw_buffered, kill_coordinator, play
+
+_CHUNK = 20
+SEEDS = range(200 if os.environ.get("CI") else 40)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", SEEDS[::_CHUNK])
+def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(first):
+    for seed in range(first, first + _CHUNK):
+        play(draw_buffered(seed))
+
+
+def test_versions_take_updates_of_older_models():
+    world = play(Schedule(5, buffered(), chunk_bytes=1000))
+    assert any(world.oracle.staleness)
+
+
+@pytest.mark.parametrize("fuse", range(0, 60, 3))
+def test_kill_before_any_write_with_carried_work_open_loses_no_committed_update(fuse):
+    schedule = Schedule(7, buffered(), chunk_bytes=1000)
+    play(schedule.at(12.0, partial(kill_coordinator, pause_s=2.0, fuse=fuse)))
