@@ -39,8 +39,7 @@ def main() -> None:
             _take(next(lines).removeprefix("console: ").strip(), Path(name) / "profile")
         finally:
             demo.send_signal(signal.SIGINT)
-            demo.stderr.read()
-            demo.wait()
+            demo.communicate()
 
 
 def _take(url: str, profile: Path) -> None:

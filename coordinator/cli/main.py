@@ -120,7 +120,7 @@ def demo(
         try:
             _end(done.summary, as_json)
         finally:
-            if console:
+            if console and done.summary.stopped_because != "interrupted":
                 _stay()
 
 
