@@ -109,7 +109,7 @@ def test_words_of_a_device_are_printed_without_control_characters(bench, effect,
 
 def test_model_that_could_not_be_saved_is_not_the_state(bench, monkeypatch):
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StateError("no space left")
 
     monkeypatch.setattr("fedpatch.coordinator.runtime.aggregator.save_checkpoint", full)
