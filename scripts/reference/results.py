@@ -201,7 +201,7 @@ def cells_in_words(store: Results) -> dict[str, str]:
         "adam_all_noisy": "table3/mnist/fedavg-adam/all/W200/C1.0",
         "fedadam_none": "table2/mnist/fedadam/none/W200/C1.0",
     }
-    words = {}
+    words: dict[str, str] = {}
     for key, name in named.items():
         (one,) = compare(store, select_named_cells(name))
         if key == "fedadam_none":
