@@ -185,7 +185,7 @@ def _grid(store: Results, strategy: str, cells: Sequence[Cell]) -> str:
     rows = [
         (_named(cell), f"{client:g}", *(_trial(store, cell, (client, one)) for one in servers), _rounds(cell.paper))
         for cell in cells
-        for client in dict.fromkeys(client for client, _ in rates)
+        for client in sorted({trial.rates[0] for trial, _ in trials(store, cell) if trial.rates})
     ]
     return table((strategy, "clients", *(f"server {server:g}" for server in servers), "paper"), rows)
 
