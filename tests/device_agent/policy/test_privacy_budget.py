@@ -105,8 +105,8 @@ def test_rounds_with_noise_of_the_devices_are_counted_by_their_own_bound(tmp_pat
         assert budget.refusal(masked_and_noisy()) is None
         budget.count(replace(KEY, round=number), masked_and_noisy(), manifest(number))
     assert reason(budget.refusal(masked_and_noisy())) is DeclineReason.PRIVACY_SPENT
-    assert budget.told()["epsilon"] == pytest.approx(epsilon_of_releases({release: 2}, DELTA))
-    assert budget.told()["epsilon"] > epsilon_of(mu_of(2.0, 2), DELTA)
+    assert budget.status()["epsilon"] == pytest.approx(epsilon_of_releases({release: 2}, DELTA))
+    assert budget.status()["epsilon"] > epsilon_of(mu_of(2.0, 2), DELTA)
     budget.count(KEY, noisy(), manifest(3))
     assert PrivacyLedger(tmp_path).releases() == {release: 2, Release(2.0): 1}
 
