@@ -16,7 +16,7 @@ from fedpatch.shared.scripting.frames import Rows
 if TYPE_CHECKING:
     from fedpatch.coordinator.api.events import RunEvent
     from fedpatch.coordinator.api.running import Play
-    from fedpatch.coordinator.operations.device_holds import HoldChange
+    from fedpatch.coordinator.guard.device_holds import HoldChange
     from fedpatch.coordinator.operations.export import GlobalExport
     from fedpatch.coordinator.storage.registry_rebuild import Rebuilt
     from fedpatch.shared.scripting.jobs import BackgroundJob
@@ -181,11 +181,11 @@ class Client:
         return lambda view, ports: resume_run(found, run, view, ports=ports, **changes)
 
     def _hold(self, device: str, kind: str, reason: str, fleet: str | None) -> HoldChange:
-        from fedpatch.coordinator.operations.device_holds import hold
+        from fedpatch.coordinator.guard.device_holds import hold
 
         return hold(self.state_dir(), device, kind, reason, fleet)
 
     def _lift(self, device: str, kind: str, fleet: str | None) -> HoldChange:
-        from fedpatch.coordinator.operations.device_holds import lift
+        from fedpatch.coordinator.guard.device_holds import lift
 
         return lift(self.state_dir(), device, kind, fleet)

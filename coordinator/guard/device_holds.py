@@ -39,7 +39,7 @@ def hold(state_dir: Path, device: str, kind: str, reason: str, fleet: str | None
         UsageError: The reason is empty or too long, or there is no such device.
     """
     if not reason.strip() or len(reason) > _MAX_REASON or not reason.isprintable():
-        raise UsageError(f"--reason must have 1 to {_MAX_REASON} printable characters")
+        raise UsageError(f"the reason must have 1 to {_MAX_REASON} printable characters")
     return _change(state_dir, device, kind, fleet, reason)
 
 
