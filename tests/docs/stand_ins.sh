@@ -57,6 +57,8 @@ fedpatch() {
         "simulate robustness "*) ours fedpatch "$@" --clients 4 --rounds 1 --seeds 1 --rules mean,centred --attacks sign --workers 1 ;;
         "simulate compare "*) ours fedpatch "$@" --clients 4 --rounds 2 --seeds 1 --task "$(small_task "$@")" --workers 1 ;;
         "simulate paper "*) ours fedpatch "$@" --seeds 1 ;;  # what is there is not computed again
+        # Noise on the mean of a few clients would make the model infinite.
+        "simulate "*" --dp "*) ours fedpatch "$@" --clients 60 --rounds 2 --workers 1 ;;
         "simulate "*) ours fedpatch "$@" --clients 4 --rounds 2 --task "$(small_task "$@")" --target-ua 0.2 --workers 1 ;;
         "watch "*--once* ) ours fedpatch "$@" ;;
         "watch "* | watch) watching "$@" ;;

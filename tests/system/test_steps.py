@@ -33,19 +33,17 @@ def trained_on(agent: AgentProcess, round: int) -> list[str]:
     return [words.split(" run=")[0] for words in lines if words]
 
 
-def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage):
-    """One misses two rounds and goes on from where it was; of the other, what it holds is spoilt on the disk."""
+def test_device_that_missed_rounds_comes_to_the_model_by_steps(stage: Stage):
     ann, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     stage.hold("bob", round=3, step=2)
     with stage.begin(rounds=5, rejoin_s=0, quorum=0.5, encoding=ENCODING, strategy="fedavg") as coordinator:
         stage.wait_held("ann", coordinator)
-        ann.kill()
+        ann.terminate()
         stage.wait_held("bob", coordinator)
         stage.holds["ann"].release()
         ann.start()
         stage.wait_back("ann")
-        flip_bit(held(bob).path)
         stage.holds["bob"].release()
         done = coordinator.done()
     assert done.code == 0
@@ -57,25 +55,47 @@ def test_devices_come_to_the_model_by_steps_from_whatever_they_hold(stage: Stage
         ["the model held and 2 steps from there"],
         [one_step],
     ]
-    assert [trained_on(bob, number) for number in (2, 3, 5)] == [[one_step]] * 3
-    assert trained_on(bob, 4) == [one_step, "the whole model"]
-    assert "is damaged (its SHA-256 does not fit); downloading the whole model" in bob.log
+    assert [trained_on(bob, number) for number in (2, 3, 4, 5)] == [[one_step]] * 4
     assert_holds_the_model_of(stage, done.document["run"], 4, ann, bob)
 
 
+def reboot(ann: AgentProcess) -> None:
+    ann.terminate()
+
+
+def cut_power(ann: AgentProcess) -> None:
+    """The model held is in memory while training runs, and is lost."""
+    ann.kill()
+
+
+def reboot_and_damage(ann: AgentProcess) -> None:
+    ann.terminate()
+    flip_bit(held(ann).path)
+
+
 @pytest.mark.faults
-def test_a_device_that_reboots_in_mid_training_needs_nothing_of_the_model_again(stage: Stage):
+@pytest.mark.parametrize(
+    ("end", "downloads"),
+    [
+        (reboot, ["the model held"]),
+        (cut_power, ["the whole model"]),
+        (reboot_and_damage, ["the model held", "the whole model"]),
+    ],
+)
+def test_device_that_ends_in_mid_training_downloads_what_it_lost(stage: Stage, end, downloads):
     ann, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     with stage.begin(rounds=3, encoding=ENCODING, strategy="fedavg") as coordinator:
         stage.wait_held("ann", coordinator)
-        ann.kill()
+        end(ann)
         stage.holds["ann"].release()
         ann.start()
         done = coordinator.done()
     assert done.code == 0
     assert [reported for _, _, reported in outcomes(done.document)] == [2, 2, 2]
-    assert trained_on(ann, 2) == ["the model held and 1 step from there", "the model held"]
+    assert trained_on(ann, 2) == ["the model held and 1 step from there", *downloads]
+    damaged = "is damaged (its SHA-256 does not fit); downloading the whole model" in ann.log
+    assert damaged == (end is reboot_and_damage)
     assert_holds_the_model_of(stage, done.document["run"], 2, ann, bob)
 
 
@@ -84,6 +104,7 @@ def assert_holds_the_model_of(stage: Stage, run: str, round: int, *agents: Agent
     directory = run_directory(stage.state_dir, run)
     state, (_, public, _) = load_checkpoint_after(directory, round), load_checkpoint(directory)
     for agent in agents:
+        agent.terminate()  # which writes the model that it holds
         about, blob = held(agent).read()
         _, tensors = unpack(blob, encoding=about.encoding, raw_bytes=about.raw_bytes, schema=public)
         for name, value in state.tensors.items():
