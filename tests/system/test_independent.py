@@ -31,6 +31,8 @@ def test_a_run_with_the_default_policy_warns_where_devices_lose(tmp_path):
         with fleet.coordinator(tmp_path / "state", **terms) as coordinator:
             done = coordinator.done()
         shown = run("fedpatch", "show", "last", "--state-dir", tmp_path / "state")
+        for agent in fleet.agents.values():
+            agent.terminate()  # which writes the state of learning alone
     assert done.code == 0, done.err
     rounds = done.document["rounds"]
     assert [one["round"] for one in rounds if one["independent"]] == [4, 8, 12]
