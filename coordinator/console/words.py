@@ -56,6 +56,8 @@ _REASON_WORDS: Mapping[str, str] = {
     "not_finite": "its training diverged",
     "masking": "its group could not mask the update",
     "late": "its update came after the round",
+    "stale": "the model has moved on too far since its update began",
+    "superseded": "a newer update of it counts in the round",
     "stale_epoch": "its update was for an earlier start of the coordinator",
     "not_invited": "it was not invited",
     "already_committed": "another update of it counts already",

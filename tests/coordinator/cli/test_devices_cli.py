@@ -42,9 +42,9 @@ def test_repeated_hold_or_lift_changes_nothing_and_prints_a_note(devices, hold, 
         (("pi-9",), "pi-9"),
         (("pi-1",), "there is a device 'pi-1' in each of the fleets garden, kitchen; name one with --fleet"),
         (("pi-2", "--fleet", "garden"), "pi-2"),
-        (("pi-2", "--reason", " "), "--reason must have 1 to 500 printable characters"),
-        (("pi-2", "--reason", "a\nb"), "--reason must have 1 to 500 printable characters"),
-        (("pi-2", "--reason", "x" * 501), "--reason must have 1 to 500 printable characters"),
+        (("pi-2", "--reason", " "), "the reason must have 1 to 500 printable characters"),
+        (("pi-2", "--reason", "a\nb"), "the reason must have 1 to 500 printable characters"),
+        (("pi-2", "--reason", "x" * 501), "the reason must have 1 to 500 printable characters"),
     ],
 )
 def test_ambiguous_device_or_bad_reason_is_a_usage_error(devices, argv, words):

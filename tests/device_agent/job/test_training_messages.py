@@ -14,6 +14,9 @@ from fedpatch.device_agent.job.training_messages import (
     MAX_FRAME_BYTES,
     CancelTraining,
     MakeModel,
+    MaskCommand,
+    Masked,
+    ModelHeld,
     ModelMade,
     ModelStep,
     Ready,
@@ -29,6 +32,8 @@ from fedpatch.device_agent.job.training_messages import (
     write_message,
 )
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.masking.opening import Mask
+from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.arrays import TensorSpec
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.delta_jobs import DELTAS
@@ -43,6 +48,7 @@ SENT_COMMANDS = (
     TRAIN,
     replace(TRAIN, steps=(ModelStep("/s", DELTAS[0]),), independent_ends_at=9.0),
     MakeModel(TRAIN, update()),
+    MaskCommand(KEY, update(), "/v", "/u", b"c" * 32, (Mask(b"s" * 32, -1),), SkellamNoise(b"n" * 32, 4.0)),
     PauseTraining(),
     ContinueTraining(),
     CancelTraining(),
@@ -52,7 +58,9 @@ SENT_ANSWERS = (
     SetupFailed("no data", 3, lost=(KEY,)),
     TrainProgress(KEY, 3, 5),
     Trained(KEY, update(), report(), model_follows=True),
+    Masked(KEY, update()),
     ModelMade(KEY),
+    ModelHeld(DIGEST),
     TrainFailed(KEY, FailReason.NOT_FINITE, "nan in fc.weight"),
     TrainCancelled(KEY),
 )

@@ -91,7 +91,7 @@ class Oracle:
         self._after(patch, RoundLedger, "close", self._close)
         self._after(patch, RoundLedger, "finish", self._finish)
         self._after(patch, RoundLedger, "pause", lambda run, spent_s: self.stands_still(self._world.now))
-        self._after(patch, RoundLedger, "roll_back", self._roll_back)
+        self._before(patch, RoundLedger, "roll_back", self._roll_back)
         self._after(patch, RoundLedger, "drop_update", self._drop)
         patch.setattr(fedpatch.coordinator.runtime.aggregator, "masked_mean", self._masked_mean)
         real = Registry.create_run
@@ -170,6 +170,16 @@ class Oracle:
             done = real(tables, *args, **given)
             hear(*args, **given)
             return done
+
+        patch.setattr(owner, name, method)
+
+    def _before(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
+        """For a method of several writes: the program may be killed between the first, which counts, and the last."""
+        real = getattr(owner, name)
+
+        def method(tables: Any, *args: Any, **given: Any) -> Any:
+            hear(*args, **given)
+            return real(tables, *args, **given)
 
         patch.setattr(owner, name, method)
 
