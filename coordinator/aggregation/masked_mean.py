@@ -145,7 +145,13 @@ def private_masked_mean(
 
 
 def round_layout(schema: Schema, terms: SecureTerms, privacy: PrivacyPolicy | None) -> VectorLayout | PrivateLayout:
-    """Return the layout of a round's vectors, with or without noise of the devices."""
+    """Return the layout of a round's vectors, with or without noise of the devices.
+
+    Args:
+        schema: Schema of the tensors that travel.
+        terms: Terms of the masked round.
+        privacy: Terms of differential privacy; None without noise.
+    """
     if privacy is None:
         return vector_layout(schema, terms)
     return PrivateLayout(schema, privacy.clip, privacy.steps)

@@ -35,7 +35,13 @@ class CertificateFiles:
 
     @staticmethod
     def of(files: TlsFiles, device: str, fleet: str) -> CertificateFiles | None:
-        """Return the certificates of a device; None where it has no certificate, or trusts the system's CAs."""
+        """Return the certificates of a device; None where it has no certificate, or trusts the system's CAs.
+
+        Args:
+            files: Its TLS files.
+            device: Id of the device.
+            fleet: Name of its fleet.
+        """
         return CertificateFiles(files, device, fleet) if files.cert_file and files.ca_file else None
 
     def sign(self, keys: MaskingKeys, request: bytes) -> MaskingKeys:

@@ -15,7 +15,7 @@ Differential Privacy". This bound is not tight: at epsilon 8 it asks for 6 % mor
 
 Example:
     >>> round(epsilon_of_releases({Release(1.7, steps=500): 7}, delta=1e-5), 2)
-    7.92
+    7.93
     >>> round(skellam_noise_for(epsilon=8.0, delta=1e-5, rounds=7, steps=500), 2)
     1.69
 """
@@ -96,7 +96,13 @@ def epsilon_of_releases(releases: Mapping[Release, int], delta: float) -> float:
 
 
 def epsilon_of_divergence(order: int, bound: float, delta: float) -> float:
-    """Return an epsilon that a Renyi divergence of at most `bound` at `order` (at least 2) keeps at `delta`."""
+    """Return an epsilon that a Renyi divergence keeps.
+
+    Args:
+        order: Order of the divergence, at least 2.
+        bound: Greatest divergence of that order.
+        delta: Above 0, below 1.
+    """
     return max(0.0, bound + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 # Pages that another test follows word for word.
 FOLLOWED_ALONE = {"docs/tutorials/own-task.md": "tests/docs/test_tutorial.py"}
+# Pages whose commands serve until they are stopped, or need a package that the tools of development leave out. These tests play
+# what they start; that their options exist is checked as on every page.
+PLAYED_ELSEWHERE = {
+    "docs/how-to/console.md": "tests/coordinator/console/test_terms.py",
+    "docs/how-to/home-assistant.md": "tests/device_agent/bus",
+    "docs/how-to/trackers.md": "tests/shared/trackers",
+}
 
 # What stands on the pages for something of the reader's, and what it is here.
 LEFT_TO_THE_READER = (

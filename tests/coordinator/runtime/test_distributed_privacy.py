@@ -143,6 +143,7 @@ def test_noise_of_a_device_is_that_of_its_threshold_and_the_same_after_a_restart
     drawn = {}
 
     def note(device: MaskedDevice, elements: Array) -> Array:
+        assert device.request is not None and device.request.privacy is not None
         terms, state = device.request.privacy, device.rounds.state
         again = MaskingRounds(device.name, bytes, from_bytes(to_bytes(state), type(state)))
         drawn[device.name] = (device.rounds.noise(terms), again.noise(terms), terms)
