@@ -1,4 +1,4 @@
-"""What the web console costs: its process, its pages, and the rounds beside it: `python -m benchmarks.network.console`."""
+"""Cost of the web console: its process, its pages, and the rounds beside it: `python -m benchmarks.network.console`."""
 
 from __future__ import annotations
 

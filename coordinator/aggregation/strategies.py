@@ -56,7 +56,7 @@ class Strategy:
     """Base class of the strategies, with FedAvg's server side. The class variables describe the training on a device.
 
     A strategy of your own is a subclass: it names itself, and overrides `finish` (and `optimizer_schema`, if its server keeps
-    tensors from round to round). Each argument `schema` is that of the public model without moments. Arrays are NumPy's;
+    tensors from round to round). Each argument `schema` describes the public model without moments. Arrays are NumPy's;
     those of a state are never changed in place.
 
     The class variables of a subclass:

@@ -63,7 +63,7 @@ class EventStreams:
 
     @property
     def full(self) -> bool:
-        """Whether there is no place for another stream."""
+        """True if there is no place for another stream."""
         return self.count >= self._most
 
     async def serve(

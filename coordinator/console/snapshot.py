@@ -1,4 +1,4 @@
-"""What the page shows at a moment, and the events that bring a page from an earlier moment to it.
+"""State that the page shows at a moment, and the events that bring a page from an earlier moment to it.
 
 A stream keeps a `Cursor` and no queue: a slow page gets the newest state when it reads again, and costs no memory meanwhile.
 """
@@ -47,7 +47,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a page has received; the default has received nothing."""
+    """State that a page has received; the default is a page without any."""
 
     live_number: int = -1
     runs_number: int = -1
