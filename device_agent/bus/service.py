@@ -113,7 +113,8 @@ class Bus:
     def take(self, event: LinkEvent) -> None:
         """Handle an event of the connection."""
         match event:
-            case Connected():
+            case Connected(protocol=protocol):
+                _log.info("device %s: connected to the broker, MQTT %s", self._topics.device, protocol)
                 self._connected = True
                 self._announce()
             case Disconnected(reason=reason):

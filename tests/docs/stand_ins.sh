@@ -27,6 +27,17 @@ answers() {
     (: < "/dev/tcp/127.0.0.1/$1") 2> /dev/null || { kill -0 "$3" 2> /dev/null || { cat "$2" >&2; refuse "it ended"; }; false; }
 }
 
+# What serves until it is stopped is stopped as by systemd once its log has these words; it must end with 0.
+stopped() {
+    local log=$1 words=$2 code=0; shift 2
+    (exec "$READER_PYTHON" -I -S "$READER_CALL" "$READER_SOCKET" "$@" > "$log" 2>&1) &
+    await logged "$log" "$words" $!
+    kill "$!"
+    wait "$!" || code=$?
+    [ "$code" = 0 ] || { cat "$log" >&2; refuse "it ended with $code"; }
+}
+logged() { grep -qF "$2" "$1" || { kill -0 "$3" 2> /dev/null || { cat "$1" >&2; refuse "it ended"; }; false; }; }
+
 # The value of an option among words.
 option() {
     local wanted=$1; shift
@@ -48,6 +59,7 @@ fedpatch() {
                 later) { ours fedpatch "$@" "${small[@]}" &> run.log && code=0 || code=$?; echo $code > run.code; } & ;;  # the page begins its devices after it
                 *) ours fedpatch "$@" "${small[@]}" ;;
             esac ;;
+        "stop "*) ours fedpatch "$@" || [ $? = 2 ] ;;  # 2: the page's run has ended
         "resume "*) ours fedpatch "$@" ${READER_ROUNDS:+--rounds "$READER_ROUNDS"} ;;
         "doctor "*) ours fedpatch "$@" --devices "$READER_DEVICES" ;;
         "device add "* | "device rotate "*)  # the bundle of the line before has been carried to its device
@@ -62,6 +74,7 @@ fedpatch() {
         "simulate "*) ours fedpatch "$@" --clients 4 --rounds 2 --task "$(small_task "$@")" --target-ua 0.2 --workers 1 ;;
         "watch "*--once* ) ours fedpatch "$@" ;;
         "watch "* | watch) watching "$@" ;;
+        "console "*) stopped console.log "console: http" fedpatch "$@" ;;
         "broker --port "*) serving broker.log "$3" ours fedpatch "$@" ;;
         *) ours fedpatch "$@" ;;
     esac
@@ -87,6 +100,7 @@ agent() {
             [ ! -e "$place/status.json" ] || stop_agent "$place"
             ours fedpatch-agent "$@" --admission always --nice 0 >> agents.log 2>&1 &
             await ready "$place" $! ;;
+        "bus "*) stopped bus.log "connected to the broker" fedpatch-agent "$@" ;;
         "status"*) ours fedpatch-agent "$@" || [ $? = 1 ] ;;  # 1: of an agent that does not run
         *) ours fedpatch-agent "$@" ;;
     esac
