@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpatch.shared.app.formatting import size
 from fedpatch.simulator.experiment.robustness import NO_ATTACK, RobustnessCell, RobustnessRow, summarise
 from scripts.reference.markdown import render, table
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+FOLDER = RESULTS / "robustness"
 TASKS = {"digits": "rules-digits.json", "MNIST": "rules-mnist.json", "digits, C = 0.2": "rules-digits-some.json"}
 FLOWER = "rules-digits-flower.json"
 _MEAN = "mean"
@@ -22,8 +24,10 @@ def page() -> str:
     return render(
         "when-devices-lie.md",
         cost=cost(cells),
+        processor=processor(RESULTS / "benchmarks" / "rules.json"),
         digits=attacks(cells["digits"], 0.2),
         mnist=attacks(cells["MNIST"], 0.2),
+        gains=gains(cells, 0.2),
         flower=beside(cells["digits"], read_cells(FOLDER / FLOWER)),
         backdoor=backdoor(cells),
         found=found(cells["digits"], 0.2),
@@ -68,6 +72,47 @@ def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
         entries = (_entry(own.get(kind)) for kind in kinds)
         lines.append((f"`{rule}`", seeds, *entries, f"**{worst:.3f}**" if whole else "-"))
     return table(("rule", "seeds", *kinds, "worst"), lines)
+
+
+def gains(cells: dict[str, list[RobustnessCell]], share: float) -> str:
+    """Format how far the worst user accuracy of each rule is above that of the mean, in points, over the attacks of both."""
+    worst = {name: _worst(one, share) for name, one in cells.items()}
+    tasks = [name for name, found in worst.items() if len(found) > 1]
+    rules = [rule for rule in dict.fromkeys(rule for name in tasks for rule in worst[name]) if rule != _MEAN]
+    rows = [(f"`{rule}`", *(_gain(worst[name], rule) for name in tasks)) for rule in rules]
+    return table(("worst user accuracy above that of `mean`, in points", *tasks), rows)
+
+
+def _worst(cells: Sequence[RobustnessCell], share: float) -> dict[str, float]:
+    rows = [row for row in summarise(cells) if row.bad == share]
+    kinds = {row.attack for row in rows if row.defence == _MEAN}
+    found = {rule: {row.attack: row.user_accuracy for row in rows if row.defence == rule} for rule in _rules(rows)}
+    return {rule: min(own[kind] for kind in kinds) for rule, own in found.items() if kinds and kinds <= own.keys()}
+
+
+def _rules(rows: Sequence[RobustnessRow]) -> list[str]:
+    return list(dict.fromkeys(row.defence for row in rows))
+
+
+def _gain(worst: dict[str, float], rule: str) -> str:
+    return f"{100 * (worst[rule] - worst[_MEAN]):+.1f}" if rule in worst else "-"
+
+
+def processor(path: Path) -> str:
+    """Format processor time and memory of each rule, with the most updates and the fewest that were measured."""
+    measured = json.loads(path.read_text("utf-8"))["measured"]
+    few, many = measured[0], measured[-1]
+    rows = [
+        (
+            f"`{one['rule']}`",
+            f"{one['ratio_to_mean']['median']:.1f}",
+            size(least["peak_bytes"]),
+            size(one["peak_bytes"]),
+        )
+        for least, one in zip(few["rules"], many["rules"], strict=True)
+    ]
+    counts = (f"memory, {one['updates']:,} updates" for one in (few, many))
+    return table(("rule", f"processor time to the mean's, {many['updates']:,} updates", *counts), rows)
 
 
 def beside(ours: Sequence[RobustnessCell], flower: Sequence[RobustnessCell]) -> str:
