@@ -90,7 +90,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     RetryAfter,
 )
-from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
 _ROUNDING_S = 1e-3
 # Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
@@ -313,8 +313,10 @@ class Engine:
             case Offer():
                 # Between two rounds: the next one takes the update.
                 return [self._envelopes.answer_carried(device, work, RetryAfter(body.manifest.digest, KEEP_S))]
-            case Need() | Progress(phase=JobPhase.DOWNLOADING):
-                # The device has lost its work, and begins anew with a model that is not published any more.
+            case Need():
+                # Chunks on their way still arrive. Missing ones of an older model are not published again; those of deltas are.
+                if self.open is not None and self.open.publishes(body.digest):
+                    return self.open.resend(body, now)
                 del self.carried.works[device]
                 self._count_expected(now)
                 return [self._envelopes.answer_carried(device, work, Cancel("stale"))]
