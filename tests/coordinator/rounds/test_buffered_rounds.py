@@ -113,7 +113,16 @@ def test_repeated_offer_of_a_carried_update_is_answered_committed_and_counts_onc
 def test_offer_between_two_rounds_is_put_off():
     made = carrying()
     [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
-    assert isinstance(body, RetryAfter | Grant)
+    assert body == RetryAfter(DIGEST, 1.0)
+
+
+def test_offer_in_a_long_pause_is_put_off_until_the_next_round_or_a_minute():
+    made = carrying(round_interval_s=40.0)
+    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
+    assert isinstance(body, RetryAfter)
+    assert 30.0 < body.delay_s < 40.0
+    made = carrying(round_interval_s=4000.0)
+    assert told(send(made, "c", Offer(update(BLOB)), 6.5, 1)) == [("c", RetryAfter(DIGEST, 60.0))]
 
 
 def test_work_beyond_max_staleness_is_cancelled_and_its_update_refused_without_offence():
