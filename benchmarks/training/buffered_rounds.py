@@ -60,6 +60,12 @@ POLICIES: dict[str, dict[str, Any]] = {
         "max_staleness": 16,
         "staleness_power": -1.0,
     },
+    "carry, 10 updates, p = -1.3": {
+        "late": "carry",
+        "quorum_updates": 10,
+        "max_staleness": 16,
+        "staleness_power": -1.3,
+    },
 }
 TOY_POLICIES = {"carry, 2 updates": {"late": "carry", "quorum_updates": 2}}
 SEEDS = range(5)
