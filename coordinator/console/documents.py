@@ -129,7 +129,7 @@ def device_history(device: str, records: Sequence[RoundRecord]) -> list[dict[str
 def live_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a status (StatusFollower.document) with words for states and reasons.
 
-    The completed rounds of the status stay out: they come from the registry, or by `rounds_of_status`.
+    The completed rounds of the status stay out: they come from the registry, or from the records of the message.
     """
     plain = {name: value for name, value in document.items() if name not in ("rounds", "earlier")}
     plain["devices"] = [

@@ -600,6 +600,9 @@
     const {actions, logged_in: inside, login_needed: needed} = state.session;
     $("login").hidden = inside || !(actions || needed);
     $("logout").hidden = !inside;
+    const files = state.session.begin || [];
+    $("begin").hidden = !files.length;
+    $("begin-name").replaceChildren(...files.map(name => new Option(name, name)));
     put("rights", actions ? inside ? "actions are on" : "log in to act" : "reading only");
     for (const row of rows.fleet.values()) if (row.detail) fillDetail(row, row.device);
     mark("live");
@@ -629,15 +632,21 @@
   $("ask-cancel").onclick = () => $("ask-dialog").close();
   $("ask-form").onsubmit = async event => {
     event.preventDefault();
+    $("ask-ok").disabled = true;
     try {
       const found = await asking($("ask-reason").value);
       $("ask-dialog").close();
       notify(found.done);
     } catch (error) { put("ask-error", error.message); }
+    $("ask-ok").disabled = false;
   };
   $("stop").onclick = () => {
     const id = status()?.run || state.run;
     ask("Stop after this round", `Run ${id} ends when its open round is over. "fedpatch resume" goes on with it.`, false, "Stop", () => post(`/api/runs/${encodeURIComponent(id)}/stop`));
+  };
+  $("begin-run").onclick = () => {
+    const name = $("begin-name").value;
+    ask(`Begin ${name}`, "A coordinator starts with these settings, or resumes their interrupted run. It does not end with this console.", false, "Begin", () => post(`/api/begin/${encodeURIComponent(name)}`));
   };
   $("login").onclick = () => { put("login-error", ""); $("token").value = ""; $("login-dialog").showModal(); };
   $("login-cancel").onclick = () => $("login-dialog").close();
