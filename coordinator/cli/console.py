@@ -106,6 +106,8 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.console.sources import from_broker, from_stdin
         from fedpatch.coordinator.console.terms import ConsoleTerms
         from fedpatch.coordinator.observability.status_follower import StatusFollower
+        from fedpatch.coordinator.storage.database import exists
+        from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
         from fedpatch.coordinator.storage.state_dirs import find
         from fedpatch.shared.config.listen_address import parse_address
 
@@ -133,8 +135,10 @@ def add_console(app: typer.Typer) -> None:
             os.nice(_NICENESS)
             if as_json:
                 typer.echo(ready_line(url, token_file, actions=actions))
-            else:
-                say(f"console: {url}", *([f"token: in {token_file}"] if token_file else []), "Ctrl-C ends it")
+                return
+            token = [f"token: in {token_file}"] if token_file else []
+            none = [] if exists(place / REGISTRY_FILE) else [f"no runs in {place} yet; --state-dir names another place"]
+            say(f"console: {url}", *token, *none, "Ctrl-C ends it")
 
         ended: list[int] = []
         fleet = fleet or (settings.fleet if settings is not None else None)

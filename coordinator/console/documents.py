@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedpatch.coordinator.console.words import STATE_WORDS, reason_words
@@ -14,7 +15,6 @@ from fedpatch.coordinator.rounds.run_records import (
     RoundRecord,
     RunInfo,
     measure_words,
-    privacy_words,
     status_words,
 )
 from fedpatch.coordinator.settings import RunSettings
@@ -85,10 +85,20 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "phases": [round(value, 3) for value in phases],
         "down": record.bytes_down,
         "up": record.bytes_up,
-        "notes": "; ".join(troubles(record)) or None,
-        "privacy": privacy_words(record.privacy) or None,
+        "notes": "; ".join(_notes(record)) or None,
     }
     return {name: value for name, value in row.items() if value is not None}
+
+
+def _notes(record: RoundRecord) -> list[str]:
+    """Return the troubles of a round, with the reasons of devices in words."""
+    counts = (("declined", record.decline_reasons), ("failed", record.failures), ("refused", record.refused))
+    words = [
+        f"{word}: {', '.join(f'{count} × {reason_words(reason)}' for reason, count in sorted(reasons.items()))}"
+        for word, reasons in counts
+        if reasons
+    ]
+    return [*words, *troubles(replace(record, decline_reasons={}, failures={}, refused={}))]
 
 
 def device_row(device: DeviceInfo) -> dict[str, Any]:
