@@ -71,7 +71,7 @@ class RunStarter:
         log = self._state_dir / f"console-{name}.log"
         with refusals_of(log), log.open("wb") as lines:
             process = self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=lines, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
             code = process.wait(START_S)
