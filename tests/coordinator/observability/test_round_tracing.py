@@ -108,11 +108,12 @@ def test_failed_round_is_an_error_with_its_reason(memory):
 def receiver() -> Iterator[Any]:
     """An OTLP receiver over HTTP: its URL, and the requests that it got."""
     requests: list[tuple[str, bytes]] = []
+    answer = [200]
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            self.send_response(*answer)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -121,7 +122,7 @@ def receiver() -> Iterator[Any]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", requests=requests)
+    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", requests=requests, answer=answer)
     server.shutdown()
     thread.join()
     server.server_close()
@@ -152,7 +153,18 @@ def test_receiver_that_is_away_is_one_line_and_no_error(monkeypatch):
         assert observer is not None
         for number in (1, 2):
             observer.performed(SaveRecord(record(number)), 107.0, 108.0)
-    assert lines == [f"traces: {url}/v1/traces does not take them; the run goes on, and later rounds are tried"]
+    (line,) = lines
+    assert line.startswith(f"traces: {url}/v1/traces does not take them (Failed to export spans batch")
+    assert line.endswith("; the run goes on, and later rounds are tried")
+
+
+def test_reason_of_a_receiver_that_refuses_is_in_the_line(receiver):
+    receiver.answer[:] = [422]
+    lines: list[str] = []
+    with traced(RunSettings(traces=receiver.url), SPEC, lines.append) as observer:
+        assert observer is not None
+        observer.performed(SaveRecord(record(1)), 107.0, 108.0)
+    assert len(lines) == 1 and "422" in lines[0]
 
 
 @pytest.mark.parametrize(
