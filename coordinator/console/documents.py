@@ -55,11 +55,10 @@ def settings_rows(info: RunInfo) -> list[list[str]]:
 
 
 def metric_of(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Return the name of the user accuracies of a run, and whether smaller values are better."""
+    """Return the name of the user accuracies of a run, and whether they lie between 0 and 1."""
     last = records[-1] if records else None
     return {
         "name": measure_words(records),
-        "lower": last is not None and last.metric_goal == "min",
         "fraction": last is None or last.metric == ACCURACY,
     }
 
@@ -75,10 +74,8 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "failure": reason_words(record.failure) if record.failure else None,
         "cohort": record.cohort,
         "reported": record.reported,
-        "declined": record.declined or None,
         "ua": _short(record.user_accuracy),
         "worst": _short(record.user_accuracy_min),
-        "tenth": _short(record.user_accuracy_p10),
         "best": _short(best),
         "after": _short(record.user_accuracy_after),
         "s": round(sum(phases), 3),
