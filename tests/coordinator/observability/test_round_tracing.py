@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,6 +149,40 @@ def test_receiver_gets_the_trace_with_the_fleet_before_the_run_ends(receiver, mo
     resource = {one.key: one.value.string_value for one in group.resource.attributes}
     assert (resource["service.name"], resource["fedpatch.fleet"]) == ("fedpatch-coordinator", "kitchen")
     assert {one.name for one in group.scope_spans[0].spans} >= {"round 1", "train"}
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """A tracking server, which takes traces at /v1/traces: its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/runs.db"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                break
+            assert server.poll() is None
+            threading.Event().wait(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def test_mlflow_has_the_spans_of_a_round(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="make extras")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-mlflow-experiment-id=0")
+    lines: list[str] = []
+    with mlflow_server(tmp_path) as url:
+        with traced(RunSettings(traces=url, fleet="kitchen"), SPEC, lines.append) as observer:
+            assert observer is not None
+            observer.performed(SaveRecord(record(1)), 107.0, 108.0)
+        assert lines == []
+        (trace,) = mlflow.MlflowClient(tracking_uri=url).search_traces(locations=["0"])
+        assert {one.name for one in trace.data.spans} >= {"round 1", "select", "train", "aggregate"}
 
 
 def test_receiver_that_is_away_is_one_line_and_no_error(monkeypatch):
