@@ -22,7 +22,6 @@ _PAIR, _SELF, _BOX = b"fedpatch pair mask 1", b"fedpatch self mask 1", b"fedpatc
 _NOISE = b"fedpatch skellam noise 1"
 # Each box has a key of its own, so the nonce may be constant.
 _NONCE = bytes(12)
-BOX_BYTES = 2 * SHARE_BYTES + 16
 
 
 def is_available() -> bool:
