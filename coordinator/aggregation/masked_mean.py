@@ -134,7 +134,6 @@ def private_masked_mean(
         layout: Layout of the round.
         schema: Schema of the travelling tensors, all of them trained.
         base: The global model.
-        rule: The mean, or centred clipping over the groups.
         denominator: Devices that the round was meant for.
     """
     total = np.zeros(layout.size, np.int64)
