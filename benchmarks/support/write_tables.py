@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.coordinator import aggregation, rules
 from benchmarks.device import device
-from benchmarks.masking import cost, round_time
+from benchmarks.masking import cost, round_time, rounds
 from benchmarks.network import coordination_tables
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
@@ -23,12 +23,14 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "device": device.tables,
     "masked-cost": cost.tables,
     "masked-round-time": round_time.tables,
+    "masked-rounds": rounds.tables,
 }
+_NAMES = {"masked-rounds": rounds.BENCHMARK}
 
 
 def tables_text(name: str, results: Path = RESULTS) -> str:
     """Return the Markdown of a benchmark's tables, from the document of that name in `results`."""
-    lines = TABLES[name](read_document(results / f"{name}.json", name))
+    lines = TABLES[name](read_document(results / f"{name}.json", _NAMES.get(name, name)))
     return "\n".join([f"# Benchmark: {name}", "", *lines, ""])
 
 

@@ -37,7 +37,7 @@ class GroupState(StrEnum):
 
 @dataclass(frozen=True)
 class OpenGroup:
-    """What the sum of an open group is computed from.
+    """The devices of an open group and the masks of its sum.
 
     Attributes:
         devices: The devices whose masked updates are in the sum, sorted.
@@ -221,7 +221,7 @@ class MaskedGroup:
         self.state = GroupState.LOST
 
     def result(self) -> OpenGroup:
-        """Return what the sum is computed from; raise IllegalTransition unless the group is OPEN."""
+        """Return devices and masks of the sum; raise IllegalTransition unless the group is OPEN."""
         self._require(GroupState.OPEN, "result")
         assert self._opening is not None
         return OpenGroup(self.reported, self._opening.masks)

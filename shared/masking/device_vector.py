@@ -9,6 +9,7 @@ cut, and half of the values that do not travel in this round (shared.tensors.sub
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,9 @@ MEASURE_STEPS = 2.0**20
 """A measure x travels as round((x + MEASURE_OFFSET) * MEASURE_STEPS): to a millionth, from -2^31 to 2^31."""
 
 RATIO_STEPS = 2.0**16
+_BLOCK = 2**14
+"""Values that are computed at a time. Whole tensors take three times as long: most of it is the first touch of memory."""
+
 MAX_NORM_RATIO = 4.0
 """A norm counts at most as so many times the clip, so that one device moves the mean norm only so far."""
 
@@ -67,50 +71,57 @@ def make_vector(
     rng = np.random.default_rng(seed)
     cap = layout.terms.weight_cap
     weight = min(report.num_examples, cap)
-    wanted = {spec.name: _wanted(step[spec.name], residual.get(spec.name)) for spec in layout.specs}
-    norm = trained_norm(layout, wanted)
+    # The clip is for trained tensors; statistics are bounded by the grid alone.
+    trained = [_wanted(step[spec.name], residual.get(spec.name)) for spec in layout.specs if spec.trainable]
+    norm = math.sqrt(sum(float(np.square(wanted).sum()) for blocks in trained for _, wanted in blocks))
     within = min(1.0, layout.terms.clip / norm) if norm else 1.0
-    codes, left, spreads, clipped = [], {}, {}, 0
-    signed = np.dtype(f"<i{layout.dtype.itemsize}")
+    elements, left, spreads, clipped = np.empty(layout.size, layout.dtype), {}, {}, 0
+    codes, end = elements.view(f"<i{layout.dtype.itemsize}"), 0
     for spec, scale, subset in zip(layout.specs, layout.ranges, layout.subsets, strict=True):
-        flat = wanted[spec.name].reshape(-1)
-        if spec.trainable and within < 1.0:
-            flat *= within
         unit = scale / layout.top * cap / max(weight, 1)  # one code in units of the step
-        # Where all values travel, the tensor itself is taken: choosing by index would copy it three times.
-        places = slice(None) if len(subset) == len(flat) else subset
-        exact = flat[places] / unit
-        code = np.clip(exact, -layout.top, layout.top)
-        code += rng.random(len(subset))
-        np.floor(code, out=code)
-        clipped += int(np.count_nonzero(np.abs(exact) > layout.top))
-        lacking = flat[places] - code * unit
-        flat *= WAITING_SHARE
-        flat[places] = lacking
-        codes.append(code.astype(signed).view(layout.dtype))
+        rest, squares, begin = np.empty(math.prod(spec.shape), np.float32), 0.0, end
+        for place, wanted in _wanted(step[spec.name], residual.get(spec.name)):
+            if spec.trainable:
+                wanted *= within
+            chosen = _within_block(subset, place, len(wanted))
+            exact = wanted[chosen] / unit
+            code = np.clip(exact, -layout.top, layout.top)
+            code += rng.random(len(code))
+            np.floor(code, out=code)
+            codes[end : end + len(code)] = code
+            end += len(code)
+            clipped += int(np.count_nonzero(np.abs(exact) > layout.top))
+            squares += float(np.square(exact).sum())
+            lacking = wanted[chosen] - code * unit
+            wanted *= WAITING_SHARE
+            wanted[chosen] = lacking
+            rest[place : place + len(wanted)] = wanted
         if spec.trainable:
-            left[spec.name] = flat.reshape(spec.shape).astype(np.float32)
-        spreads[f"spread {spec.name}"] = _ratio(_root_mean_square(exact) / layout.top)
+            left[spec.name] = rest.reshape(spec.shape)
+        spreads[f"spread {spec.name}"] = _ratio(math.sqrt(squares / max(end - begin, 1)) / layout.top)
     figures = _figures(report, metric) | spreads
     figures |= {"weight": weight, "clipped_values": clipped}
     figures["norm"] = _ratio(min(norm / layout.terms.clip, MAX_NORM_RATIO))
-    limbs = [limb for name, bits in layout.figures for limb in to_limbs(figures.get(name, 0), bits)]
-    return DeviceVector(np.concatenate([*codes, np.array(limbs, layout.dtype)]), left)
+    elements[end:] = [limb for name, bits in layout.figures for limb in to_limbs(figures.get(name, 0), bits)]
+    return DeviceVector(elements, left)
 
 
-def trained_norm(layout: VectorLayout, step: Tensors) -> float:
-    """Return the L2 norm of the trained tensors of a step. Statistics are bounded by the grid alone."""
-    return math.sqrt(
-        sum(float(np.square(step[one.name], dtype=np.float64).sum()) for one in layout.specs if one.trainable)
-    )
+def _wanted(step: Array, residual: Array | None) -> Iterator[tuple[int, Array]]:
+    """Yield step plus residual in blocks, each with its place in the flat tensor."""
+    flat, rest = step.reshape(-1), None if residual is None else residual.reshape(-1)
+    for place in range(0, flat.size, _BLOCK):
+        block = flat[place : place + _BLOCK].astype(np.float64)
+        if rest is not None:
+            block += rest[place : place + _BLOCK]
+        yield place, block
 
 
-def _wanted(step: Array, residual: Array | None) -> Array:
-    return step.astype(np.float64) + (0.0 if residual is None else residual)
-
-
-def _root_mean_square(values: Array) -> float:
-    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+def _within_block(subset: Array | slice, place: int, size: int) -> Array | slice:
+    """Return the part of a subset that is in a block, counted from the block's first value."""
+    if isinstance(subset, slice):
+        return subset
+    first, last = np.searchsorted(subset, (place, place + size))
+    return subset[first:last] - place
 
 
 def _ratio(value: float) -> int:

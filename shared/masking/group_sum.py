@@ -129,12 +129,13 @@ def mean_step(layout: VectorLayout, total: GroupSum) -> dict[str, Array]:
     if weight < 1:
         raise UpdateRefused(RefuseReason.NUM_EXAMPLES, f"the sum of {total.devices} devices has the weight {weight}")
     steps, start = {}, 0
-    for spec, scale, subset in zip(layout.specs, layout.ranges, layout.subsets, strict=True):
+    tensors = zip(layout.specs, layout.ranges, layout.subsets, layout.counts, strict=True)
+    for spec, scale, subset, count in tensors:
         flat = np.zeros(math.prod(spec.shape))
-        codes = total.codes[start : start + len(subset)]
+        codes = total.codes[start : start + count]
         flat[subset] = codes * (scale / layout.top * layout.terms.weight_cap / weight)
         steps[spec.name] = flat.reshape(spec.shape)
-        start += len(subset)
+        start += count
     return steps
 
 

@@ -10,6 +10,7 @@ the context is in each derivation.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -21,7 +22,6 @@ _PAIR, _SELF, _BOX = b"fedpatch pair mask 1", b"fedpatch self mask 1", b"fedpatc
 _NOISE = b"fedpatch skellam noise 1"
 # Each box has a key of its own, so the nonce may be constant.
 _NONCE = bytes(12)
-BOX_BYTES = 2 * SHARE_BYTES + 16
 
 
 def is_available() -> bool:
@@ -185,10 +185,18 @@ def open_box(
 
 def keystream(seed: bytes, size: int) -> bytes:
     """Return the first `size` bytes of ChaCha20 under `seed` (RFC 8439, block counter and nonce 0)."""
+    return bytes(*keystreams([seed], size))
+
+
+def keystreams(seeds: Iterable[bytes], size: int) -> Iterator[bytearray]:
+    """Yield a keystream for each seed, all in the same buffer: new memory for each takes as long as ChaCha20 itself."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-    return Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(size))
+    zeros, buffer = bytes(size), bytearray(size)
+    for seed in seeds:
+        Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update_into(zeros, buffer)
+        yield buffer
 
 
 def _agree(private: bytes | PrivateKey, peer: bytes) -> bytes:

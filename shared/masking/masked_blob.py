@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpatch.shared.errors import UpdateRefused
-from fedpatch.shared.masking.keys import keystream
+from fedpatch.shared.masking.keys import keystreams
 from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.masking.private_vector import PrivateLayout
 from fedpatch.shared.masking.skellam_noise import skellam_values
@@ -87,11 +87,8 @@ def add_masks(elements: Array, masks: Iterable[Mask]) -> Array:
         elements: Elements of a vector or of a sum.
         masks: `masks_of_member` for a device, `Opening.masks` for a group's sum.
     """
-    total = elements.copy()
-    for mask in masks:
-        stream = np.frombuffer(keystream(mask.seed, elements.nbytes), elements.dtype)
-        if mask.sign > 0:
-            total += stream
-        else:
-            total -= stream
+    total, masks = elements.copy(), tuple(masks)
+    for mask, stream in zip(masks, keystreams((mask.seed for mask in masks), elements.nbytes), strict=True):
+        change = np.add if mask.sign > 0 else np.subtract
+        change(total, np.frombuffer(stream, total.dtype), out=total)
     return total

@@ -103,14 +103,22 @@ class VectorLayout:
         return element_type(self.terms.bits)
 
     @cached_property
-    def subsets(self) -> tuple[Array, ...]:
-        """Indices of the travelling values of each flat tensor."""
+    def subsets(self) -> tuple[Array | slice, ...]:
+        """Places of the travelling values of each flat tensor, in ascending order; a slice where all travel."""
         return tuple(_subset(self.terms, spec) for spec in self.specs)
 
     @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Number of travelling values of each tensor."""
+        return tuple(
+            math.prod(spec.shape) if isinstance(subset, slice) else len(subset)
+            for spec, subset in zip(self.specs, self.subsets, strict=True)
+        )
+
+    @property
     def num_values(self) -> int:
         """Elements that are values of tensors."""
-        return sum(len(subset) for subset in self.subsets)
+        return sum(self.counts)
 
     @cached_property
     def figures(self) -> tuple[tuple[str, int], ...]:
@@ -159,9 +167,8 @@ def from_limbs(limbs: list[int]) -> int:
     return sum(limb << LIMB_BITS * place for place, limb in enumerate(limbs))
 
 
-def _subset(terms: SecureTerms, spec: TensorSpec) -> Array:
+def _subset(terms: SecureTerms, spec: TensorSpec) -> Array | slice:
     """Return the public subset of a tensor; statistics are small and have no error feedback, so all their values travel."""
-    size = math.prod(spec.shape)
     if terms.keep == 1 or not spec.trainable:
-        return np.arange(size)
-    return subset_of(terms.seed, spec.name, size, terms.keep)
+        return slice(None)
+    return subset_of(terms.seed, spec.name, math.prod(spec.shape), terms.keep)

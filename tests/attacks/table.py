@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.attacks.attack import Attack
 from tests.attacks.by_floods import FLOODS
+from tests.attacks.by_masking import MASKED_ATTACKS
 from tests.attacks.by_messages import MESSAGE_ATTACKS
 from tests.attacks.by_poison import POISONS
 from tests.attacks.by_sockets import SOCKET_ATTACKS
@@ -30,7 +31,8 @@ def rows() -> list[tuple[str, str, str]]:
     """Name, what it does, what stops it."""
     thefts = [(one.name, one.does, "the broker's access rules") for one in THEFTS]
     poisons = [(f"poison: {one.name}", one.does, "limited by `norm_bound`, and named") for one in POISONS]
-    return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *poisons, *thefts]
+    masked = [(f"masked group: {one.name}", one.does, one.stopped_by) for one in MASKED_ATTACKS]
+    return [*((one.name, one.does, one.stopped_by) for one in ATTACKS), *poisons, *thefts, *masked]
 
 
 def markdown() -> str:

@@ -117,6 +117,21 @@ def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
     assert group.offenders == frozenset()
 
 
+@pytest.mark.parametrize(("rule", "threshold"), [(ThresholdRule.HALF, 5), (ThresholdRule.TWO_THIRDS, 6)])
+class TestThreshold:
+    """Of eight members: with the threshold a group goes on, with one below it is lost."""
+
+    def test_of_shares(self, rule, threshold):
+        assert Members(8, rule).share(names(threshold)).group.state is GroupState.SHARED
+        assert Members(8, rule).share(names(threshold - 1)).group.state is GroupState.LOST
+
+    def test_of_updates(self, rule, threshold):
+        for count, state in ((threshold, GroupState.COLLECTED), (threshold - 1, GroupState.LOST)):
+            group = Members(8, rule).share(names(8)).group
+            group.end_collecting(names(count))
+            assert group.state is state
+
+
 class TestMessages:
     def test_shares_of_another_context_raise_and_change_nothing(self):
         members = Members()

@@ -13,13 +13,17 @@ import pytest
 import fedpatch.coordinator.runtime.aggregator as aggregator
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.masking.vector_layout import VectorLayout
 from fedpatch.shared.tensors.arrays import Array
-from fedpatch.shared.wire.masking_messages import MaskingKeys, Reveal, Roster, Shares
-from fedpatch.shared.wire.messages import Accept, Envelope, Offer, WorkRequest
+from fedpatch.shared.wire.masking_messages import Reveal, Roster, Shares
+from fedpatch.shared.wire.messages import Envelope, Offer, WorkRequest
+from tests.attacks.by_masking import MASKED_ATTACKS, MaskedAttack
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.masked_fleets import TERMS, Clock, MaskedFleet, examples, names
+
+BAD = "pi-06"
 
 
 class Watched:
@@ -87,6 +91,11 @@ def groups_of(fleet: MaskedFleet) -> list[list[str]]:
     """Return the groups that round 1 drew, as its devices learned them."""
     rosters = {body.group: body for _, body in fleet.transcript if isinstance(body, Roster)}
     return [[member.device for member in rosters[number].members] for number in sorted(rosters)]
+
+
+def other_group(fleet: MaskedFleet, device: str) -> list[str]:
+    """Return the group of round 1 that a device is not in."""
+    return next(group for group in groups_of(fleet) if device not in group)
 
 
 def offences(fleet: MaskedFleet, device: str) -> int:
@@ -238,58 +247,35 @@ class TestLost:
         counted = {device: offences(fleet, device) for device in names(16)}
         assert {device for device, count in counted.items() if count} == set(liars.values())
 
-    def test_impossible_sum_of_a_group_is_left_out(self, fleet, watched):
-        """A device that adds noise to its vector spoils its own group only."""
-        fleet.devices["pi-02"].spoil = lambda elements: elements + np.uint8(101)
-        fleet.come()
+
+@pytest.mark.parametrize("attack", MASKED_ATTACKS, ids=lambda one: one.name)
+class TestAttacks:
+    """The sum is that of the others, or of the other group."""
+
+    def test_model_is_that_of_the_devices_that_count(self, fleet, watched, attack):
+        play(fleet, attack)
         [record] = records(fleet)
-        assert (record.outcome, record.reported) == ("aggregated", 8)
-        assert_equals_oracle(fleet, watched, next(one for one in groups_of(fleet) if "pi-02" not in one))
+        assert (record.outcome, record.reported) == ("aggregated", attack.reported)
+        assert (record.failures, record.refused) == (dict(attack.failures), dict(attack.refused))
+        kept = {16: names(16), 15: [one for one in names(16) if one != BAD]}
+        assert_equals_oracle(fleet, watched, kept.get(attack.reported) or other_group(fleet, BAD))
+
+    def test_offences_count_against_the_device_alone(self, fleet, attack):
+        play(fleet, attack)
+        assert {device for device in names(16) if offences(fleet, device)} == ({BAD} if attack.is_offence else set())
 
 
-class TestBadInput:
-    """A device that breaks the protocol is out of its round; the others' sum is right."""
+def play(fleet: MaskedFleet, attack: MaskedAttack) -> None:
+    """All rounds of a fleet with a bad device."""
+    for name, value in attack.of_device:
+        setattr(fleet.devices[BAD], name, value)
+    fleet.change = lambda device, answer: attack.change(answer) if device == BAD else answer
+    fleet.come().wait(700.0)
 
-    def play(self, fleet: MaskedFleet, watched: Watched, change: Any) -> None:
-        fleet.change = lambda device, answer: change(answer) if device == "pi-06" else answer
-        fleet.come().wait(700.0)
-        [record] = records(fleet)
-        assert (record.outcome, record.reported) == ("aggregated", 15)
-        assert_equals_oracle(fleet, watched, [name for name in names(16) if name != "pi-06"])
 
-    def test_acceptance_without_keys_fails_the_device(self, fleet, watched):
-        self.play(fleet, watched, lambda answer: Accept(1) if isinstance(answer, Accept) else answer)
-        assert records(fleet)[0].failures == {"no_keys": 1}
-
-    def test_acceptance_with_a_point_of_small_order_fails_the_device(self, fleet, watched):
-        keys = MaskingKeys(bytes(32), bytes(32))
-        self.play(fleet, watched, lambda answer: Accept(1, keys) if isinstance(answer, Accept) else answer)
-        assert records(fleet)[0].failures == {"no_keys": 1}
-
-    def test_shares_of_the_wrong_size_count_as_not_ours(self, fleet, watched):
-        def change(answer: Any) -> Any:
-            return replace(answer, boxes=answer.boxes[:-1]) if isinstance(answer, Shares) else answer
-
-        self.play(fleet, watched, change)
-        assert offences(fleet, "pi-06") > 0
-
-    def test_update_of_another_size_is_refused_as_damaged(self, fleet, watched):
-        device = fleet.devices["pi-06"]
-        device.cut_off = 1
-        self.play(fleet, watched, lambda answer: answer)
-        assert records(fleet)[0].refused == {"damaged": 1}
-        assert offences(fleet, "pi-06") == 1
-
-    def test_member_whose_boxes_do_not_open_loses_its_group_only(self, fleet, watched):
-        """Of one member: its self-mask cannot be rebuilt, so its group is lost; the other one counts."""
-
-        def change(device: str, answer: Any) -> Any:
-            if device != "pi-06" or not isinstance(answer, Shares):
-                return answer
-            return replace(answer, boxes=tuple(bytes(len(box)) for box in answer.boxes))
-
-        fleet.change = change
-        fleet.come().wait(700.0)
-        [record] = records(fleet)
-        assert (record.outcome, record.reported) == ("aggregated", 8)
-        assert_equals_oracle(fleet, watched, next(group for group in groups_of(fleet) if "pi-06" not in group))
+def test_five_damaged_answers_to_the_roster_lead_to_quarantine(tmp_path, prepared, registry, clock):
+    """The roster is sent again until shares come, and each answer counts."""
+    fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **{**TERMS, "devices": 16, "quorum": 0.5}), clock)
+    play(fleet, next(one for one in MASKED_ATTACKS if one.name == "a box too few"))
+    assert offences(fleet, BAD) >= RunSettings().quarantine_after
+    assert registry.holds.held("demo") == {BAD: "quarantined"}
