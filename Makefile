@@ -151,9 +151,9 @@ bench-peers: setup ## build .venv-peers, with pfl, Flower and TenSEAL for the be
 	install -r benchmarks/peers-requirements.txt
 	install --no-deps 'flwr==1.42.*' 'pfl==0.6.*'
 
-extras: setup ## test trackers and Home Assistant's discovery with the real packages (gigabytes the first time)
+extras: setup ## test trackers, traces and Home Assistant's discovery with the real packages (gigabytes the first time)
 	@test -x $(EXTRAS)/bin/pytest || { $(BIN)/python -m venv $(EXTRAS) && $(EXTRAS)/bin/pip install --quiet $(PIP_ARGS) --editable '.[tensorboard,mlflow,wandb]' pytest pytest-timeout hypothesis; }
-	$(EXTRAS)/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/shared/trackers
+	$(EXTRAS)/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/shared/trackers tests/coordinator/observability/test_round_tracing.py
 	@# Home Assistant pins its dependencies, so it has an environment of its own; this release is for Python 3.11 and 3.12.
 	test -x $(EXTRAS)-home/bin/pytest || { $(BIN)/python -m venv $(EXTRAS)-home && $(EXTRAS)-home/bin/pip install --quiet $(PIP_ARGS) homeassistant==2024.3.3 paho-mqtt 'setuptools<81' pytest pytest-timeout hypothesis msgspec msgpack && $(EXTRAS)-home/bin/pip install --quiet --no-deps --editable .; }
 	$(EXTRAS)-home/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/device_agent/bus/test_home_assistant.py

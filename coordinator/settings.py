@@ -63,7 +63,7 @@ class RoundSettings(Settings):
     private: str = setting(
         "affine",
         group=_TRAINING,
-        help="Patch that stays on each device: none, stats, affine, all (of batch norm) or names:GLOB,...",
+        help="Patch that stays on each device: none, stats, affine, all (of batch norm), norms, head or names:GLOB,...",
     )
     learning_rate: float | None = _learning_rate(help="Learning rate on the devices.")
     server_learning_rate: float | None = _learning_rate(help="Learning rate of the server's optimizer.")
@@ -526,12 +526,12 @@ class RoundSettings(Settings):
         from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
         from fedpatch.coordinator.strategies import find_strategy
         from fedpatch.shared.tasks.task import TASKS
-        from fedpatch.shared.tensors.patches import parse_policy
+        from fedpatch.shared.tensors.patch_policy import check_private
 
         problems = self.refusals(
             task=TASKS.check_name,
             strategy=find_strategy,
-            private=parse_policy,
+            private=check_private,
             metrics=parse_address,
             norm_bound=parse_norm_bound,
             aggregate=parse_aggregate_rule,

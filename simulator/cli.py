@@ -56,7 +56,8 @@ Private = Annotated[
     str | None,
     typer.Option(
         metavar="POLICY",
-        help="Patch: none, stats, affine, all or names:GLOB,...; default: affine, or none where the strategy keeps none.",
+        help="Patch: none, stats, affine, all, norms, head or names:GLOB,...; default: affine, or none where the strategy "
+        "keeps none.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]

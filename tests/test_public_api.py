@@ -39,6 +39,42 @@ def test_import_of_fedpatch_loads_neither_numpy_nor_torch():
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
 
 
+EXTRAS = {
+    "anyio",
+    "h11",
+    "jinja2",
+    "starlette",
+    "uvicorn",
+    "opentelemetry",
+    "mlflow",
+    "tensorboard",
+    "wandb",
+    "pandas",
+    "IPython",
+}
+ROOMS = {"coordinator.api", "coordinator.console.server", "device_agent.bus.service", "shared.scripting.jobs"}
+
+
+@pytest.mark.parametrize(
+    ("process", "unused"),
+    [
+        # importlib.metadata takes 2 MB with the modules that it imports; a broker's client imports some of them later.
+        ("fedpatch.cli, fedpatch.coordinator.storage.run_registry", {"importlib.metadata", "email", "numpy"}),
+        ("fedpatch.device_agent.cli.main", {"importlib.metadata", "email", "numpy"}),
+        (
+            "fedpatch.device_agent.cli.main, fedpatch.device_agent.runtime.agent",
+            {"importlib.metadata", "numpy", "torch"},
+        ),
+        ("fedpatch.coordinator.runtime.run_execution, fedpatch.coordinator.console.beside", {"torch"}),
+    ],
+    ids=["command", "agent command", "agent", "coordinator"],
+)
+def test_process_imports_nothing_of_the_console_the_api_trackers_traces_and_the_bus(process, unused):
+    names = EXTRAS | {f"fedpatch.{room}" for room in ROOMS} | unused
+    program = f"import sys, {process}; print(*sorted({names} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_public_name_can_be_imported(name):
     assert getattr(import_module("fedpatch"), name) is not None

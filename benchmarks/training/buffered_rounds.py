@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import typer
 from benchmarks.support.documents import Document, Out, Show, Toy, deliver, kept, read_document, table
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.simulator.fleet.learning import FleetLearning
 from fedpatch.simulator.fleet.report import FleetReport
 from fedpatch.simulator.fleet.settings import FleetTerms
 from fedpatch.simulator.fleet.simulation import simulate_fleet
@@ -59,6 +60,12 @@ POLICIES: dict[str, dict[str, Any]] = {
         "max_staleness": 16,
         "staleness_power": -1.0,
     },
+    "carry, 10 updates, p = -1.3": {
+        "late": "carry",
+        "quorum_updates": 10,
+        "max_staleness": 16,
+        "staleness_power": -1.3,
+    },
 }
 TOY_POLICIES = {"carry, 2 updates": {"late": "carry", "quorum_updates": 2}}
 SEEDS = range(5)
@@ -79,12 +86,29 @@ FLEET: dict[str, Any] = {
 }
 
 
-def play(contest: Contest, policy: str, seed: int, changes: dict[str, Any]) -> Document:
-    """Play one run to its target; return its time, shares and bytes."""
+def play(
+    contest: Contest,
+    policy: str,
+    seed: int,
+    changes: dict[str, Any],
+    learn: Callable[[FleetTerms], FleetLearning] = FleetLearning,
+) -> Document:
+    """Play one run to its target.
+
+    Args:
+        contest: The task.
+        policy: Name of the policy, for the result.
+        seed: Seed of all draws.
+        changes: Settings of the policy.
+        learn: Makes the training of the devices and the aggregation.
+
+    Returns:
+        Time, shares and bytes of the run.
+    """
     began = time.process_time()
     given = {**FLEET, **contest.terms, **changes}
     terms = FleetTerms(train=contest.task, target_ua=contest.target_ua, rounds=contest.rounds, seed=seed, **given)
-    report = simulate_fleet(terms)
+    report = simulate_fleet(terms, learning=learn(terms))
     return {
         "task": contest.task,
         "target_ua": contest.target_ua,

@@ -100,6 +100,12 @@ class Client:
         """End the maintenance of a drained device."""
         return self._lift(device, DRAINED, fleet)
 
+    def stop(self, run: str = LAST) -> str:
+        """Ask the coordinator of a run to stop after its open round; return the result in words."""
+        from fedpatch.coordinator.guard.stop_request import request_stop
+
+        return request_stop(self.state_dir(run), run)
+
     def report(
         self,
         *runs: str,

@@ -34,6 +34,10 @@ _ClientCa = Annotated[_Path, typer.Option("--client-ca", metavar="PATH", help="C
 _Name = Annotated[
     list[str] | None, typer.Option("--name", metavar="HOST", help="Further host name under which it is reached.")
 ]
+_Begin = Annotated[
+    list[Path] | None,
+    typer.Option("--begin", metavar="PATH", help="Settings of a run that the operator may begin; repeatable."),
+]
 _Broker = Annotated[
     str | None,
     typer.Option(
@@ -76,6 +80,7 @@ def add_console(app: typer.Typer) -> None:
         tls_key: _TlsKey = None,
         client_ca: _ClientCa = None,
         name: _Name = None,
+        begin: _Begin = None,
         broker: _Broker = None,
         fleet: _Fleet = None,
         username: _Username = None,
@@ -89,7 +94,8 @@ def add_console(app: typer.Typer) -> None:
         """Serve a live web page of runs, rounds and devices, until Ctrl-C.
 
         It reads the state directory, and the coordinator's status messages from the broker. It is for this machine and
-        changes nothing, unless --actions lets an operator act after a login with the token. An address that other machines
+        changes nothing, unless --actions lets an operator act after a login with the token: hold devices, stop a run, and begin
+        one with the settings of a file of --begin, as `fedpatch run --config` does. An address that other machines
         reach needs --tls-cert and --token-file or --client-ca (else exit code 2).
         """
         from fedpatch.coordinator.console.beside import need_extra
@@ -100,6 +106,8 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.console.sources import from_broker, from_stdin
         from fedpatch.coordinator.console.terms import ConsoleTerms
         from fedpatch.coordinator.observability.status_follower import StatusFollower
+        from fedpatch.coordinator.storage.database import exists
+        from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
         from fedpatch.coordinator.storage.state_dirs import find
         from fedpatch.shared.config.listen_address import parse_address
 
@@ -111,6 +119,7 @@ def add_console(app: typer.Typer) -> None:
             tls_key=tls_key,
             client_ca=client_ca,
             names=tuple(name or ()),
+            begin=tuple(begin or ()),
         )
         terms.check()
         place = find(state_dir)
@@ -118,14 +127,18 @@ def add_console(app: typer.Typer) -> None:
         if not status_on_stdin and broker != _NO_BROKER:
             given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
             files = {"password_file": password_file, "ca_file": ca_file, "cert_file": cert_file}
-            settings = _broker_of({**given, **{key: str(path) if path else None for key, path in files.items()}}, place)
+            settings = _broker_of(
+                {**given, **{key: str(path) if path else None for key, path in files.items()}}, place, begin
+            )
 
         def ready(url: str, token_file: Path | None) -> None:
             os.nice(_NICENESS)
             if as_json:
                 typer.echo(ready_line(url, token_file, actions=actions))
-            else:
-                say(f"console: {url}", *([f"token: in {token_file}"] if token_file else []), "Ctrl-C ends it")
+                return
+            token = [f"token: in {token_file}"] if token_file else []
+            none = [] if exists(place / REGISTRY_FILE) else [f"no runs in {place} yet; --state-dir names another place"]
+            say(f"console: {url}", *token, *none, "Ctrl-C ends it")
 
         ended: list[int] = []
         fleet = fleet or (settings.fleet if settings is not None else None)
@@ -154,13 +167,15 @@ def add_console(app: typer.Typer) -> None:
         raise typer.Exit(exit_code_of(ended[0]) if ended else 0)
 
 
-def _broker_of(given: dict[str, Any], place: Path) -> BrokerSettings | None:
-    """Return the connection to the broker; None where there is neither a broker nor a run."""
+def _broker_of(given: dict[str, Any], place: Path, begin: list[Path] | None) -> BrokerSettings | None:
+    """Return the connection to the broker; None where there is no broker, no run and no file of settings."""
     from fedpatch.coordinator.cli.watch import broker_settings
+    from fedpatch.coordinator.settings import RunSettings
+    from fedpatch.shared.config.load import load
 
     try:
         return broker_settings(given, place)
     except UsageError:
         if given["broker"] is not None:
             raise
-        return None
+        return load(RunSettings, file=begin[0], environ=os.environ, flags={}) if begin else None

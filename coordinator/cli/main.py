@@ -218,10 +218,7 @@ def stop(run: Run, state_dir: StateDir = None) -> None:
     The coordinator sees the request within two seconds. It ends as after Ctrl-C (exit code 130), but no device is
     interrupted.
     """
-    from fedpatch.coordinator.guard.stop_request import request_stop
-    from fedpatch.coordinator.storage.state_dirs import find
-
-    say(request_stop(find(state_dir, run), run))
+    say(_client(state_dir, run).stop(run))
 
 
 @command(app, "runs", example="fedpatch runs --json")

@@ -31,6 +31,7 @@ from fedpatch.coordinator.console.documents import (
     settings_rows,
 )
 from fedpatch.coordinator.console.event_streams import EventStreams
+from fedpatch.coordinator.console.run_starter import RunStarter
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import FedpatchError, UsageError
@@ -79,10 +80,18 @@ class Console:
         streams: The event streams.
         access: Who may read and act.
         names: Lower-case hosts under which the console is reached.
+        starter: Begins runs; None where no page may.
     """
 
-    def __init__(self, state_dir: Path | None, streams: EventStreams, access: Access, names: Collection[str]) -> None:
-        self._state_dir = state_dir
+    def __init__(
+        self,
+        state_dir: Path | None,
+        streams: EventStreams,
+        access: Access,
+        names: Collection[str],
+        starter: RunStarter | None = None,
+    ) -> None:
+        self._state_dir, self._starter = state_dir, starter
         self._streams, self._access = streams, access
         self._files = _static_files()
         self._page = _page(self._files)
@@ -95,6 +104,7 @@ class Console:
             Route("/api/logout", self._logout, methods=["POST"]),
             Route("/api/runs/{run}", self._run),
             Route("/api/runs/{run}/stop", self._stop, methods=["POST"]),
+            Route("/api/begin/{name}", self._begin, methods=["POST"]),
             Route("/api/devices/{fleet}/{device}", self._device),
             Route("/api/devices/{fleet}/{device}/{action}", self._act, methods=["POST"]),
         ]
@@ -124,6 +134,7 @@ class Console:
                 "login_needed": self._access.read_needs_login,
                 "logged_in": session is not None,
                 "csrf": session.csrf if session is not None else None,
+                "begin": self._starter.names if session is not None and self._starter is not None else [],
             }
         )
 
@@ -131,9 +142,10 @@ class Console:
         if (wait_s := self._access.barred_s()) > 0.0:
             return _refusal(429, f"too many wrong tokens; try again in {wait_s:.0f} s")
         name = self._access.login(str((await _body(request)).get("token", "")))
-        if name is None:
+        session = self._access.session(name)
+        if name is None or session is None:
             return _refusal(403, "wrong token")
-        response = _json({"csrf": (session := self._access.session(name)) and session.csrf})
+        response = _json({"csrf": session.csrf})
         response.set_cookie(
             self._access.cookie_name, name, path="/", secure=self._access.secure, httponly=True, samesite="strict"
         )
@@ -169,6 +181,13 @@ class Console:
         if (refused := self._may_not_act(request)) is not None:
             return refused
         return _json({"done": await asyncio.to_thread(stop_run, self._directory(), request.path_params["run"])})
+
+    async def _begin(self, request: Request) -> Response:
+        if (refused := self._may_not_act(request)) is not None:
+            return refused
+        if self._starter is None:
+            return _refusal(403, "no run may be begun here; name files of settings with --begin")
+        return _json({"done": await asyncio.to_thread(self._starter.begin, request.path_params["name"])})
 
     def _may_not_act(self, request: Request) -> Response | None:
         if not self._access.actions:
@@ -216,7 +235,7 @@ class _Guarded:
             )
             return
         cookie = self._cookie(scope)
-        await self._streams.serve(receive, send, [], lambda: self._access.may_read(cookie))
+        await self._streams.serve(receive, send, lambda: self._access.may_read(cookie))
 
     def _refused(self, scope: Scope) -> Response | None:
         headers = Request(scope).headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedpatch.coordinator.console.words import STATE_WORDS, reason_words
@@ -14,7 +15,6 @@ from fedpatch.coordinator.rounds.run_records import (
     RoundRecord,
     RunInfo,
     measure_words,
-    privacy_words,
     status_words,
 )
 from fedpatch.coordinator.settings import RunSettings
@@ -55,11 +55,10 @@ def settings_rows(info: RunInfo) -> list[list[str]]:
 
 
 def metric_of(records: Sequence[RoundRecord]) -> dict[str, Any]:
-    """Return the name of the user accuracies of a run, and whether smaller values are better."""
+    """Return the name of the user accuracies of a run, and whether they lie between 0 and 1."""
     last = records[-1] if records else None
     return {
         "name": measure_words(records),
-        "lower": last is not None and last.metric_goal == "min",
         "fraction": last is None or last.metric == ACCURACY,
     }
 
@@ -75,20 +74,28 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "failure": reason_words(record.failure) if record.failure else None,
         "cohort": record.cohort,
         "reported": record.reported,
-        "declined": record.declined or None,
         "ua": _short(record.user_accuracy),
         "worst": _short(record.user_accuracy_min),
-        "tenth": _short(record.user_accuracy_p10),
         "best": _short(best),
         "after": _short(record.user_accuracy_after),
         "s": round(sum(phases), 3),
         "phases": [round(value, 3) for value in phases],
         "down": record.bytes_down,
         "up": record.bytes_up,
-        "notes": "; ".join(troubles(record)) or None,
-        "privacy": privacy_words(record.privacy) or None,
+        "notes": "; ".join(_notes(record)) or None,
     }
     return {name: value for name, value in row.items() if value is not None}
+
+
+def _notes(record: RoundRecord) -> list[str]:
+    """Return the troubles of a round, with the reasons of devices in words."""
+    counts = (("declined", record.decline_reasons), ("failed", record.failures), ("refused", record.refused))
+    words = [
+        f"{word}: {', '.join(f'{count} × {reason_words(reason)}' for reason, count in sorted(reasons.items()))}"
+        for word, reasons in counts
+        if reasons
+    ]
+    return [*words, *troubles(replace(record, decline_reasons={}, failures={}, refused={}))]
 
 
 def device_row(device: DeviceInfo) -> dict[str, Any]:
@@ -129,7 +136,7 @@ def device_history(device: str, records: Sequence[RoundRecord]) -> list[dict[str
 def live_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a status (StatusFollower.document) with words for states and reasons.
 
-    The completed rounds of the status stay out: they come from the registry, or by `rounds_of_status`.
+    The completed rounds of the status stay out: they come from the registry, or from the records of the message.
     """
     plain = {name: value for name, value in document.items() if name not in ("rounds", "earlier")}
     plain["devices"] = [

@@ -66,21 +66,18 @@ class EventStreams:
         """True if there is no place for another stream."""
         return self.count >= self._most
 
-    async def serve(
-        self, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]], allowed: Callable[[], bool]
-    ) -> None:
+    async def serve(self, receive: Receive, send: Send, allowed: Callable[[], bool]) -> None:
         """Send events until the page leaves, stops reading, or may no longer read.
 
         Args:
             receive: Of ASGI.
             send: Of ASGI.
-            headers: Further headers of the response.
             allowed: Whether the page may still read; asked before each event.
         """
         self.count += 1
         left: asyncio.Future[Any] = asyncio.ensure_future(_left(receive))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *headers]})
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await self._send_events(send, left, allowed)
         except TimeoutError:
             pass  # a page that does not read; the server closes its connection

@@ -17,6 +17,7 @@ from fedpatch.coordinator.console.access import Access
 from fedpatch.coordinator.console.app import Console
 from fedpatch.coordinator.console.event_streams import EventStreams
 from fedpatch.coordinator.console.feed import Feed
+from fedpatch.coordinator.console.run_starter import RunStarter
 from fedpatch.coordinator.console.terms import ConsoleTerms, token_of
 from fedpatch.shared.config.listen_address import Address
 from fedpatch.shared.errors import UsageError
@@ -100,6 +101,7 @@ def console_server(
 
     Raises:
         UsageError: The terms would let others read or act, or a file is unusable.
+        ConfigError: A file of `terms.begin` has wrong settings.
     """
     terms.check()
     context = terms.ssl_context()
@@ -110,7 +112,8 @@ def console_server(
         actions=terms.actions,
         secure=context is not None,
     )
-    console = Console(state_dir, streams, access, terms.hosts)
+    starter = RunStarter(state_dir, terms.begin) if state_dir is not None and terms.begin else None
+    console = Console(state_dir, streams, access, terms.hosts, starter)
     config = uvicorn.Config(
         console.app,
         http=LimitedProtocol,

@@ -31,6 +31,7 @@ class ConsoleTerms:
         tls_key: Its key, PEM; None if the certificate's file has it.
         client_ca: CA of the browsers' certificates, PEM; a browser without one gets no answer.
         names: Further hosts under which the console is reached.
+        begin: Files of settings of runs that the operator may begin.
     """
 
     listen: Address
@@ -40,6 +41,7 @@ class ConsoleTerms:
     tls_key: Path | None = None
     client_ca: Path | None = None
     names: tuple[str, ...] = ()
+    begin: tuple[Path, ...] = ()
 
     @property
     def local(self) -> bool:
@@ -68,6 +70,8 @@ class ConsoleTerms:
         if self.tls_cert is None and (self.tls_key is not None or self.client_ca is not None):
             given = "--tls-key" if self.tls_key is not None else "--client-ca"
             raise UsageError(f"{given} is of no use without TLS; give --tls-cert too")
+        if self.begin and not self.actions:
+            raise UsageError("--begin is of no use without a login; give --actions too")
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the context of TLS; None without. Raises UsageError for files that are unusable."""

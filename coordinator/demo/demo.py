@@ -33,6 +33,7 @@ from fedpatch.shared.app.signals import ignore_signals
 from fedpatch.shared.errors import BrokerError, UsageError
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tensors.patch_policy import SHORTHANDS
 
 FLEET = "demo"
 MARK = ".fedpatch-demo"
@@ -94,7 +95,8 @@ def _devices(
             options = ["--broker", broker, "--fleet", FLEET, "--task", settings.task, "--data", data]
             options += ["--max-model-mib", str(settings.max_model_mib)]
             # The user of a demo owns its devices, so their limits allow the plan of the run.
-            options += ["--private", settings.private, "--max-steps", "100000000", "--max-epochs", "100000"]
+            floor = "none" if settings.private in SHORTHANDS else settings.private
+            options += ["--private", floor, "--max-steps", "100000000", "--max-epochs", "100000"]
             options += ["--fork-server", str(forks)]
             started.append(start_device(name, options, directory))
         yield started

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 EXPORT_TIMEOUT_S = 5.0
+_MAX_REASON = 200
 _ENDS = frozenset({"reported", "declined", "failed", "lost", "refused", "late"})
 _REMEDY = "pip install 'fedpatch[otel]', or leave --traces out"
 
@@ -149,6 +150,16 @@ def endpoint_of(url: str) -> str:
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 
+class _LastMessage(logging.Handler):
+    """Keeps the last message of the SDK, which has the reason of a failure."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the first line of a message."""
+        self.text = record.getMessage().partition("\n")[0][:_MAX_REASON]
+
+
 def _provider(settings: RunSettings, say: Callable[[str], None]) -> TracerProvider:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -162,7 +173,10 @@ def _provider(settings: RunSettings, say: Callable[[str], None]) -> TracerProvid
         """Says once that the endpoint does not take traces, where the SDK logs each time."""
 
         def __init__(self) -> None:
-            logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
+            self._reason = _LastMessage()
+            logger = logging.getLogger("opentelemetry.exporter.otlp")
+            logger.propagate = False
+            logger.handlers = [self._reason]
             self._inner = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
             self._said = False
 
@@ -171,7 +185,8 @@ def _provider(settings: RunSettings, say: Callable[[str], None]) -> TracerProvid
             result = self._inner.export(spans)
             if result is not SpanExportResult.SUCCESS and not self._said:
                 self._said = True
-                say(f"traces: {endpoint} does not take them; the run goes on, and later rounds are tried")
+                why = f" ({self._reason.text})" if self._reason.text else ""
+                say(f"traces: {endpoint} does not take them{why}; the run goes on, and later rounds are tried")
             return result
 
         def shutdown(self) -> None:

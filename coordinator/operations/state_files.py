@@ -47,5 +47,6 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile("runs/RUN/stop-after-round", "request of `fedpatch stop`", "the run goes on"),
     StateFile("console-token", "token of the web console, if it was given none", "a new one is made at its start"),
+    StateFile("console-NAME.log", "messages of a run that was begun on the web console", "nothing but these messages"),
     StateFile("runs/RUN/model.npz", "global model for other programs", "written after the next round"),
 )

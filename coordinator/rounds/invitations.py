@@ -179,6 +179,10 @@ class Invitations:
             return self.model.size_bytes
         return sum(delta.manifest.size_bytes for delta in self._ways[held])
 
+    def publishes(self, digest: str) -> bool:
+        """Return whether a blob is the round's model or a delta that leads to it."""
+        return digest in self._repairs
+
     def resend_due(self, need: Need, now: float, waiting: int) -> list[Effect]:
         """Return the effect that publishes missing chunks again.
 

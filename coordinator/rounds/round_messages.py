@@ -343,7 +343,7 @@ class ActiveRound:
             case Offer():
                 return self._offered(device, body.manifest, now)
             case Need():
-                return self._issued_invitations.resend_due(body, now, self.round.count(State.INVITED, State.ACCEPTED))
+                return self.resend(body, now)
             case Failed():
                 self._uploads.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
@@ -548,6 +548,14 @@ class ActiveRound:
         terms = self.masked.terms if self.masked is not None else None
         works = {device: self.works[device] for device in sorted(self.reports.keys() & self.works.keys())}
         return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms, works)
+
+    def publishes(self, digest: str) -> bool:
+        """Return whether a blob is the round's model or one of its deltas."""
+        return self._invitations is not None and self._invitations.publishes(digest)
+
+    def resend(self, need: Need, now: float) -> list[Effect]:
+        """Return the effect that publishes a device's missing chunks again, if they are due."""
+        return self._issued_invitations.resend_due(need, now, self.round.count(State.INVITED, State.ACCEPTED))
 
     def dismiss(self) -> list[Effect]:
         """End collecting: cancel the devices that are still at work."""

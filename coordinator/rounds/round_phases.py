@@ -57,7 +57,7 @@ class RoundPolicy:
         rejoin_s: Time that a device may be disconnected.
         unmask_s: Time for the groups of a masked round to open after collecting; None for a round without masks.
         quorum_updates: Updates that make the quorum, in place of the share `quorum`; None: the share does.
-        carries: Whether the work of devices that train or upload at the end is carried into the next round.
+        carries: Whether the work of devices that are at work at the end is carried into the next round.
     """
 
     target: int
@@ -89,13 +89,6 @@ class Participant:
     accepted: bool = False
     since: dict[State, float] = field(default_factory=dict)
     lost_at: float = 0.0
-
-
-def _may_work(participant: Participant) -> bool:
-    """Return whether a device trains or uploads, or may: after a restart of the coordinator only its acceptance is known."""
-    return not participant.since.keys().isdisjoint(_HAD_MODEL) or (
-        participant.accepted and State.LOST in participant.since and State.ACCEPTED not in participant.since
-    )
 
 
 class Round:
@@ -218,7 +211,7 @@ class Round:
         late = [device for device in self.devices(State.LATE) if self.participants[device].reason == CARRIED]
         failed = [device for device in self.devices(State.FAILED) if device not in self.left]
         gone = [device for device in failed if self.participants[device].reason in _MAY_RETURN]
-        return sorted(late + [device for device in gone if _may_work(self.participants[device])])
+        return sorted(late + [device for device in gone if self.participants[device].accepted])
 
     def handle(self, device: str, event: Event, now: float, reason: str = "", *, leaves: bool = False) -> bool:
         """Handle an event of a device.
@@ -458,7 +451,8 @@ class Round:
     def _leave_behind(self) -> None:
         for device in self.devices(*AT_WORK):
             participant = self.participants[device]
-            works = self.policy.carries and _may_work(participant)
+            # An invited device that accepted has restarted since, and has lost its work.
+            works = self.policy.carries and participant.accepted and participant.state is not State.INVITED
             self._move(device, State.LATE, CARRIED if works else participant.reason or "deadline")
 
     def phase_seconds(self) -> PhaseSeconds:

@@ -90,8 +90,10 @@ from fedpatch.shared.wire.messages import (
     Progress,
     RetryAfter,
 )
-from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
+from fedpatch.shared.wire.reason_codes import RefuseReason
 
+# The shortest pause before a device offers carried work again that came between two rounds.
+BETWEEN_ROUNDS_S = 1.0
 _ROUNDING_S = 1e-3
 # Pause after a failed round; twice as long after each that follows, up to the time that devices are waited for.
 RETRY_S = 2.0
@@ -312,9 +314,12 @@ class Engine:
                 return self._envelopes.answer_stale(device, envelope, self._word(device, RefuseReason.SUPERSEDED))
             case Offer():
                 # Between two rounds: the next one takes the update.
-                return [self._envelopes.answer_carried(device, work, RetryAfter(body.manifest.digest, KEEP_S))]
-            case Need() | Progress(phase=JobPhase.DOWNLOADING):
-                # The device has lost its work, and begins anew with a model that is not published any more.
+                pause_s = min(KEEP_S, max(BETWEEN_ROUNDS_S, self._next_round_at - now))
+                return [self._envelopes.answer_carried(device, work, RetryAfter(body.manifest.digest, pause_s))]
+            case Need():
+                # Chunks on their way still arrive. Missing ones of an older model are not published again; those of deltas are.
+                if self.open is not None and self.open.publishes(body.digest):
+                    return self.open.resend(body, now)
                 del self.carried.works[device]
                 self._count_expected(now)
                 return [self._envelopes.answer_carried(device, work, Cancel("stale"))]

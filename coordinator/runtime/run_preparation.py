@@ -22,7 +22,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import max_blob_bytes
-from fedpatch.shared.tensors.patches import PatchPolicy, parse_policy
+from fedpatch.shared.tensors.patches import PatchPolicy
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
 
@@ -61,14 +61,14 @@ def prepare(settings: RunSettings) -> Prepared:
         UsageError: A name is unknown, the target is out of the metric's range, the model exceeds `max_model_mib`, or has public
             values that differential privacy cannot cover.
     """
-    policy = parse_policy(settings.private)
     task = find_task(settings.task)
     strategy = strategy_for(settings.strategy, task, settings.server_learning_rate)
     _check_target(settings, task)
 
-    from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
+    from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, resolve_private, schema_of
 
     module = task.build_model()
+    policy = resolve_private(settings.private, module, task.head)
     schema = schema_of(module)
     with_moments = schema.with_moments(strategy.moments)
     private_names = policy.private_names(with_moments)

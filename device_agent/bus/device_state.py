@@ -26,7 +26,7 @@ def read_state(state_dir: Path) -> dict[str, Any]:
     except FedpatchError as error:
         return _state("unknown", [str(error)], {}, None, paused)
     status = standing.status
-    return _state(_word(standing), _reasons(standing, paused), status, _model(state_dir), paused)
+    return _state(_word(standing, paused), _reasons(standing, paused), status, _model(state_dir), paused)
 
 
 def is_paused(state_dir: Path) -> bool:
@@ -63,12 +63,14 @@ def _state(
     }
 
 
-def _word(standing: AgentStatus) -> str:
+def _word(standing: AgentStatus, paused: bool) -> str:
+    """The agent's state in a word. It reads the pause file at its next request only, so an idle one is paused by the file."""
     if not standing.running:
         return "stopped"
     if not standing.status:
         return STARTING
-    return "paused" if standing.status.get("paused") else str(standing.status.get("state", STARTING))[:_LONGEST]
+    word = str(standing.status.get("state", STARTING))[:_LONGEST]
+    return "paused" if standing.status.get("paused") or (paused and word == "idle") else word
 
 
 def _reasons(standing: AgentStatus, paused: bool) -> list[str]:

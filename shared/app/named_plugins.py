@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fedpatch.shared.app.plugins import disable_ort_telemetry, load_entry_points
 from fedpatch.shared.app.signals import uninterrupted
 from fedpatch.shared.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 

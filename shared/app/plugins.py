@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpatch.shared.errors import FedpatchError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def load_entry_points(group: str) -> dict[str, dict[str, EntryPoint]]:
     """Return the entry points of a group by name and value. A duplicate, as of an editable install, is no conflict."""
+    from importlib.metadata import entry_points  # 2 MB with the modules that it imports
+
     points: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=group):
         points.setdefault(point.name, {})[point.value] = point

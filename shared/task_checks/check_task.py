@@ -29,9 +29,8 @@ from fedpatch.shared.task_checks.trial_training import (
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.task import DeviceData, Task
-from fedpatch.shared.tasks.torch_model import floating_dtype, schema_of
+from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
 from fedpatch.shared.tensors.arrays import Array
-from fedpatch.shared.tensors.patches import parse_policy
 
 _MOSTLY = 0.9
 _LARGE = 100.0
@@ -84,7 +83,6 @@ def examine_task(question: Question, checkup: Checkup) -> None:
 
 
 def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None:
-    policy = parse_policy(private)
     try:
         module = require_repeatable(task)
         schema = schema_of(module)
@@ -99,7 +97,7 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
         text = f"built twice with the same names but other values for one seed: {built}"
         checkup.warn("model", text, "let build_model draw its values from torch's random state alone")
     try:
-        names = policy.private_names(schema)
+        names = resolve_private(private, module, task.head).private_names(schema)
     except UsageError as error:
         remedy = "put a batch norm into the model, or choose --private none or names:GLOB,..., here and for the run"
         checkup.fail("patch", error_text(error), remedy)

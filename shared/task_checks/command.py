@@ -34,10 +34,10 @@ def add_check_task(app: typer.Typer, program: str) -> None:
         """
         from fedpatch.shared.tasks.task import data_root as usual_root
         from fedpatch.shared.tasks.task import find_task
-        from fedpatch.shared.tensors.patches import parse_policy
+        from fedpatch.shared.tensors.patch_policy import check_private
 
         found = find_task(task)
-        parse_policy(private)
+        check_private(private)
         root = usual_root() if data_root is None else data_root.expanduser()
 
         from fedpatch.shared.diagnostics.checks import conduct

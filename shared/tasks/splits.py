@@ -239,6 +239,49 @@ def label_shards(labels: ArrayLike, devices: int, per_device: int = 2, seed: int
     return [np.sort(np.concatenate([parts[one] for one in mine])) for mine in drawn]
 
 
+def dirichlet_shards(
+    labels: ArrayLike, devices: int, alpha: float = 0.5, seed: int = 0, least: int = 5
+) -> list[Positions]:
+    """Share each class out by shares drawn from a Dirichlet distribution: devices have unequal class mixes and sizes.
+
+    Hsu et al. 2019, section 3; shares are drawn anew, up to 100 times, until each device has `least` examples.
+
+    Args:
+        labels: Class of each example.
+        devices: Number of devices.
+        alpha: Concentration, above 0: small values give each device few classes, large ones nearly the same mix to all.
+        seed: The same seed gives the same shards.
+        least: Fewest examples of a device.
+
+    Returns:
+        For each device the positions of its examples, in order.
+
+    Raises:
+        DataError: A device would have fewer than `least` examples.
+        UsageError: `alpha` is not above 0.
+
+    Example:
+        >>> from fedpatch import splits
+        >>> sum(len(shard) for shard in splits.dirichlet_shards([0, 1] * 50, devices=4))
+        100
+    """
+    if not alpha > 0:
+        raise UsageError(f"alpha is {alpha:g}; it must be above 0")
+    found, rng = np.asarray(labels), np.random.default_rng(seed)
+    for _ in range(100 if 0 < devices * least <= len(found) else 0):
+        owner = np.empty(len(found), np.int64)
+        for one in np.unique(found):
+            mine = rng.permutation(np.flatnonzero(found == one))
+            ends = np.floor(np.cumsum(rng.dirichlet(np.full(devices, alpha))) * len(mine) + 0.5)[:-1]
+            owner[mine] = np.searchsorted(ends, np.arange(len(mine)), side="right")
+        if np.bincount(owner, minlength=devices).min() >= least:
+            return [np.flatnonzero(owner == device) for device in range(devices)]
+    raise DataError(
+        f"{len(found)} examples cannot be shared among {devices} devices with at least {least} each and alpha {alpha:g}; "
+        "take fewer devices, or a larger alpha"
+    )
+
+
 def group_shards(groups: Sequence[Any] | ArrayLike, devices: int, seed: int = 0) -> list[Positions]:
     """Give each device all examples of some groups (persons, machines); numbers of groups differ by one at most.
 

@@ -130,6 +130,8 @@ class Task:
         raw_shape: Shape of one raw input where it differs from `input_shape`.
         features: `features(payload)` makes one raw example, an array, of the JSON that comes on a bus (`fedpatch-agent bus`),
             such as a window of readings; with NumPy alone. None: the payload is the example.
+        head: Patterns for the names of the head's tensors, which stay on each device with `--private head`, such as
+            ("fc3.*",). Empty: the task names none.
 
     Raises:
         UsageError: The name, batch size, validation share or a term of the metric is not allowed.
@@ -177,6 +179,7 @@ class Task:
     prepare: Callable[[np.ndarray], np.ndarray] | None = None
     raw_shape: tuple[int, ...] = ()
     features: Callable[[Any], Any] | None = None
+    head: tuple[str, ...] = ()
 
     @property
     def metric_terms(self) -> MetricTerms:

@@ -6,7 +6,7 @@ A tensor of a batch norm is recognised by the type of its module, never by name:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import Array, Role, Schema, Tensors, TensorSpec, listing
-from fedpatch.shared.tensors.patch_policy import parse_policy
+from fedpatch.shared.tensors.patch_policy import HEAD, NORMS, PatchPolicy, check_private, names_policy, parse_policy
 
 if TYPE_CHECKING:
     from fedpatch.shared.tasks.task import Task
+
+_NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def schema_of(module: nn.Module) -> Schema:
@@ -42,7 +45,7 @@ def private_names(model: nn.Module, policy: str) -> frozenset[str]:
 
     Args:
         model: The model, as a task's `build_model` returns it.
-        policy: none, stats, affine, all or names:<glob,...>.
+        policy: none, stats, affine, all, norms or names:<glob,...>.
 
     Returns:
         The names, as in `model.state_dict()`; moments of the optimizer are not among them.
@@ -56,7 +59,36 @@ def private_names(model: nn.Module, policy: str) -> frozenset[str]:
         >>> sorted(private_names(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "affine"))
         ['1.bias', '1.weight']
     """
-    return parse_policy(policy).private_names(schema_of(model))
+    return resolve_private(policy, model).private_names(schema_of(model))
+
+
+def resolve_private(text: str, model: nn.Module, head: Collection[str] = ()) -> PatchPolicy:
+    """Return the policy that a device is asked for; `norms` and `head` become names.
+
+    `norms` keeps the trainable values of every normalisation layer: FedBN for any of them (Li et al. 2021). `head` keeps the
+    layers that the task names: FedPer (Arivazhagan et al. 2019).
+
+    Args:
+        text: A policy as `check_private` takes it.
+        model: The model, as a task's `build_model` returns it.
+        head: Patterns for the names of the head's tensors (`Task.head`).
+
+    Raises:
+        UsageError: The text is no policy, the model has no normalisation layer that is trained, or the task names no head.
+    """
+    kind = check_private(text)
+    if kind == HEAD:
+        if not head:
+            raise UsageError('the task names no head; add head=("fc2.*",) to it, or use --private names:GLOB,...')
+        return PatchPolicy("names", tuple(head))
+    if kind != NORMS:
+        return parse_policy(kind)
+    schema = schema_of(model)
+    prefixes = tuple(_prefixes(model, _is_norm))
+    norms = {spec.name for spec in schema.specs if spec.trainable and spec.name.startswith(prefixes)}
+    if not prefixes or not norms:
+        raise UsageError("patch policy norms: the model has no normalisation layer that is trained; use names:GLOB,...")
+    return names_policy(norms, schema.names)
 
 
 def to_tensors(module: nn.Module) -> dict[str, Array]:
@@ -133,7 +165,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 def _roles(module: nn.Module) -> dict[str, Role]:
     """Role by name; found by identity, so that a tensor with several names has one role."""
     parameters = {id(value) for value in module.parameters() if value.requires_grad}
-    prefixes = tuple(_batch_norm_prefixes(module))
+    prefixes = tuple(_prefixes(module, lambda part: isinstance(part, _BatchNorm)))
     state = _state(module)
     in_batch_norm = {id(value) for name, value in state.items() if name.startswith(prefixes)}
 
@@ -146,10 +178,15 @@ def _roles(module: nn.Module) -> dict[str, Role]:
     return {name: role(value) for name, value in state.items()}
 
 
-def _batch_norm_prefixes(module: nn.Module) -> Iterator[str]:
+def _prefixes(module: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[str]:
     for name, part in module.named_modules():
-        if isinstance(part, _BatchNorm):
+        if wanted(part):
             yield f"{name}." if name else ""
+
+
+def _is_norm(part: nn.Module) -> bool:
+    """Whether a layer normalises, by type; libraries of transformers have RMS norms of their own, named `...RMSNorm`."""
+    return isinstance(part, _NORMS) or type(part).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 
 def _spec(name: str, tensor: torch.Tensor, role: Role) -> TensorSpec:

@@ -6,6 +6,8 @@ The policies are those of the paper (section 4.2, Table 2): the statistics of ba
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -20,6 +22,10 @@ ROLES_OF: dict[str, frozenset[Role]] = {
     "all": frozenset({"stats", "affine"}),
 }
 KINDS = (*ROLES_OF, "names")
+NORMS, HEAD = "norms", "head"
+SHORTHANDS = (NORMS, HEAD)
+"""Policies of a user that depend on the model or the task. They become names before a device is asked
+(shared.tasks.torch_model.resolve_private)."""
 MAX_TEXT = 500
 
 
@@ -98,6 +104,48 @@ def parse_policy(text: str) -> PatchPolicy:
     if colon and kind in ROLES_OF:
         raise UsageError(f"patch policy {kind!r} takes nothing after it; write {kind} or names:<glob,...>")
     return PatchPolicy(kind, tuple(glob.strip() for glob in globs.split(",")) if colon else ())
+
+
+def check_private(text: str) -> str:
+    """Return the text form of a user's policy: one of `parse_policy`, or of SHORTHANDS. Raises UsageError."""
+    kind = text.strip()
+    if kind in SHORTHANDS:
+        return kind
+    if ":" not in kind and kind not in KINDS:
+        raise unknown_name("patch policy", kind, (*KINDS, *SHORTHANDS))
+    return str(parse_policy(text))
+
+
+def names_policy(private: Collection[str], names: Collection[str]) -> PatchPolicy:
+    """Return the policy "names" that keeps exactly these tensors private, with few patterns.
+
+    Args:
+        private: Names of the private tensors, at least one.
+        names: Names of all tensors of the model.
+
+    Raises:
+        UsageError: The names take more than MAX_TEXT characters.
+
+    Example:
+        >>> str(names_policy({"block.0.norm.bias", "block.1.norm.bias"}, {"block.0.norm.bias", "block.1.norm.bias", "fc.bias"}))
+        'names:block.*.norm.*'
+    """
+    globs: list[str] = []
+    for name in sorted(private):
+        if not any(fnmatchcase(name, glob) for glob in globs):
+            globs.append(
+                next(glob for glob in _wider(name) if {one for one in names if fnmatchcase(one, glob)} <= set(private))
+            )
+    return PatchPolicy("names", tuple(globs))
+
+
+def _wider(name: str) -> Iterator[str]:
+    """Yield patterns that match a name, the widest first and the name itself last."""
+    exact = re.sub(r"[*?[]", "[\\g<0>]", name)
+    numbered = re.sub(r"(^|\.)\d+(?=\.)", r"\1*", exact)
+    for pattern in (numbered, exact):
+        yield re.sub(r"[^.]+$", "*", pattern)
+        yield pattern
 
 
 def _require_match(glob: str, names: list[str]) -> None:

@@ -17,7 +17,7 @@ from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.metric_spec import ACCURACY, MetricTerms
 from fedpatch.shared.tasks.task import Task
-from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.tensors.patch_policy import SHORTHANDS, check_private
 from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
@@ -99,7 +99,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         raise unknown_name("encoding", encoding, ENCODINGS)
     batch_size = task.batch_size if batch_size is None else batch_size
     rates = Rates(learning_rate, server_learning_rate, adaptation_rate, proximity)
-    metric, policy = task.metric_terms, str(parse_policy(private))
+    metric, policy = task.metric_terms, _policy(private, task)
     study = Study(task_ref, clients, strategy, policy, data, participation, rounds, target_ua, seed, 0.0, batch_size)
     study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
@@ -116,6 +116,19 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
     return replace(study, data=_data(study, task, noisy_fraction), **numbers)
+
+
+def _policy(private: str, task: Task) -> str:
+    """Return the policy that devices are asked for; the model is built only where it decides."""
+    if check_private(private) not in SHORTHANDS:
+        return check_private(private)
+
+    import torch
+
+    from fedpatch.shared.tasks.torch_model import resolve_private
+
+    with torch.random.fork_rng(devices=[]):
+        return str(resolve_private(private, task.build_model(), task.head))
 
 
 def terms() -> frozenset[str]:

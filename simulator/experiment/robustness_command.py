@@ -25,7 +25,9 @@ from fedpatch.simulator.spec.compute import (
 )
 
 Strategy = Annotated[str, typer.Option(metavar="NAME", help="fedavg, fedadam or fedavg-adam.")]
-Private = Annotated[str, typer.Option(metavar="POLICY", help="Patch: none, stats, affine, all or names:GLOB,...")]
+Private = Annotated[
+    str, typer.Option(metavar="POLICY", help="Patch: none, stats, affine, all, norms, head or names:GLOB,...")
+]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")]
 LearningRate = Annotated[

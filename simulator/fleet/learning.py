@@ -17,6 +17,7 @@ import torch
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
+from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.shared.task_checks.trial_training import require_trainable
@@ -162,24 +163,41 @@ class FleetLearning:
             stale[_name(number)] = Staleness(age, carry.factor(age), self._bases[work.version])
         updates = {_name(number): self._updates.pop((number, of)) for number, of in rounds.items()}
         counts = {_name(number): simulation.population.num_examples[number - 1] for number in devices}
-        schema, limits = simulation.strategy.travelling(simulation.public), limits_of(self._study)
-        folded = aggregate(
-            counts,
-            updates.__getitem__,
-            schema=schema,
-            base=simulation.server.tensors,
-            limits=limits,
-            plan=self._plan,
-            past=simulation.server.references,
-            stale=stale,
-        )
-        simulation.server = simulation.strategy.finish(simulation.server, folded.mean, simulation.public)
+        simulation.server = self.next_state(simulation.server, counts, updates, stale)
         ages = {name: stale[name].versions if name in stale else 0 for name in counts}
         histogram = {str(age): list(ages.values()).count(age) for age in sorted(set(ages.values()))}
-        weighs = example_weights(counts, limits.examples)
+        weighs = example_weights(counts, limits_of(self._study).examples)
         weights = {name: weight * (stale[name].factor if name in stale else 1.0) for name, weight in weighs.items()}
         self._folded = (histogram, self._speeds.shares(weights))
         self._forget()
+
+    def next_state(
+        self,
+        server: ServerState,
+        counts: Mapping[str, int],
+        updates: Mapping[str, dict[str, Array]],
+        stale: Mapping[str, Staleness],
+    ) -> ServerState:
+        """Return the state after the aggregation of updates.
+
+        Args:
+            server: The state before.
+            counts: Training examples by device.
+            updates: Trained tensors by device.
+            stale: Staleness of carried updates by device.
+        """
+        simulation = self._simulation
+        folded = aggregate(
+            counts,
+            updates.__getitem__,
+            schema=simulation.strategy.travelling(simulation.public),
+            base=server.tensors,
+            limits=limits_of(self._study),
+            plan=self._plan,
+            past=server.references,
+            stale=stale,
+        )
+        return simulation.strategy.finish(server, folded.mean, simulation.public)
 
     def _forget(self) -> None:
         """Forget updates that no version can take any more."""

@@ -272,14 +272,23 @@ _COORDINATOR = 0
 _REPORT = UpdateReport("00" * 32, 1, 1, 0.0, None, None, 0.0, 0.0)
 
 
-def simulate_fleet(terms: FleetTerms, on_round: OnRound = lambda _: None, *, wire: bool = False) -> FleetReport:
-    """Plays all rounds; `on_round` gets each as soon as it is over. `wire` sends all messages through the codec.
+def simulate_fleet(
+    terms: FleetTerms,
+    on_round: OnRound = lambda _: None,
+    *,
+    wire: bool = False,
+    learning: FleetLearning | None = None,
+) -> FleetReport:
+    """Play all rounds.
 
-    `terms` must have passed their check, as those of shared.config.load.load have.
+    Args:
+        terms: The study, which has passed its check, as those of shared.config.load.load have.
+        on_round: Called with each round as soon as it is over.
+        wire: Whether all messages pass the codec.
+        learning: The training; None: that of `terms`, if they name a task.
     """
     began = time.perf_counter()
-    learning = None
-    if terms.train is not None:
+    if learning is None and terms.train is not None:
         from fedpatch.simulator.fleet.learning import FleetLearning  # imports torch, which takes a second
 
         learning = FleetLearning(terms)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import queue
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +28,17 @@ POLL_S = 1.0
 ORPHAN_CHECK_S = 5.0
 MEASURED_AT_ONCE = 32
 _COME_WHOLE = {one.__name__: one for one in (DataError, SchemaMismatch, UsageError)}
+
+
+@contextmanager
+def _script_hidden() -> Iterator[None]:
+    """Keep new processes from importing the program's own script, which would simulate again in each of them."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 class Workers:
@@ -51,8 +65,9 @@ class Workers:
             )
             for number in range(count)
         ]
-        for process in self._processes:
-            process.start()
+        with _script_hidden():
+            for process in self._processes:
+                process.start()
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the global model of the round."""

@@ -2,7 +2,7 @@
 
 The names in `__all__` are the public API. Every other name may change in any release.
 
-    from fedpatch import DeviceData, Task, metrics, splits   # to write a task
+    from fedpatch import DeviceData, Task, examples, metrics, splits   # to write a task
     from fedpatch import Schema, ServerState, Strategy       # to write a strategy
     from fedpatch import PersonalModel                       # to use a device's model in an application
     from fedpatch import Client, run, simulate               # to train and evaluate in a script or a notebook
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.run_records import RunSummary
     from fedpatch.device_agent.models.personal import PersonalModel
     from fedpatch.shared.scripting.jobs import BackgroundJob
-    from fedpatch.shared.tasks import metrics, splits
+    from fedpatch.shared.tasks import examples, metrics, splits
     from fedpatch.shared.tasks.task import DeviceData, Task, data_root
     from fedpatch.shared.tasks.torch_model import private_names
     from fedpatch.shared.tensors.schema import Schema, TensorSpec
@@ -69,6 +69,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "data_root",
+    "examples",
     "metrics",
     "private_names",
     "run",
@@ -94,6 +95,7 @@ _LOADED_AT_FIRST_USE = {
     "RunSummary": "fedpatch.coordinator.rounds.run_records",
     "Task": "fedpatch.shared.tasks.task",
     "data_root": "fedpatch.shared.tasks.task",
+    "examples": "fedpatch.shared.tasks",
     "metrics": "fedpatch.shared.tasks",
     "private_names": "fedpatch.shared.tasks.torch_model",
     "run": "fedpatch.coordinator.api.running",
@@ -109,7 +111,11 @@ def __getattr__(name: str) -> object:
     if name not in _LOADED_AT_FIRST_USE:
         raise AttributeError(f"module 'fedpatch' has no attribute {name!r}")
     place = _LOADED_AT_FIRST_USE[name]
-    found = import_module(f"{place}.{name}") if name in ("metrics", "splits") else getattr(import_module(place), name)
+    found = (
+        import_module(f"{place}.{name}")
+        if name in ("examples", "metrics", "splits")
+        else getattr(import_module(place), name)
+    )
     globals()[name] = found
     return found
 

@@ -8,11 +8,13 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fedpatch
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.settings import AgentSettings
@@ -127,3 +129,14 @@ def test_the_model_learns_one_device_and_not_another(task):
             optimizer.step()
     assert _user_accuracy(task, model, near) > 0.95
     assert _user_accuracy(task, model, far) < 0.9
+
+
+def test_shown_reader_of_csv_files_makes_windows_for_training_and_testing(tmp_path):
+    lines = [f"{i},{i % 7},{-i},{'walk' if i // 100 % 2 else 'rest'}" for i in range(2000)]
+    (tmp_path / "monday.csv").write_text("\n".join(["x,y,z,state", *lines]))
+    [shown] = [one for one in _blocks("text") if one.startswith("def load_data")]
+    place: dict[str, Any] = {"examples": fedpatch.examples, "splits": fedpatch.splits}
+    exec(shown, place)  # it is ours
+    data = place["load_data"]("monday.csv", tmp_path)
+    assert data.train_x.shape[1:] == (3, 50)
+    assert {0, 1} == set(data.train_y) == set(data.test_y)

@@ -191,5 +191,5 @@ const Charts = (() => {
     paths.forEach((path, i) => path && shape("path", {class: `fill ${model.parts[i].class}`, d: path}, svg));
   }
 
-  return {Chart, shape, element, ticks, thinned};
+  return {Chart, shape, element};
 })();

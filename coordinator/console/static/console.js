@@ -45,6 +45,7 @@
     return seconds < 10 ? "now" : `${Math.floor(seconds)} s ago`;
   }
   const moment = unix => new Date(unix * 1000).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "short"});
+  const byName = new Intl.Collator("en", {numeric: true}).compare;
   const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
   function put(id, text) {
     const place = $(id);
@@ -346,7 +347,7 @@
     head.scope = "row";
     element("td", one.ok ? "aggregated" : `failed: ${one.failure || ""}`, row);
     for (const text of [`${one.reported}/${one.cohort}`, ua(one.ua), ua(one.worst), ua(one.after), duration(one.s), bytes(one.down), bytes(one.up)]) element("td", text, row, "n");
-    element("td", [one.notes, one.privacy].filter(Boolean).join("; "), row, "why");
+    element("td", one.notes || "", row, "why");
     return row;
   }
   $("all-rounds").onclick = () => { state.wholeTable = !state.wholeTable; mark("rounds"); };
@@ -362,7 +363,7 @@
   function drawFleet() {
     const now = status(), inTheRound = new Map(isOpen(now) ? now.devices.map(one => [one.device, one]) : []);
     const find = $("find").value.trim().toLowerCase(), only = $("state-filter").value, body = $("fleet-table").tBodies[0];
-    const all = [...state.devices].sort(([a], [b]) => a < b ? -1 : a > b ? 1 : 0);
+    const all = [...state.devices].sort(([a], [b]) => byName(a, b));
     let shown = 0, left = 0, online = 0, before = null;
     for (const [key, device] of all) {
       const [kind, words, why] = stateOf(device, inTheRound);
@@ -435,8 +436,8 @@
     }
     row.detail = document.createElement("tr");
     row.detail.className = "detail";
-    const cell = element("td", null, row.detail);
-    cell.colSpan = 8;
+    const whole = element("td", null, row.detail), cell = element("div", null, whole, "inside");
+    whole.colSpan = 8;
     row.facts = element("dl", null, cell, "facts");
     row.history = element("p", "", cell, "soft");
     row.chart = new Chart(element("div", null, cell, "chart"), `History of ${row.device.id}`);
@@ -448,7 +449,8 @@
   }
 
   function fillDetail(row, device) {
-    const facts = {...device.counts, "first seen": moment(device.first_seen), version: device.version || "–", tasks: device.tasks.join(", ") || "–", "last reason": device.reason || "–", offences: device.offences};
+    const {invited, ...counts} = device.counts;
+    const facts = {asked: invited, ...counts, "first seen": moment(device.first_seen), version: device.version || "–", tasks: device.tasks.join(", ") || "–", "last reason": device.reason || "–", offences: device.offences};
     row.facts.replaceChildren(...Object.entries(facts).map(([name, value]) => {
       const pair = element("div");
       element("dt", name, pair);
@@ -600,6 +602,9 @@
     const {actions, logged_in: inside, login_needed: needed} = state.session;
     $("login").hidden = inside || !(actions || needed);
     $("logout").hidden = !inside;
+    const files = state.session.begin || [];
+    $("begin").hidden = !files.length;
+    $("begin-name").replaceChildren(...files.map(name => new Option(name, name)));
     put("rights", actions ? inside ? "actions are on" : "log in to act" : "reading only");
     for (const row of rows.fleet.values()) if (row.detail) fillDetail(row, row.device);
     mark("live");
@@ -629,15 +634,21 @@
   $("ask-cancel").onclick = () => $("ask-dialog").close();
   $("ask-form").onsubmit = async event => {
     event.preventDefault();
+    $("ask-ok").disabled = true;
     try {
       const found = await asking($("ask-reason").value);
       $("ask-dialog").close();
       notify(found.done);
     } catch (error) { put("ask-error", error.message); }
+    $("ask-ok").disabled = false;
   };
   $("stop").onclick = () => {
     const id = status()?.run || state.run;
     ask("Stop after this round", `Run ${id} ends when its open round is over. "fedpatch resume" goes on with it.`, false, "Stop", () => post(`/api/runs/${encodeURIComponent(id)}/stop`));
+  };
+  $("begin-run").onclick = () => {
+    const name = $("begin-name").value;
+    ask(`Begin ${name}`, "A coordinator starts with these settings, or resumes their interrupted run. It does not end with this console.", false, "Begin", () => post(`/api/begin/${encodeURIComponent(name)}`));
   };
   $("login").onclick = () => { put("login-error", ""); $("token").value = ""; $("login-dialog").showModal(); };
   $("login-cancel").onclick = () => $("login-dialog").close();

@@ -170,4 +170,5 @@ TASK = Task(
     class_names=CLASS_NAMES,
     input_shape=SHAPE,
     metric_takes_arrays=True,
+    head=("fc2.*",),
 )

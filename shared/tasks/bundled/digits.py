@@ -101,4 +101,5 @@ TASK = Task(
     class_names=tuple("0123456789"),
     input_shape=(64,),
     metric_takes_arrays=True,
+    head=("fc3.*",),
 )

@@ -249,4 +249,5 @@ TASK = Task(
     class_names=tuple("0123456789"),
     input_shape=(784,),
     metric_takes_arrays=True,
+    head=("fc3.*",),
 )

@@ -11,6 +11,7 @@ from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import Limits, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.stale_updates import Staleness, rebase
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
+from fedpatch.shared.tensors.error_feedback import step_with_feedback
 from fedpatch.shared.wire.messages import TrainPlan
 
 SCHEMA = Schema(
@@ -76,3 +77,26 @@ def test_order_of_arrival_changes_no_bit():
     other = dict(reversed(updates.items()))
     one, two = mean_of(updates, base, stale), mean_of(other, base, stale)
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
+
+
+@given(
+    st.lists(
+        st.tuples(arrays(np.float32, 3, elements=st.floats(-4, 4, width=32)), st.floats(-2, 2, width=32)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_stale_updates_with_error_feedback_lose_no_part_of_the_changes(rounds):
+    """What the model took of a device and its residual together are all its changes, however the model moved meanwhile."""
+    present = start = model(0.0)
+    moved, changed = np.zeros(3), np.zeros(3)
+    residual: dict[str, np.ndarray] = {}
+    for number, (change, others) in enumerate(rounds):
+        base, trained = present, {**present, "w": present["w"] + change}
+        present = {**present, "w": present["w"] + np.float32(others)}
+        step = step_with_feedback(trained, SCHEMA, {}, "delta-int4", base=base, seed=number, residual=residual)
+        residual = step.residual
+        present = {**present, "w": rebase(step.tensors, base, present, SCHEMA)["w"]}
+        moved, changed = moved + np.float32(others), changed + change
+    kept = present["w"] - start["w"] - moved + residual["w:residual"]
+    assert np.allclose(kept, changed, atol=1e-4)

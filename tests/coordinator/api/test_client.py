@@ -89,6 +89,11 @@ def test_holds_change_the_device_once(client):
     assert not client.resume_device("pi-2").changed
 
 
+def test_stop_of_a_run_that_has_ended_is_an_error(client):
+    with pytest.raises(UsageError, match="is not at work"):
+        client.stop()
+
+
 def test_hold_of_an_unknown_device_is_an_error(client):
     with pytest.raises(UsageError, match="unknown device 'pi-3'"):
         client.drain("pi-3")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -20,7 +20,6 @@ from fedpatch.coordinator.console.server import serve
 from fedpatch.coordinator.console.terms import ConsoleTerms
 from fedpatch.coordinator.observability.status_follower import StatusFollower
 from fedpatch.coordinator.observability.status_message import StatusMessage
-from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.config.listen_address import Address
 from fedpatch.shared.mqtt.events import Received
@@ -58,8 +57,6 @@ class Served:
     feed: Feed
     cookie: str = ""
     csrf: str = ""
-    run: RunInfo | None = None
-    threads: list[threading.Thread] = field(default_factory=list)
 
     @property
     def port(self) -> int:

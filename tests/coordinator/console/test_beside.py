@@ -123,12 +123,3 @@ def test_address_in_use_is_a_usage_error_before_the_run(tmp_path):
         beside = console_beside(_View(), Address("127.0.0.1", other.port), tmp_path, FLEET, "digits")
         with pytest.raises(UsageError, match="did not start"):
             beside.__enter__()
-
-
-def test_coordinator_imports_no_web_server_even_with_a_console_beside_it():
-    program = (
-        "import sys, fedpatch.coordinator.runtime.run_execution, fedpatch.coordinator.console.beside;"
-        "print(*sorted({'anyio', 'h11', 'jinja2', 'starlette', 'uvicorn'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""

@@ -112,6 +112,25 @@ def test_operator_asks_a_run_to_stop(chromium, tmp_path):
         assert (tmp_path / "runs" / run / "stop-after-round").exists()
 
 
+def test_operator_begins_a_run_of_a_named_file_and_reads_its_error(chromium, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpatch.coordinator.console.run_starter.START_S", 120.0)
+    (file := tmp_path / "nightly.toml").write_text("devices = 1\n")
+    with filled(tmp_path), served(tmp_path, actions=True, begin=(file,)) as console:
+        file.unlink()
+        _open(chromium, console, 3)
+        assert chromium.ask("document.getElementById('begin').hidden")
+        chromium.ask("document.getElementById('login').click()")
+        chromium.ask(f"document.getElementById('token').value = {json.dumps(TOKEN)}")
+        chromium.ask("document.querySelector('#login-form [type=submit]').click()")
+        chromium.wait_for("!document.getElementById('begin').hidden")
+        chromium.ask("document.getElementById('begin-run').click()")
+        assert _text(chromium, "ask-title") == "Begin nightly"
+        chromium.ask("document.getElementById('ask-ok').click()")
+        chromium.wait_for("document.getElementById('ask-error').textContent.includes('nightly has not begun')")
+    assert all("400" in one for one in chromium.complaints)
+    chromium.complaints.clear()
+
+
 def test_wrong_token_is_named_in_the_dialog(chromium, tmp_path):
     with filled(tmp_path), served(tmp_path, actions=True) as console:
         _open(chromium, console, 3)

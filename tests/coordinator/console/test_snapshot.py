@@ -106,6 +106,12 @@ def test_settings_of_a_run_have_no_secret():
     assert rows["rounds"] == "3" and rows["target_ua"] == "not set" and "password" not in rows
 
 
+def test_notes_of_a_round_have_reasons_in_words_once_and_the_privacy_once():
+    one = record(4, decline_reasons={"too_hot": 2}, privacy={"epsilon": 1.5, "delta": 1e-5, "rounds": 4.0})
+    notes = round_row(one)["notes"]
+    assert notes.startswith("declined: 2 × it is too hot; ") and notes.count("1.5") == 1
+
+
 def test_spread_of_a_round_is_from_the_worst_to_the_best_device():
     row = round_row(record(4))
     assert (row["worst"], row["ua"], row["best"]) == (0.3875, 0.775, 0.775)

@@ -49,6 +49,8 @@ def _token(place: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
         (("--tls-cert", "none.pem"), "name PEM files"),
         (("--listen", "nowhere"), "is no HOST:PORT"),
         (("--token-file", "none", "--actions"), "openssl rand -hex 24"),
+        (("--begin", "nightly.toml"), "give --actions too"),
+        (("--begin", "nightly.toml", "--actions"), "nightly.toml"),
     ],
 )
 def test_unsafe_or_unusable_terms_end_with_exit_code_2_and_the_remedy(options, remedy, tmp_path, monkeypatch, capsys):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,11 +114,12 @@ def test_failed_round_is_an_error_with_its_reason(memory):
 def receiver() -> Iterator[Any]:
     """An OTLP receiver over HTTP: its URL, and the requests that it got."""
     requests: list[tuple[str, bytes]] = []
+    answer = [200]
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            self.send_response(*answer)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -122,7 +128,7 @@ def receiver() -> Iterator[Any]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", requests=requests)
+    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", requests=requests, answer=answer)
     server.shutdown()
     thread.join()
     server.server_close()
@@ -145,6 +151,40 @@ def test_receiver_gets_the_trace_with_the_fleet_before_the_run_ends(receiver, mo
     assert {one.name for one in group.scope_spans[0].spans} >= {"round 1", "train"}
 
 
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """A tracking server, which takes traces at /v1/traces: its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/runs.db"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                break
+            assert server.poll() is None
+            threading.Event().wait(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def test_mlflow_has_the_spans_of_a_round(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="make extras")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-mlflow-experiment-id=0")
+    lines: list[str] = []
+    with mlflow_server(tmp_path) as url:
+        with traced(RunSettings(traces=url, fleet="kitchen"), SPEC, lines.append) as observer:
+            assert observer is not None
+            observer.performed(SaveRecord(record(1)), 107.0, 108.0)
+        assert lines == []
+        (trace,) = mlflow.MlflowClient(tracking_uri=url).search_traces(locations=["0"])
+        assert {one.name for one in trace.data.spans} >= {"round 1", "select", "train", "aggregate"}
+
+
 def test_receiver_that_is_away_is_one_line_and_no_error(monkeypatch):
     lines: list[str] = []
     url = f"http://127.0.0.1:{free_port()}"
@@ -153,7 +193,18 @@ def test_receiver_that_is_away_is_one_line_and_no_error(monkeypatch):
         assert observer is not None
         for number in (1, 2):
             observer.performed(SaveRecord(record(number)), 107.0, 108.0)
-    assert lines == [f"traces: {url}/v1/traces does not take them; the run goes on, and later rounds are tried"]
+    (line,) = lines
+    assert line.startswith(f"traces: {url}/v1/traces does not take them (Failed to export spans batch")
+    assert line.endswith("; the run goes on, and later rounds are tried")
+
+
+def test_reason_of_a_receiver_that_refuses_is_in_the_line(receiver):
+    receiver.answer[:] = [422]
+    lines: list[str] = []
+    with traced(RunSettings(traces=receiver.url), SPEC, lines.append) as observer:
+        assert observer is not None
+        observer.performed(SaveRecord(record(1)), 107.0, 108.0)
+    assert len(lines) == 1 and "422" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -185,10 +236,3 @@ def test_missing_package_is_named_before_the_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(UsageError, match=r"pip install 'fedpatch\[otel\]'"):
         require_tracing(RunSettings(traces="http://localhost:4318"))
-
-
-def test_run_without_traces_and_trackers_imports_none_of_their_packages():
-    names = "'opentelemetry', 'mlflow', 'tensorboard', 'wandb', 'pandas', 'IPython'"
-    modules = "fedpatch.coordinator.runtime.run_execution, fedpatch.device_agent.runtime.agent"
-    program = f"import sys, {modules}; print(sorted({{{names}}} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"

@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
-from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, Effect, SaveJournal, SaveRecord, StoreUpdate
+from fedpatch.coordinator.rounds.run_effects import (
+    AggregateUpdates,
+    Effect,
+    ResendChunks,
+    SaveJournal,
+    SaveRecord,
+    StoreUpdate,
+)
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
@@ -35,16 +42,17 @@ from tests.coordinator.engines import BLOB, DIGEST, asking, current, report_all,
 from tests.support.specs import RUN, counted, model, report, there, told, update
 
 TRAINING = Progress(JobPhase.TRAINING, 1, 10)
+DOWNLOADING = Progress(JobPhase.DOWNLOADING, 1, 10)
 CARRY = CarryPolicy(max_staleness=2, power=0.5)
 
 
-def carrying(devices: str = "abc", **changes: Any) -> Engine:
-    """An engine whose first version of two updates is made; the last device still trains for round 1."""
+def carrying(devices: str = "abc", last: Progress = TRAINING, **changes: Any) -> Engine:
+    """An engine whose first version of two updates is made; the last device still trains for round 1, or downloads."""
     given = {"quorum_updates": 2, "grace_s": 0.0, "carries": True, "carry": CARRY, "rounds": 9, **changes}
     made = asking(devices, **given)
     for device in devices:
         send(made, device, Accept(10))
-        send(made, device, TRAINING)
+        send(made, device, last if device == devices[-1] else TRAINING)
     made.handle(TimePassed(), 2.0)
     report_all(made, devices[:2])
     made.handle(Aggregated(), 6.0)
@@ -105,7 +113,16 @@ def test_repeated_offer_of_a_carried_update_is_answered_committed_and_counts_onc
 def test_offer_between_two_rounds_is_put_off():
     made = carrying()
     [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
-    assert isinstance(body, RetryAfter | Grant)
+    assert body == RetryAfter(DIGEST, 1.0)
+
+
+def test_offer_in_a_long_pause_is_put_off_until_the_next_round_or_a_minute():
+    made = carrying(round_interval_s=40.0)
+    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
+    assert isinstance(body, RetryAfter)
+    assert 30.0 < body.delay_s < 40.0
+    made = carrying(round_interval_s=4000.0)
+    assert told(send(made, "c", Offer(update(BLOB)), 6.5, 1)) == [("c", RetryAfter(DIGEST, 60.0))]
 
 
 def test_work_beyond_max_staleness_is_cancelled_and_its_update_refused_without_offence():
@@ -166,8 +183,36 @@ def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
     assert body.reason is RefuseReason.SUPERSEDED
 
 
-def test_device_that_downloads_its_old_model_anew_is_cancelled():
-    made = carrying()
+def test_device_that_downloads_at_the_end_of_its_round_is_carried():
+    """Else a device whose download takes longer than each round would never train."""
+    made = carrying(last=DOWNLOADING)
+    assert made.carried.busy == {"c"}
+    next_version(made)
+    assert send(made, "c", DOWNLOADING, 7.5, 1) == []
+    upload(made, "c", 1)
+    assert "c" in current(made).reports
+
+
+def test_device_that_restarted_and_has_not_answered_is_not_carried():
+    made = asking("abc", quorum_updates=2, grace_s=0.0, carries=True, carry=CARRY)
+    for device in "abc":
+        send(made, device, Accept(10))
+    made.handle(DevicePresence("c", there("b2")), 2.0)
+    report_all(made, "ab")
+    made.handle(Aggregated(), 6.0)
+    assert made.carried.works == {}
+
+
+def test_carried_download_gets_chunks_of_a_blob_that_is_still_published():
+    made = carrying(last=DOWNLOADING)
+    next_version(made)
+    [effect] = send(made, "c", Need(model(b"n" * 250).digest, b"\x07"), 20.0, 1)
+    assert isinstance(effect, ResendChunks)
+    assert made.carried.busy == {"c"}
+
+
+def test_carried_download_that_lacks_chunks_of_an_older_model_is_cancelled():
+    made = carrying(last=DOWNLOADING)
     next_version(made)
     [(_, body)] = told(send(made, "c", Need(model().digest, b"\xff"), 8.0, 1))
     assert body == Cancel("stale")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.device_agent.bus.device_state import read_state, set_paused
+from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.mqtt.client import Received
 from tests.support.brokers import Client, Mosquitto, client
 
@@ -85,6 +87,15 @@ def test_device_is_discovered_switched_and_missed(state_dir):
             process.send_signal(signal.SIGTERM)
             available(home, b"offline")
             assert process.wait(60) == 0
+
+
+def test_idle_agent_is_paused_as_soon_as_its_pause_file_is_there(state_dir):
+    with FileLock(state_dir / "agent.lock", "held"):
+        assert read_state(state_dir)["state"] == "idle"
+        set_paused(state_dir, True)
+        shown = read_state(state_dir)
+        assert (shown["state"], shown["willing"], shown["may_work"]) == ("paused", "OFF", "OFF")
+        assert shown["reasons"] == ["its owner has paused it"]
 
 
 def test_process_without_predictions_loads_no_numbers():

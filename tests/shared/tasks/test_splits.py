@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedpatch.shared.errors import DataError, UsageError
 from fedpatch.shared.tasks.splits import (
     block_split,
+    dirichlet_shards,
     equal_shards,
     group_shards,
     group_split,
@@ -116,6 +117,33 @@ def test_label_shards_give_each_example_to_one_device(labels, devices):
     shards = label_shards(labels, devices)
     assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
     assert len(shards) == devices
+
+
+@given(st.lists(st.integers(0, 3), min_size=40, max_size=80), st.integers(1, 4), st.sampled_from([0.3, 1.0, 100.0]))
+def test_dirichlet_shards_give_each_example_to_one_device_and_each_device_the_least(labels, devices, alpha):
+    try:
+        shards = dirichlet_shards(labels, devices, alpha, least=3)
+    except DataError:
+        return
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
+    assert min(len(shard) for shard in shards) >= 3
+
+
+def test_dirichlet_shards_mix_classes_evenly_with_a_large_alpha_and_unevenly_with_a_small_one():
+    labels = np.repeat(np.arange(4), 500)
+    even, uneven = (
+        max(np.bincount(labels[shard], minlength=4).max() / len(shard) for shard in dirichlet_shards(labels, 5, alpha))
+        for alpha in (1000.0, 0.1)
+    )
+    assert even < 0.3
+    assert uneven > 0.7
+
+
+def test_impossible_dirichlet_shards_are_an_error():
+    with pytest.raises(DataError, match="at least 5"):
+        dirichlet_shards([0, 1, 2], 2)
+    with pytest.raises(UsageError, match="above 0"):
+        dirichlet_shards([0] * 50, 2, alpha=0.0)
 
 
 def test_label_shards_give_a_device_few_classes():

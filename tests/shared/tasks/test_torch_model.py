@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from fedpatch.shared.errors import SchemaMismatch, UsageError
-from fedpatch.shared.tasks.task import DeviceData, Task
+from fedpatch.shared.tasks.task import DeviceData, Task, find_task
 from fedpatch.shared.tasks.torch_model import (
     initial_tensors,
     load_tensors,
+    private_names,
     require_whole_ties,
+    resolve_private,
     schema_of,
     to_tensors,
 )
@@ -269,3 +271,59 @@ def test_tied_weights_are_private_together_or_not_at_all():
     for name in both:
         with pytest.raises(UsageError, match=f"keeps only '{name}' private"):
             require_whole_ties(tied, {name})
+
+
+class Block(nn.Module):
+    """A block of a transformer, with an RMS norm as the libraries of transformers write it."""
+
+    class LlamaRMSNorm(nn.Module):
+        """Known by the end of its name alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.mlp = nn.LayerNorm(4), self.LlamaRMSNorm(), nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        (
+            nn.Sequential(Block(), Block()),
+            {f"{i}.{name}" for i in (0, 1) for name in ("norm1.weight", "norm1.bias", "norm2.scale")},
+        ),
+        (nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), {"1.weight", "1.bias"}),
+        (
+            nn.Sequential(nn.Conv1d(2, 4, 1), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)),
+            {"1.weight", "1.bias", "2.weight", "2.bias"},
+        ),
+    ],
+)
+def test_norms_keeps_the_trained_values_of_every_normalisation(model, kept):
+    assert private_names(model, "norms") == kept
+
+
+def test_norms_of_a_model_without_any_is_a_usage_error():
+    with pytest.raises(UsageError, match="no normalisation layer"):
+        resolve_private("norms", nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2, elementwise_affine=False)))
+
+
+def test_head_is_that_of_the_task_and_a_usage_error_without_one():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert str(resolve_private("head", model, ["1.*"])) == "names:1.*"
+    with pytest.raises(UsageError, match="names no head"):
+        resolve_private("head", model)
+
+
+def test_bundled_tasks_name_their_last_layer_as_head():
+    for ref in ("mnist", "digits", "cifar10"):
+        task = find_task(ref)
+        model = task.build_model()
+        last = list(model.state_dict())[-1].rpartition(".")[0]
+        assert resolve_private("head", model, task.head).private_names(schema_of(model)) == {
+            f"{last}.weight",
+            f"{last}.bias",
+        }

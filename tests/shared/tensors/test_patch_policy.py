@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Schema, TensorSpec, UnexpectedTensors, base_name
+from fedpatch.shared.tensors.patch_policy import check_private, names_policy
 from fedpatch.shared.tensors.patches import MAX_TEXT, PatchPolicy, merge, parse_policy, split
 from tests.shared.arbitrary_tensors import same, schemas, tensors_of
 
@@ -41,6 +44,30 @@ STATS = {f"bn{i}.{name}" for i in (1, 10) for name in ("running_mean", "running_
 )
 def test_policy_keeps_names_without_moments(text, kept):
     assert parse_policy(text).keeps(MODEL.with_moments(MOMENTS)) == kept
+
+
+# --- policies that depend on the model ---
+
+
+@given(st.data())
+def test_patterns_of_a_set_of_names_match_this_set_and_no_other_name(data):
+    part = st.sampled_from(["0", "1", "12", "bn", "bn1", "norm", "a[b", "w*", "q?"])
+    all_names = st.sets(st.lists(part, min_size=1, max_size=3).map(".".join), min_size=1, max_size=12)
+    names = sorted(data.draw(all_names))
+    private = data.draw(st.sets(st.sampled_from(names), min_size=1))
+    policy = names_policy(private, names)
+    assert {name for name in names if any(fnmatchcase(name, glob) for glob in policy.globs)} == private
+
+
+def test_patterns_of_many_layers_are_few():
+    names = {f"layers.{i}.norm{j}.{kind}" for i in range(40) for j in (1, 2) for kind in ("weight", "bias")}
+    assert names_policy(names, names | {"head.weight"}).globs == ("layers.*.norm1.*", "layers.*.norm2.*")
+
+
+def test_unknown_policy_of_a_user_gets_the_nearest_known_name():
+    with pytest.raises(UsageError, match="norms"):
+        check_private("norm")
+    assert [check_private(text) for text in (" head", "norms", "names:b,a")] == ["head", "norms", "names:a,b"]
 
 
 # --- reading a policy -----------------------------------------------------------------------------

@@ -56,6 +56,15 @@ def test_number_of_workers_changes_no_bit(tmp_path, study):
 
 
 @slow
+def test_script_without_a_guard_of_its_main_module_is_not_run_again_by_workers(tmp_path):
+    (script := tmp_path / "script.py").write_text(
+        "import fedpatch\nprint('begun')\nfedpatch.simulate('digits', clients=2, rounds=1, workers=2)\nprint('done')\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("begun\ndone\n", 0), done.stderr
+
+
+@slow
 def test_killed_worker_ends_the_simulation():
     def kill_one(point: Point) -> None:
         if point.round == 1:

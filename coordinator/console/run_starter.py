@@ -1,0 +1,84 @@
+"""Starts runs from files of settings that the operator named at the start of the console.
+
+Settings name code to load, files and a broker. A page therefore names one of these files, and can change nothing in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.app.files import refusals_of
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import UsageError, unknown_name
+
+START_S = 5.0
+"""Time in which an error of a new run still reaches the page."""
+
+
+class RunStarter:
+    """Starts `fedpatch run` in a process of its own, which does not end with the console.
+
+    Args:
+        state_dir: The state directory.
+        files: Files of settings, as for `fedpatch run --config`.
+
+    Raises:
+        UsageError: Two files have the same name.
+        ConfigError: Settings are wrong.
+    """
+
+    def __init__(self, state_dir: Path, files: Sequence[Path]) -> None:
+        self._state_dir = state_dir.absolute()
+        self._files = {path.stem: path.absolute() for path in files}
+        if len(self._files) < len(files):
+            raise UsageError("two files of --begin have the same name; rename one")
+        for path in files:
+            load(RunSettings, file=path, environ=os.environ, flags={})
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        # One start at a time. The console lowers its priority later, which counts for threads that are made after it.
+        self._thread = ThreadPoolExecutor(1, "run starter")
+        self._thread.submit(int).result()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files without their ending, sorted."""
+        return sorted(self._files)
+
+    def begin(self, name: str) -> str:
+        """Start the run of a file, or resume its interrupted one; return the result in words.
+
+        Raises:
+            UsageError: There is no such file, its run is at work, or the run ended at once with an error.
+            StateError: The state directory cannot be written.
+        """
+        return self._thread.submit(self._begin, name).result()
+
+    def _begin(self, name: str) -> str:
+        if name not in self._files:
+            raise unknown_name("run", name, self.names)
+        known = self._processes.get(name)
+        if known is not None and known.poll() is None:
+            raise UsageError(f"the run of {name} is at work already")
+        command = [sys.executable, "-m", "fedpatch", "run", "--config", str(self._files[name])]
+        command += ["--state-dir", str(self._state_dir)]
+        log = self._state_dir / f"console-{name}.log"
+        with refusals_of(log), log.open("wb") as lines:
+            process = self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            code = process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=process.wait, name=f"run {name}", daemon=True).start()  # leaves no zombie
+            return f"{name} has begun; its messages are in {log}"
+        last = (log.read_text("utf-8", "replace").splitlines() or [f"exit code {code}"])[-1]
+        if code:
+            raise UsageError(f"{name} has not begun: {last}")
+        return f"{name} has ended: {last}"

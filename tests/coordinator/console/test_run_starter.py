@@ -1,0 +1,82 @@
+"""Runs that are begun on the console: only of files that were named at its start, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the console is not installed (pip install 'fedpatch[console]')")
+
+from fedpatch.coordinator.console import run_starter
+from fedpatch.coordinator.console.run_starter import RunStarter
+from fedpatch.shared.errors import ConfigError, UsageError
+from tests.coordinator.console.consoles import filled, served
+from tests.support.brokers import free_port
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "nightly.toml"
+    path.write_text(f'broker = "mqtt://127.0.0.1:{free_port()}"\ndevices = 1\nmetrics = "none"\n')
+    return path
+
+
+@pytest.mark.parametrize("name", ["other", "../nightly", "nightly.toml", ""])
+def test_name_that_is_no_file_of_the_operator_begins_nothing(file, tmp_path, name):
+    with pytest.raises(UsageError, match="known: nightly"):
+        RunStarter(tmp_path, [file]).begin(name)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_wrong_files_are_refused_at_the_start_of_the_console(file, tmp_path):
+    (other := tmp_path / "other").mkdir()
+    (twin := other / file.name).write_text(file.read_text())
+    with pytest.raises(UsageError, match="same name"):
+        RunStarter(tmp_path, [file, twin])
+    file.write_text("devises = 1\n")
+    with pytest.raises(ConfigError, match="devises"):
+        RunStarter(tmp_path, [file])
+
+
+def test_run_that_ends_at_once_is_an_error_with_its_last_message(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_starter, "START_S", 120.0)
+    starter = RunStarter(tmp_path, [file])
+    file.unlink()
+    with pytest.raises(UsageError, match=r"nightly has not begun: .*nightly\.toml"):
+        starter.begin("nightly")
+
+
+def test_run_at_work_is_not_begun_twice_and_lacks_the_lower_priority_of_the_console(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_starter, "START_S", 0.0)
+    starter = RunStarter(tmp_path, [file])
+    with ThreadPoolExecutor(1) as console:
+        console.submit(os.nice, 5).result()  # of this thread
+        assert "console-nightly.log" in console.submit(starter.begin, "nightly").result()
+    (process,) = starter._processes.values()
+    try:
+        with pytest.raises(UsageError, match="at work already"):
+            starter.begin("nightly")
+        assert os.getsid(process.pid) == process.pid
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_only_the_operator_sees_and_begins_the_named_runs(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_starter, "START_S", 120.0)
+    place = tmp_path / "state"
+    with filled(place), served(place, actions=True, begin=(file,)) as console:
+        file.unlink()  # a run that begins ends at once
+        assert console.ask("/api/session").json["begin"] == []
+        assert console.ask("/api/begin/nightly", {}).status == 403
+        assert not (place / "console-nightly.log").exists()
+        console.login()
+        assert console.ask("/api/session").json["begin"] == ["nightly"]
+        assert console.ask("/api/begin/nightly", {}, X_CSRF_Token="wrong").status == 403
+        assert console.ask("/api/begin/nightly").status == 405
+        assert console.ask("/api/begin/..%2fnightly", {}).status in (400, 404)
+        assert "nightly.toml" in console.ask("/api/begin/nightly", {}).json["error"]
