@@ -45,6 +45,9 @@ class DemoSettings(RoundSettings):
                 f"{self.min_cohort} is more than devices = {self.devices}, so every round would fail; make it smaller"
             )
             problems.append(("min_cohort", text, "devices"))
+        if self.masked and self.devices < self.min_group:
+            text = f"{self.devices} is fewer than a masked group has, min_group = {self.min_group}; make it larger"
+            problems.append(("devices", text, "secure"))
         return problems
 
     def run_settings(self, *, broker: str, state_dir: Path, fleet: str) -> RunSettings:

@@ -592,7 +592,8 @@ class Engine:
         spec, policy = self.spec, self.spec.policy
         if spec.carry is not None and spec.carry.concurrency is not None:
             return max(policy.min_cohort, spec.carry.concurrency)
-        return devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort)
+        least = policy.min_cohort if spec.secure is None else max(policy.min_cohort, spec.secure.least)
+        return max(least, devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort))
 
     def _needed(self) -> int:
         """Return the number of updates that make the quorum of the next round."""

@@ -3,8 +3,8 @@
     accept.keys up, roster dn, shares up, inbox dn, the masked update, unmask dn, reveal up
 
 `context` names a group in every message after the roster. It is the SHA-256 over the run, the round, the request and the roster
-(shared.masking.group_context), so a device with another request or another roster has another context. Lists over the members of a
-group are in the order of the roster. Every message may be repeated and then has the same bytes.
+(shared.masking.group_context), so a device with another request or another roster has another context. Lists over the members
+of a group are in the order of the roster. Every message may be repeated and then has the same bytes.
 """
 
 from __future__ import annotations

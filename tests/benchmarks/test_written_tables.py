@@ -19,6 +19,13 @@ def test_committed_tables_are_those_of_the_document(name):
     assert (RESULTS / f"{name}.md").read_text("utf-8") == tables_text(name)
 
 
+@pytest.mark.parametrize("name", ["masked-cost", "masked-round-time"])
+def test_page_has_the_tables_of_masked_groups(name):
+    """Those of results/benchmarks/NAME.md, row by row."""
+    rows = [line for line in tables_text(name).splitlines() if line.startswith("|")]
+    assert "\n".join(rows) in PAGE.read_text("utf-8")
+
+
 @pytest.mark.parametrize(("task", "model"), [("mnist", "2NN, 800 kB"), ("cifar10", "CNN, 4.8 MB")])
 def test_page_gives_the_ratios_of_the_coordination_document(task, model):
     """The medians, rounded."""

@@ -212,6 +212,12 @@ class TestLost:
         fleet.come().wait(20.0)
         assert [(record.failure, record.reported) for record in records(fleet)][:1] == [("too_few_accepted", 0)]
 
+    def test_round_of_a_small_share_of_the_fleet_is_meant_for_a_whole_group(self, tmp_path, prepared, registry, clock):
+        terms = {**TERMS, "devices": 16, "quorum": 0.5, "participation": 0.2, "rounds": 1}
+        fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **terms), clock)
+        fleet.come().wait(700.0)
+        assert [(record.outcome, record.reported) for record in records(fleet)] == [("aggregated", 8)]
+
     def test_device_with_another_request_has_no_part_in_the_sum_and_changes_nothing_else(self, fleet, watched):
         """One byte of the public seed differs, as when a coordinator sends other terms to one device."""
 
