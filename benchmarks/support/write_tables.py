@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.coordinator import aggregation
+from benchmarks.coordinator import aggregation, rules
 from benchmarks.device import device
 from benchmarks.masking import cost, round_time, rounds
 from benchmarks.network import coordination_tables
@@ -19,6 +19,7 @@ RESULTS = ROOT / "results" / "benchmarks"
 TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "coordination": coordination_tables.tables,
     "aggregation": aggregation.tables,
+    "rules": rules.tables,
     "device": device.tables,
     "masked-cost": cost.tables,
     "masked-round-time": round_time.tables,

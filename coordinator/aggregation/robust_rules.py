@@ -27,18 +27,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpatch.coordinator.aggregation.norm_clipping import squared_distance, squared_norm
+from fedpatch.coordinator.aggregation.weighted_mean import WeightedSum
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 
 CENTRING_PASSES = 3
 WEISZFELD_PASSES = 8
-BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = 16 * 2**20
 """Memory of the values that the trimmed mean sorts at a time."""
 
+_ROUNDING = 1e-9  # of the norm of the model: float32 does not tell updates apart that are so near
+_SETTLED = 1e-4  # of the norm of the step; each further pass moves the median by a tenth of that or less
 _SMOOTHING = 1e-6  # of the norm of the mean: keeps the weight of an update at the median finite
 
 Read = Callable[[str], Tensors]
 Step = dict[str, Array]
-"""A change of the trained tensors by name, in float64."""
+"""Trained tensors by name in float64: a change, or a place to which a change leads."""
 
 Scratch = Callable[[tuple[int, int]], Array]
 """Makes a writable array of float32 of a shape; a file in memory's place where the updates do not fit into memory."""
@@ -58,7 +61,7 @@ class RuleResult:
 
 
 class Changes:
-    """The changes that updates make to the trained tensors, read anew at each pass.
+    """The changes that updates make to the trained tensors; the updates are read anew at each pass.
 
     Args:
         weights: Weight of each device, above 0; their order is the order of the passes.
@@ -70,30 +73,23 @@ class Changes:
     def __init__(self, weights: Mapping[str, float], read: Read, base: Tensors, schema: Schema) -> None:
         total = math.fsum(weights.values())
         self.weights = {device: weights[device] / total for device in sorted(weights)}
-        self._read = read
-        self._base = base
-        self.names = [spec.name for spec in schema.specs if spec.trainable]
+        self.read = read
         self.shapes = {spec.name: spec.shape for spec in schema.specs if spec.trainable}
+        self.base = {name: base[name].astype(np.float64) for name in self.shapes}
+        self._digest = hashlib.sha256(b"".join(np.ascontiguousarray(base[name]).tobytes() for name in self.shapes))
 
-    def __iter__(self) -> Iterator[tuple[str, Step]]:
+    def __iter__(self) -> Iterator[tuple[str, Tensors]]:
+        """Yield each device with the tensors of its update."""
         for device in self.weights:
-            yield device, self.of(device)
-
-    def of(self, device: str) -> Step:
-        """Return the change that the update of a device makes."""
-        tensors = self._read(device)
-        return {name: np.subtract(tensors[name], self._base[name], dtype=np.float64) for name in self.names}
+            yield device, self.read(device)
 
     def base_digest(self) -> str:
         """Return a digest of the trained tensors of the global model, which is another one in each round."""
-        digest = hashlib.sha256()
-        for name in self.names:
-            digest.update(np.ascontiguousarray(self._base[name]).tobytes())
-        return digest.hexdigest()
+        return self._digest.hexdigest()
 
-    def zero(self) -> Step:
-        """Return a change that changes nothing."""
-        return {name: np.zeros(shape, np.float64) for name, shape in self.shapes.items()}
+    def step_to(self, place: Step) -> Step:
+        """Return the change from the global model to a place."""
+        return {name: values - self.base[name] for name, values in place.items()}
 
 
 def clip_centred(changes: Changes, radius: float | None = None) -> RuleResult:
@@ -115,18 +111,20 @@ def clip_centred(changes: Changes, radius: float | None = None) -> RuleResult:
         >>> clip_centred(changes).step["w"]
         array([1.])
     """
-    centre, shares, limit = changes.zero(), dict[str, float](), radius
+    centre, shares, limit = changes.base, dict[str, float](), radius
     for number in range(CENTRING_PASSES):
+        distances: dict[str, float] = {}
         if radius is None and number < CENTRING_PASSES - 1:
-            limit = upper_median(_distance(change, centre) for _, change in changes)
-        moved = {name: values.copy() for name, values in centre.items()}
-        for device, change in changes:
-            apart = {name: np.subtract(values, centre[name]) for name, values in change.items()}
-            norm = math.sqrt(sum(squared_norm(values) for values in apart.values()))
-            shares[device] = _share(norm, limit or 0.0)
-            _add(moved, apart, shares[device] * changes.weights[device])
-        centre = moved
-    return RuleResult(centre, shares)
+            distances = {device: _distance(tensors, centre) for device, tensors in changes}
+            limit = max(upper_median(distances.values()), _ROUNDING * _norm(centre))
+        counted = WeightedSum(changes.shapes)
+        for device, tensors in changes:
+            distance = distances[device] if distances else _distance(tensors, centre)
+            shares[device] = _share(distance, limit or 0.0)
+            counted.add(tensors, shares[device] * changes.weights[device])
+        rest = 1.0 - counted.weight
+        centre = {name: values * rest + counted.sums[name] for name, values in centre.items()}
+    return RuleResult(changes.step_to(centre), shares)
 
 
 def upper_median(values: Iterable[float]) -> float:
@@ -154,26 +152,36 @@ def take_geometric_median(changes: Changes, bucket_size: int) -> RuleResult:
         bucket_size: Updates in a bucket; the last bucket may have fewer.
 
     Returns:
-        The smoothed geometric median after WEISZFELD_PASSES passes. The share of an update is the weight of its bucket by the
+        The smoothed geometric median once a pass moves it by less than a ten-thousandth of its step, after WEISZFELD_PASSES
+        passes at the latest. The share of an update is the weight of its bucket by the
         greatest weight of a bucket.
     """
     buckets = draw_buckets(list(changes.weights), bucket_size, changes.base_digest())
     factors = [1.0] * len(buckets)
-    median = changes.zero()
-    for device, change in changes:
-        _add(median, change, changes.weights[device])
-    least = _SMOOTHING * (_distance(median, changes.zero()) or 1.0)
+    total, mean = WeightedSum(changes.shapes), WeightedSum(changes.shapes)
+    for device, tensors in changes:
+        total.add(tensors, changes.weights[device])
+    median = _mean_of(total)
+    least = _SMOOTHING * (_distance(median, changes.base) or 1.0)
     for _ in range(WEISZFELD_PASSES):
-        total, sums = 0.0, changes.zero()
+        total.clear()
         for number, bucket in enumerate(buckets):
-            size, mean = _bucket_mean(changes, bucket)
-            factors[number] = 1.0 / max(_distance(mean, median), least)
-            _add(sums, mean, size * factors[number])
-            total += size * factors[number]
-        median = {name: values / total for name, values in sums.items()}
+            size = math.fsum(changes.weights[device] for device in bucket)
+            mean.clear()
+            for device in bucket:
+                mean.add(changes.read(device), changes.weights[device] / size)
+            factors[number] = 1.0 / max(_distance(mean.sums, median), least)
+            total.add(mean.sums, size * factors[number])
+        before, median = median, _mean_of(total)
+        if _distance(median, before) <= _SETTLED * _distance(median, changes.base):
+            break
     greatest = max(factors)
     shares = {device: factor / greatest for bucket, factor in zip(buckets, factors, strict=True) for device in bucket}
-    return RuleResult(median, shares)
+    return RuleResult(changes.step_to(median), shares)
+
+
+def _mean_of(total: WeightedSum) -> Step:
+    return {name: values / total.weight for name, values in total.sums.items()}
 
 
 def draw_buckets(devices: Sequence[str], bucket_size: int, seed: str) -> list[list[str]]:
@@ -186,13 +194,6 @@ def draw_buckets(devices: Sequence[str], bucket_size: int, seed: str) -> list[li
     """
     drawn = sorted(devices, key=lambda device: hashlib.sha256(f"{seed}/{device}".encode()).digest())
     return [sorted(drawn[start : start + bucket_size]) for start in range(0, len(drawn), bucket_size)]
-
-
-def _bucket_mean(changes: Changes, bucket: Sequence[str]) -> tuple[float, Step]:
-    size, mean = math.fsum(changes.weights[device] for device in bucket), changes.zero()
-    for device in bucket:
-        _add(mean, changes.of(device), changes.weights[device] / size)
-    return size, mean
 
 
 def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:
@@ -209,16 +210,20 @@ def trim(changes: Changes, beta: float, scratch: Scratch) -> RuleResult:
     devices = list(changes.weights)
     count, dropped = len(devices), int(beta * len(devices))
     columns = sum(math.prod(shape) for shape in changes.shapes.values())
-    table = scratch((count, columns))
-    for row, (_, change) in enumerate(changes):
-        table[row] = np.concatenate([change[name].reshape(-1) for name in changes.names]) if changes.names else ()
+    table = np.asarray(scratch((count, columns)))  # rows of np.memmap are slow
+    for row, (_, tensors) in zip(table, changes, strict=True):
+        for name, values in _split(row, changes.shapes).items():
+            np.subtract(tensors[name], changes.base[name], out=values, casting="same_kind")
     mean, kept = np.empty(columns), np.zeros(count)
-    width = max(1, BLOCK_BYTES // (16 * count))  # the values and their ranks
+    width = max(1, BLOCK_BYTES // (8 * count))  # the values in the order of devices, and sorted
     for start in range(0, columns, width):
-        block = np.asarray(table[:, start : start + width], np.float64)
-        ranks = np.argsort(block, axis=0, kind="stable")[dropped : count - dropped]
-        mean[start : start + width] = np.take_along_axis(block, ranks, axis=0).mean(axis=0)
-        kept += np.bincount(ranks.reshape(-1), minlength=count)
+        block = table[:, start : start + width]
+        ordered = np.ascontiguousarray(block.T)
+        ordered.sort(axis=1)
+        left = ordered[:, dropped : count - dropped]
+        mean[start : start + width] = left.mean(axis=1, dtype=np.float64)
+        least, greatest = left[:, 0].copy(), left[:, -1].copy()
+        kept += np.count_nonzero((block >= least) & (block <= greatest), axis=1)
     shares = {device: float(part) for device, part in zip(devices, kept / max(1, columns), strict=True)}
     return RuleResult(_split(mean, changes.shapes), shares)
 
@@ -229,11 +234,9 @@ def _split(values: Array, shapes: Mapping[str, tuple[int, ...]]) -> Step:
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def _distance(change: Step, centre: Step) -> float:
-    return math.sqrt(sum(squared_distance(values, centre[name]) for name, values in change.items()))
+def _norm(place: Step) -> float:
+    return math.sqrt(sum(squared_norm(values) for values in place.values()))
 
 
-def _add(total: Step, change: Step, factor: float) -> None:
-    """Add factor * change in place."""
-    for name, values in total.items():
-        values += np.multiply(change[name], factor)
+def _distance(end: Tensors, start: Step) -> float:
+    return math.sqrt(sum(squared_distance(end[name], values) for name, values in start.items()))

@@ -6,7 +6,7 @@ n_k / n * M_k. Updates are added one at a time, so that memory is one model for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -61,6 +61,36 @@ def check_private(names: Iterable[str], private_names: Collection[str]) -> None:
         )
 
 
+class WeightedSum:
+    """Running sum of tensors in float64, each times its weight. Memory is one model.
+
+    Args:
+        shapes: Shapes of the tensors by name.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.weight = 0.0
+        self.sums = {name: np.zeros(shape) for name, shape in shapes.items()}
+        self._weighted = np.empty(min(_BLOCK, max((total.size for total in self.sums.values()), default=0)))
+
+    def add(self, tensors: Tensors, weight: float) -> None:
+        """Add the tensors of the sum's names, times `weight`."""
+        for name, total in self.sums.items():
+            values, sums = tensors[name].reshape(-1), total.reshape(-1)
+            for start in range(0, len(values), _BLOCK):
+                part, into = values[start : start + _BLOCK], sums[start : start + _BLOCK]
+                weighted = self._weighted[: len(part)]
+                np.multiply(part, weight, out=weighted, dtype=np.float64)
+                into += weighted
+        self.weight += weight
+
+    def clear(self) -> None:
+        """Begin again at 0."""
+        self.weight = 0.0
+        for total in self.sums.values():
+            total.fill(0.0)
+
+
 class WeightedMean:
     """Running mean of updates in float64, weighted by their numbers of examples.
 
@@ -78,9 +108,12 @@ class WeightedMean:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.num_updates = 0
-        self.weight = 0.0
-        self._sums = {spec.name: np.zeros(spec.shape) for spec in schema.specs}
-        self._weighted = np.empty(min(_BLOCK, max((total.size for total in self._sums.values()), default=0)))
+        self._sum = WeightedSum({spec.name: spec.shape for spec in schema.specs})
+
+    @property
+    def weight(self) -> float:
+        """The examples of all updates."""
+        return self._sum.weight
 
     def add(self, tensors: Tensors, num_examples: int, share: float = 1.0) -> None:
         """Add one update.
@@ -95,21 +128,14 @@ class WeightedMean:
         """
         _check_num_examples(num_examples)
         self.schema.check(tensors)
-        for name, total in self._sums.items():
-            values, sums = tensors[name].reshape(-1), total.reshape(-1)
-            for start in range(0, len(values), _BLOCK):
-                part, into = values[start : start + _BLOCK], sums[start : start + _BLOCK]
-                weighted = self._weighted[: len(part)]
-                np.multiply(part, num_examples * share, out=weighted, dtype=np.float64)
-                into += weighted
+        self._sum.add(tensors, num_examples * share)
         self.num_updates += 1
-        self.weight += num_examples * share
 
     def result(self) -> dict[str, Array]:
         """Return the mean of all updates in the schema's dtypes, integers rounded; raise ValueError if there is none."""
         if not self.weight:
             raise ValueError("the mean of no updates is undefined")
-        return {spec.name: stored(self._sums[spec.name] / self.weight, spec) for spec in self.schema.specs}
+        return {spec.name: stored(self._sum.sums[spec.name] / self.weight, spec) for spec in self.schema.specs}
 
 
 def stored(mean: Array, spec: TensorSpec) -> Array:

@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpatch.shared.app.formatting import size
 from fedpatch.simulator.experiment.robustness import NO_ATTACK, RobustnessCell, RobustnessRow, summarise
 from scripts.reference.markdown import render, table
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "robustness"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+FOLDER = RESULTS / "robustness"
 TASKS = {"digits": "rules-digits.json", "MNIST": "rules-mnist.json", "digits, C = 0.2": "rules-digits-some.json"}
 FLOWER = "rules-digits-flower.json"
 _MEAN = "mean"
@@ -22,10 +24,12 @@ def page() -> str:
     return render(
         "when-devices-lie.md",
         cost=cost(cells),
+        processor=processor(RESULTS / "benchmarks" / "rules.json"),
         digits=attacks(cells["digits"], 0.2),
         mnist=attacks(cells["MNIST"], 0.2),
+        gains=gains(cells, 0.2),
         flower=beside(cells["digits"], read_cells(FOLDER / FLOWER)),
-        backdoor=backdoor(cells),
+        backdoor=backdoor(cells, 0.2),
         found=found(cells["digits"], 0.2),
     )
 
@@ -33,6 +37,19 @@ def page() -> str:
 def read_cells(path: Path) -> list[RobustnessCell]:
     """Return the cells of a table."""
     return [RobustnessCell(**one) for one in json.loads(path.read_text("utf-8"))["cells"]]
+
+
+def whole_seeds(cells: Sequence[RobustnessCell]) -> list[RobustnessCell]:
+    """Return the cells of the seeds that have a cell for each rule, attack and share, so that rows can be compared."""
+    keys, by_seed = {cell.key[:3] for cell in cells}, dict[int, list[RobustnessCell]]()
+    for cell in cells:
+        by_seed.setdefault(cell.seed, []).append(cell)
+    return [cell for own in by_seed.values() if {one.key[:3] for one in own} == keys for cell in own]
+
+
+def attacked(cells: Sequence[RobustnessCell], share: float) -> list[RobustnessRow]:
+    """Return the rows with a share of bad devices, over whole seeds."""
+    return summarise(whole_seeds([cell for cell in cells if cell.bad == share]))
 
 
 def cost(cells: dict[str, list[RobustnessCell]]) -> str:
@@ -56,7 +73,7 @@ def _cost(rule: str, cells: Sequence[RobustnessCell]) -> str:
 
 def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
     """Format user accuracy of the honest devices by rule and attack, and the lowest of the row; "-" where no seed is there."""
-    rows = [row for row in summarise(cells) if row.bad == share]
+    rows = attacked(cells, share)
     if not rows:
         return "No cell is computed yet.\n"
     kinds = list(dict.fromkeys(row.attack for row in rows))
@@ -70,8 +87,50 @@ def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
     return table(("rule", "seeds", *kinds, "worst"), lines)
 
 
+def gains(cells: dict[str, list[RobustnessCell]], share: float) -> str:
+    """Format how far the worst user accuracy of each rule is above that of the mean, in points, over the attacks of both."""
+    worst = {name: _worst(one, share) for name, one in cells.items()}
+    tasks = [name for name, found in worst.items() if len(found) > 1]
+    rules = [rule for rule in dict.fromkeys(rule for name in tasks for rule in worst[name]) if rule != _MEAN]
+    rows = [(f"`{rule}`", *(_gain(worst[name], rule) for name in tasks)) for rule in rules]
+    return table(("worst user accuracy above that of `mean`, in points", *tasks), rows)
+
+
+def _worst(cells: Sequence[RobustnessCell], share: float) -> dict[str, float]:
+    rows = attacked(cells, share)
+    kinds = {row.attack for row in rows if row.defence == _MEAN}
+    found = {rule: {row.attack: row.user_accuracy for row in rows if row.defence == rule} for rule in _rules(rows)}
+    return {rule: min(own[kind] for kind in kinds) for rule, own in found.items() if kinds and kinds <= own.keys()}
+
+
+def _rules(rows: Sequence[RobustnessRow]) -> list[str]:
+    return list(dict.fromkeys(row.defence for row in rows))
+
+
+def _gain(worst: dict[str, float], rule: str) -> str:
+    return f"{100 * (worst[rule] - worst[_MEAN]):+.1f}" if rule in worst else "-"
+
+
+def processor(path: Path) -> str:
+    """Format processor time and memory of each rule, with the most updates and the fewest that were measured."""
+    measured = json.loads(path.read_text("utf-8"))["measured"]
+    few, many = measured[0], measured[-1]
+    rows = [
+        (
+            f"`{one['rule']}`",
+            f"{one['ratio_to_mean']['median']:.1f}",
+            size(least["peak_bytes"]),
+            size(one["peak_bytes"]),
+        )
+        for least, one in zip(few["rules"], many["rules"], strict=True)
+    ]
+    counts = (f"memory, {one['updates']:,} updates" for one in (few, many))
+    return table(("rule", f"processor time to the mean's, {many['updates']:,} updates", *counts), rows)
+
+
 def beside(ours: Sequence[RobustnessCell], flower: Sequence[RobustnessCell]) -> str:
     """Format our rules and Flower's functions under the attacks and seeds that Flower's have."""
+    flower = whole_seeds(flower)
     cases = {(cell.attack, cell.bad, cell.seed) for cell in flower}
     rows = summarise([cell for cell in (*ours, *flower) if (cell.attack, cell.bad, cell.seed) in cases])
     kinds = list(dict.fromkeys(cell.attack for cell in flower))
@@ -87,24 +146,23 @@ def _entry(row: RobustnessRow | None) -> str:
     return "-" if row is None else f"{row.user_accuracy:.3f} ({row.p10:.2f})"
 
 
-def backdoor(cells: dict[str, list[RobustnessCell]]) -> str:
-    """Format the success of the backdoor by rule."""
-    rows = {
-        name: {(row.defence, row.bad): row for row in summarise(one) if row.backdoor_success is not None}
+def backdoor(cells: dict[str, list[RobustnessCell]], share: float) -> str:
+    """Format the success of the backdoor by rule and task."""
+    found = {
+        name: {row.defence: row.backdoor_success for row in attacked(one, share) if row.backdoor_success is not None}
         for name, one in cells.items()
     }
-    rules = list(dict.fromkeys(rule for own in rows.values() for rule, _ in own))
-    columns = [(name, share) for name in cells for share in sorted({share for _, share in rows[name]})]
-    lines = []
-    for rule in rules:
-        chosen = [rows[name].get((rule, share)) for name, share in columns]
-        lines.append((f"`{rule}`", *("-" if row is None else f"{row.backdoor_success:.0%}" for row in chosen)))
-    return table(("rule", *(f"{name}, {share:.0%} bad" for name, share in columns)), lines)
+    tasks = [name for name, own in found.items() if own]
+    rules = dict.fromkeys(rule for name in tasks for rule in found[name])
+    rows = [
+        (f"`{rule}`", *(f"{found[name][rule]:.0%}" if rule in found[name] else "-" for name in tasks)) for rule in rules
+    ]
+    return table(("rule", *(f"{name}, {share:.0%} bad" for name in tasks)), rows)
 
 
 def found(cells: Sequence[RobustnessCell], share: float) -> str:
     """Format the share of the bad devices among those pulled most, by rule and attack."""
-    rows = [row for row in summarise(cells) if row.bad == share and row.defence != _MEAN]
+    rows = [row for row in attacked(cells, share) if row.defence != _MEAN]
     kinds = list(dict.fromkeys(row.attack for row in rows))
     lines = []
     for rule in dict.fromkeys(row.defence for row in rows):

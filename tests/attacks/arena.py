@@ -1,4 +1,4 @@
-"""Where attacks are played: a broker without access rules, an honest fleet, and a coordinator whose memory is looked at."""
+"""The stage of the attacks: a broker without access rules, an honest fleet, and a coordinator whose memory is measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRAVELLING = parse_policy("affine").public(SCHEMA).with_moments(MOMENTS)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. `devices` are those of `fedpatch devices`, `metrics` the last that were served."""
+    """Result of a run. `devices` are those of `fedpatch devices`, `metrics` the last that were served."""
 
     summary: dict[str, Any]
     stderr: str
@@ -53,16 +53,16 @@ class Outcome:
         return float(found[1]) if found else 0.0
 
     def ignored(self, reason: str) -> float:
-        """How many messages were ignored for a reason."""
+        """Number of messages that were ignored for a reason."""
         return self.metric(f'fedpatch_messages_ignored_total{{reason="{reason}"}}')
 
 
 class Spy:
-    """Hears whatever passes the broker, and keeps it."""
+    """A client that keeps every message of the fleet."""
 
     def __init__(self, url: str, fleet: str) -> None:
         self._fleet = fleet
-        self._heard: list[Received] = []
+        self._messages: list[Received] = []
         self._changed = threading.Condition()
         self._link = MqttLink(url, client_id=f"spy-{fleet}", events=self._take)
         self._link.subscribe(f"fedpatch/1/{fleet}/#")
@@ -75,13 +75,13 @@ class Spy:
 
         def there() -> bool:
             nonlocal looked
-            found.extend(one for one in self._heard[looked:] if fits(one))
-            looked = len(self._heard)
+            found.extend(one for one in self._messages[looked:] if fits(one))
+            looked = len(self._messages)
             return bool(found)
 
         with self._changed:
             if not self._changed.wait_for(there, PATIENCE_S):
-                raise TimeoutError(f"no such message among {len(self._heard)}")
+                raise TimeoutError(f"no such message among {len(self._messages)}")
         return found[0]
 
     def message(self, kind: str, fits: Callable[[Envelope, topics.ParsedTopic], object]) -> Envelope:
@@ -105,7 +105,7 @@ class Spy:
     def _take(self, event: object) -> None:
         if isinstance(event, Received):
             with self._changed:
-                self._heard.append(event)
+                self._messages.append(event)
                 self._changed.notify_all()
 
 
@@ -129,13 +129,13 @@ class Arena:
 
     @contextlib.contextmanager
     def client(self, name: str, *filters: str) -> Iterator[Client]:
-        """A client that is nobody's device yet."""
+        """A client that is no device yet."""
         with client(self.broker.url, f"{self.fleet}-{name}", *filters, max_queued=100_000) as one:
             yield one
 
     @contextlib.contextmanager
     def rogue(self, device: str) -> Iterator[tuple[Rogue, Client]]:
-        """A device that is there, can be asked, and leaves when it is done."""
+        """A present device that can be invited, and leaves at the end."""
         with self.client(device) as voice:
             one = Rogue(voice, self.fleet, device, TASK.name, SCHEMA, TRAVELLING)
             one.appear()
@@ -145,10 +145,10 @@ class Arena:
                 voice.link.publish(topics.device_state(self.fleet, device), state(online=False), retain=True)
 
     def run(self, devices: int, quorum: float, *, rounds: int = ROUNDS) -> Outcome:
-        """The whole run; `devices` are waited for.
+        """Run to the end, after `devices` are present.
 
-        What protects the fleet is as shipped. Deadlines are longer than the defaults, for a busy machine that plays all the
-        attackers too, and `max_devices` is a table that a test can fill.
+        The bounds (`norm_bound`, `max_num_examples`, `aggregate`, quarantine, rate limits) are the defaults. Deadlines are
+        longer, for a busy machine that plays all the attackers too, and `max_devices` is a table that a test can fill.
         """
         port, state_dir = free_port(), self.directory / self.fleet
         terms = ["--task", REFERENCE, "--strategy", "fedavg-adam", "--private", "affine", "--seed", 5]
@@ -173,7 +173,7 @@ class Arena:
 
 
 def honest_fleet(arena: Arena) -> Fleet:
-    """The agents of those who do nothing wrong, started."""
+    """The honest agents, started."""
     fleet = Fleet(arena.broker.url, arena.directory / f"agents-{arena.fleet}", name=arena.fleet)
     for device, data in HONEST.items():
         fleet.start(device, REFERENCE, data)
@@ -181,7 +181,7 @@ def honest_fleet(arena: Arena) -> Fleet:
 
 
 def state(*, online: bool = True, tasks: bool = False, boot: str = "1", version: str = "") -> bytes:
-    """A presence, of a device that can train nothing unless it is said."""
+    """A presence, of a device that has a task only with `tasks`."""
     can = (TaskCapability(TASK.name, SCHEMA.digest, 10),) if tasks else ()
     return encode(Envelope(DeviceState(online=online, boot=boot, version=version, tasks=can)))
 

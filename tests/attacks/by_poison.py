@@ -18,14 +18,14 @@ Change = Callable[[str, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Poison:
-    """What is sent in the place of a tensor, and the part of the update that the record then names."""
+    """The values that replace a tensor, and the part of the update that the record then names."""
 
     name: str
     does: str
     part: str
     change: Change
     measured_as: str
-    """Its name in benchmarks.training.norm_bounds, which measures what it does to user accuracy."""
+    """Its name in benchmarks.training.norm_bounds, which measures its effect on user accuracy."""
 
     def upload(self, update: Update) -> Upload:
         """The global model as it came, changed; from as many examples as others have."""

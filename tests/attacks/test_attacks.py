@@ -1,4 +1,4 @@
-"""Whatever a device or a stranger does, the honest devices come to the same model, in as many rounds and little more memory."""
+"""Under every attack the honest devices come to the same model, in as many rounds and little more memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.m
 
 PLAYED = devices_of(ATTACKS)
 MORE_MIB = 160.0
-"""What the coordinator may take more under attack: messages that wait for it, and its own libraries' leavings."""
+"""Memory that the coordinator may take more under attack: queued messages, and the heap of its libraries."""
 
 
 @dataclass(frozen=True)
 class Siege:
-    """The run without attackers, the one with all of them, and how each attacker fared."""
+    """The run without attackers, the one with all of them, and the fate of each attacker."""
 
     calm: Outcome
     attacked: Outcome
@@ -42,7 +42,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
     """Two runs that serve all tests, one after the other."""
     directory = tmp_path_factory.mktemp("siege")
     parts = sum(one.part for one in ATTACKS)
-    # With mosquitto's usual queues a flood costs messages of those who do not repeat them, as the attackers themselves.
+    # With mosquitto's usual queues a flood costs messages of clients that do not repeat them, such as the attackers.
     with Mosquitto("max_queued_messages 0") as broker:
         calm, attacked = (Arena(broker, name, directory) for name in ("calm", "siege"))
         with honest_fleet(calm) as fleet, honest_fleet(attacked) as besieged:
@@ -51,7 +51,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
             besieged.wait_ready()
             with ThreadPoolExecutor(len(ATTACKS)) as pool:
                 fates = {device: pool.submit(one.play, attacked, device) for device, one in PLAYED.items()}
-                # All three honest devices make the quorum: nobody but the stalling ones is waited for after them.
+                # All three honest devices make the quorum: after them a round waits for the stalling ones alone.
                 under_attack = attacked.run(len(HONEST) + parts, 2.6 / (len(HONEST) + parts))
         for arena in (calm, attacked):
             arena.spy.stop()
@@ -65,7 +65,7 @@ def test_attack_has_happened_and_was_stopped(siege, device):
 
 
 def test_the_model_is_the_same_to_the_last_bit(siege):
-    """Nothing of what the attackers sent is in it, and no honest update is missing."""
+    """No attacker's update is in it, and no honest one is missing."""
     calm, attacked = (
         load_checkpoint(run_directory(one.state_dir, one.summary["run"]))[0] for one in (siege.calm, siege.attacked)
     )
@@ -85,7 +85,7 @@ def test_every_round_counts_the_honest_devices_alone(siege):
 
 
 def test_no_round_lasts_until_its_deadline(siege):
-    """Whoever stalls costs the round no more than its answering time and its grace."""
+    """A stalling device costs the round no more than its answering time and its grace."""
     for record in siege.attacked.summary["rounds"]:
         assert sum(record["phase_seconds"].values()) < 200
 
@@ -155,7 +155,7 @@ def test_theft_is_not_delivered_with_access_rules(guarded, name):
 
 
 def test_theft_is_delivered_without_access_rules():
-    """So that it is the rules that stop it, and not the test."""
+    """The access rules stop it, and not the test."""
     with Mosquitto() as broker, client(broker.url, "all", "fedpatch/#") as auditor, client(broker.url, "t") as thief:
         auditor.settle()
         for theft in THEFTS:

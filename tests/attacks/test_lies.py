@@ -1,4 +1,4 @@
-"""Devices that train, and lie about it: with the settings as shipped a run ends as it should, and names who was pulled back."""
+"""Devices that train and send another update: with default settings a run ends as it should, and names pulled devices."""
 
 from __future__ import annotations
 

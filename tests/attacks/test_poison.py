@@ -19,7 +19,7 @@ from tests.support.brokers import Mosquitto
 from tests.system.commands import run
 
 LOSS = 0.05
-"""Of user accuracy; what is lost on average over five seeds is in docs/explanation/threat-model.md."""
+"""User accuracy that an attack may cost; docs/explanation/threat-model.md has the means of five seeds."""
 
 DEFAULT = RunSettings().norm_bound
 
@@ -42,7 +42,7 @@ def test_user_accuracy_of_the_honest_stays_with_the_default(attack, unattacked):
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["noise x 1e6", "running_var of 1e30"])
 def test_without_a_bound_the_same_attack_ruins_the_model(attack, unattacked):
-    """So that it is the bound that protects, and not the task."""
+    """The bound protects, and not the task."""
     assert play(FLEETS[0], "off", 0, attack)["user_accuracy"] < unattacked - 5 * LOSS
 
 
@@ -79,7 +79,7 @@ class TestPoisonedRun:
 
 @pytest.mark.usefixtures("poisoned")
 class TestAfterIt:
-    """What is left of a poisoned run."""
+    """The traces of a poisoned run."""
 
     pytestmark = system
 

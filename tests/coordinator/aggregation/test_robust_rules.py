@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.coordinator.rules import RULES, Updates
 from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregate
 from fedpatch.coordinator.aggregation.limit_settings import (
     AggregateRule,
@@ -17,7 +18,14 @@ from fedpatch.coordinator.aggregation.limit_settings import (
     NormBound,
     parse_aggregate_rule,
 )
-from fedpatch.coordinator.aggregation.robust_rules import CENTRING_PASSES, Changes, clip_centred, draw_buckets, trim
+from fedpatch.coordinator.aggregation.robust_rules import (
+    BLOCK_BYTES,
+    CENTRING_PASSES,
+    Changes,
+    clip_centred,
+    draw_buckets,
+    trim,
+)
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.wire.messages import TrainPlan
@@ -174,6 +182,24 @@ def test_trim_in_small_blocks_gives_the_bits_of_one_block(monkeypatch):
     blocks = trim(changes, 0.2, lambda shape: np.empty(shape, np.float32))
     assert all(np.array_equal(whole.step[name], blocks.step[name]) for name in whole.step)
     assert whole.shares == blocks.shares
+
+
+@given(numbers=st.lists(values, min_size=4, max_size=9))
+def test_trim_counts_equal_values_of_all_devices_alike(numbers):
+    """A value that no device changes pulls none, whatever the order of the names."""
+    updates = {str(place): model(number, *[0.0] * 7) for place, number in enumerate(numbers)}
+    changes = Changes(dict.fromkeys(updates, 1.0), updates.__getitem__, ZERO, SCHEMA)
+    shares = trim(changes, 0.25, lambda shape: np.empty(shape, np.float32)).shares
+    assert all(share in (0.875, 1.0) for share in shares.values())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_memory_of_a_rule_is_that_of_the_model_for_10_and_1000_updates(rule):
+    """Each update has 80 kB; names, weights and distances take about a thousandth of that."""
+    updates = Updates(20_000)
+    few, many = (updates.peak_bytes(rule, count) for count in (10, 1000))
+    block = 2 * BLOCK_BYTES if rule.startswith("trimmed") else 0
+    assert many < few + 1000 * 2048 + block
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def receiver() -> Iterator[Any]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(*answer)
+            self.send_response(answer[0])
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

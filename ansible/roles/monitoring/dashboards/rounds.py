@@ -159,6 +159,13 @@ def _participation() -> Section:
                 [Query(by_reason.format("fedpatch_refusals_total", OF), "{{reason}}")],
                 _HOURLY,
             ),
+            lines(
+                "Updates pulled towards the others",
+                "Share of an update's change that bounds and rule took away in the last round; one device far from all "
+                "others lifts max alone.",
+                [Query(f"fedpatch_update_pull{{{OF}}}", "{{stat}}")],
+                Look(unit="percentunit", least=0, most=1),
+            ),
         ],
     )
 
