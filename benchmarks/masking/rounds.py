@@ -180,7 +180,7 @@ def tables(document: Document) -> Iterator[str]:
                 *(f"{one[key]:.2f}" for key in ("mean", "min", "max")),
                 f"<= {one['bound']}",
             ]
-            for one in document.get("ratios", ())
+            for one in ratios(runs)
         ),
     )
 
