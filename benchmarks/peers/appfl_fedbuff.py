@@ -57,9 +57,9 @@ class AppflLearning(FleetLearning):
         from omegaconf import DictConfig
 
         super().__init__(terms)
-        self._peer = FedBuffAggregator(
-            aggregator_configs=DictConfig({**settings, "K": UPDATES, "num_clients": terms.devices})
-        )
+        # `optimize_memory` would collect garbage at every update.
+        own = {"K": UPDATES, "num_clients": terms.devices, "optimize_memory": False}
+        self._peer = FedBuffAggregator(aggregator_configs=DictConfig({**settings, **own}))
 
     def next_state(
         self,
