@@ -33,8 +33,8 @@ OWN_TESTS = {
     "testbed.run": "test_testbed.py",
 }
 """Benchmarks that are played at toy size in files of their own: some need more than a broker."""
-NEED_PEERS = {"peers.flower_rules"}
-"""Benchmarks that run in the environment of `make bench-peers` only."""
+NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules"}
+"""Benchmarks that run in an environment with these peers only."""
 MB = 1e6
 
 Toy = Callable[[str], dict[str, Any]]
