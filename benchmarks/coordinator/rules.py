@@ -1,4 +1,4 @@
-"""What each rule of aggregation costs beside the mean, and in how much memory: `python -m benchmarks.coordinator.rules`."""
+"""Cost and memory of each rule of aggregation beside the mean: `python -m benchmarks.coordinator.rules`."""
 
 from __future__ import annotations
 

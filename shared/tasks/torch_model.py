@@ -86,7 +86,7 @@ def resolve_private(text: str, model: nn.Module, head: Collection[str] = ()) -> 
     schema = schema_of(model)
     prefixes = tuple(_prefixes(model, _is_norm))
     norms = {spec.name for spec in schema.specs if spec.trainable and spec.name.startswith(prefixes)}
-    if not prefixes or not norms:
+    if not norms:
         raise UsageError("patch policy norms: the model has no normalisation layer that is trained; use names:GLOB,...")
     return names_policy(norms, schema.names)
 
@@ -185,7 +185,7 @@ def _prefixes(module: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterato
 
 
 def _is_norm(part: nn.Module) -> bool:
-    """Whether a layer normalises, by type; libraries of transformers have RMS norms of their own, named `...RMSNorm`."""
+    """Return whether a layer normalises, by type; libraries of transformers have own RMS norms, named `...RMSNorm`."""
     return isinstance(part, _NORMS) or type(part).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 

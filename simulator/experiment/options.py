@@ -120,15 +120,16 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
 
 def _policy(private: str, task: Task) -> str:
     """Return the policy that devices are asked for; the model is built only where it decides."""
-    if check_private(private) not in SHORTHANDS:
-        return check_private(private)
+    policy = check_private(private)
+    if policy not in SHORTHANDS:
+        return policy
 
     import torch
 
     from fedpatch.shared.tasks.torch_model import resolve_private
 
     with torch.random.fork_rng(devices=[]):
-        return str(resolve_private(private, task.build_model(), task.head))
+        return str(resolve_private(policy, task.build_model(), task.head))
 
 
 def terms() -> frozenset[str]:

@@ -21,7 +21,7 @@ def test_committed_tables_are_those_of_the_document(name):
 
 @pytest.mark.parametrize("name", ["masked-cost", "masked-round-time"])
 def test_page_has_the_tables_of_masked_groups(name):
-    """Those of results/benchmarks/NAME.md, row by row."""
+    """The page has each row of results/benchmarks/NAME.md."""
     rows = [line for line in tables_text(name).splitlines() if line.startswith("|")]
     assert "\n".join(rows) in PAGE.read_text("utf-8")
 

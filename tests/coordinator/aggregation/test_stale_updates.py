@@ -87,7 +87,7 @@ def test_order_of_arrival_changes_no_bit():
     )
 )
 def test_stale_updates_with_error_feedback_lose_no_part_of_the_changes(rounds):
-    """What the model took of a device and its residual together are all its changes, however the model moved meanwhile."""
+    """The changes of a device are all in the model or in its residual, whichever way the model moved meanwhile."""
     present = start = model(0.0)
     moved, changed = np.zeros(3), np.zeros(3)
     residual: dict[str, np.ndarray] = {}
