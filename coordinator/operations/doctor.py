@@ -30,7 +30,13 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import MASKED_FEATURE, SIGNED_FEATURE, CoordinatorState, DeviceState
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    MASKED_FEATURE,
+    SIGNED_FEATURE,
+    CoordinatorState,
+    DeviceState,
+)
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -179,6 +185,10 @@ def _misfits(
     if settings.masked and settings.threshold == ThresholdRule.TWO_THIRDS and unsigned:
         remedy = "give them certificates (fedpatch device add, fedpatch-agent enrol), or set threshold = half"
         yield "device_signing", unsigned, "cannot sign their masking keys, and will not be asked", remedy
+    unmeasured = [name for name, state in online.items() if EVALUATE_FEATURE not in state.features]
+    if settings.evaluate_every and unmeasured:
+        words = "cannot measure without training, and will not be asked in evaluate rounds"
+        yield "device_evaluation", unmeasured, words, "install this version there, or leave it so"
     if prepared is None:
         return
     task, schema = prepared.task.name, prepared.schema.digest
