@@ -20,7 +20,7 @@ _COARSE_STEPS = 16
 
 
 class Verdict(StrEnum):
-    """What to expect of a run."""
+    """Expected result of a run."""
 
     LEARNS = "learns"
     DOUBTFUL = "doubtful"
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """What to expect, by `ratio`."""
+        """Expectation in words, by `ratio`."""
         if self.ratio > MOST_RATIO:
             return Verdict.LEARNS_NOTHING
         return Verdict.DOUBTFUL if self.ratio > GOOD_RATIO else Verdict.LEARNS

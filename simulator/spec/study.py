@@ -98,7 +98,7 @@ class Study:
 
     @property
     def label(self) -> str:
-        """What its user accuracies are called in a heading or a line."""
+        """Name of its user accuracies in a heading or a line."""
         return MetricTerms(self.metric).label
 
     @property
@@ -117,7 +117,7 @@ class Study:
         return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
 
     def differences(self, other: Study) -> str:
-        """What `other` has else than this one, in words."""
+        """Return the differences of `other`, in words."""
         pairs = [(one.name, getattr(self, one.name), getattr(other, one.name)) for one in fields(Study)]
         return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
 
@@ -215,7 +215,7 @@ class Outcome:
 
     @property
     def user_accuracy(self) -> float | None:
-        """That of the last point."""
+        """User accuracy of the last point."""
         return self.points[-1].user_accuracy if self.points else None
 
     @property
@@ -285,5 +285,5 @@ def _mean(totals: Sequence[int | None], count: int) -> float | None:
 
 
 def client_id(client: int) -> str:
-    """What the device of a simulated client would be called; its batches depend on it."""
+    """Return the device name of a simulated client; its batches depend on it."""
     return f"client-{client}"
