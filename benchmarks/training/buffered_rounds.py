@@ -49,25 +49,15 @@ CONTESTS = (
     Contest("digits", 0.95, 300, {"strategy": "fedavg"}),
 )
 TOY = (Contest("digits", 0.5, 2, {"strategy": "fedavg", "devices": 5}),)
+_CARRY = {"late": "carry", "grace_s": 0.0}
 POLICIES: dict[str, dict[str, Any]] = {
     "refuse, quorum 1.0": {"quorum": 1.0},
     "refuse, quorum 0.8": {"quorum": 0.8},
-    "carry, quorum 0.8": {"quorum": 0.8, "late": "carry"},
-    "carry, 10 updates": {"late": "carry", "quorum_updates": 10, "max_staleness": 16},
-    "carry, 10 updates, p = -1": {
-        "late": "carry",
-        "quorum_updates": 10,
-        "max_staleness": 16,
-        "staleness_power": -1.0,
-    },
-    "carry, 10 updates, p = -1.3": {
-        "late": "carry",
-        "quorum_updates": 10,
-        "max_staleness": 16,
-        "staleness_power": -1.3,
-    },
+    "carry, quorum 0.8": {**_CARRY, "quorum": 0.8},
+    "carry, 10 updates": {**_CARRY, "quorum_updates": 10, "max_staleness": 16},
+    "carry, 10 updates, p = -1": {**_CARRY, "quorum_updates": 10, "max_staleness": 16, "staleness_power": -1.0},
 }
-TOY_POLICIES = {"carry, 2 updates": {"late": "carry", "quorum_updates": 2}}
+TOY_POLICIES = {"carry, 2 updates": {**_CARRY, "quorum_updates": 2}}
 SEEDS = range(5)
 FLEET: dict[str, Any] = {
     "devices": 50,
