@@ -196,8 +196,8 @@ class Outcome:
     Example:
         >>> import fedpatch
         >>> outcome = fedpatch.simulate(clients=4, rounds=1, strategy="fedavg", progress=False, workers=1)
-        >>> outcome.rounds_to_target is None, len(outcome.points)
-        (True, 2)
+        >>> outcome  # doctest: +ELLIPSIS
+        <Outcome: digits, fedavg, private affine, 4 clients, seed 0: user accuracy 0... after 1 rounds>
         >>> outcome.to_frame()["user_accuracy"].idxmax()  # doctest: +SKIP
         1
     """
@@ -207,6 +207,14 @@ class Outcome:
     complete: bool
     versions: Mapping[str, str] = field(default_factory=dict)
     attack: AttackOutcome | None = None
+
+    def __repr__(self) -> str:
+        """Return the terms and the result in a line: a curve of hundreds of points would fill a notebook."""
+        study, reached = self.study, self.rounds_to_target
+        accuracy = "nothing measured" if self.user_accuracy is None else f"user accuracy {self.user_accuracy:.3f}"
+        end = "" if reached is None else f", target reached after {reached}"
+        terms = f"{study.task}, {study.strategy}, private {study.private}, {study.clients} clients, seed {study.seed}"
+        return f"<Outcome: {terms}: {accuracy} after {max(0, len(self.points) - 1)} rounds{end}>"
 
     @property
     def rounds_to_target(self) -> int | None:
