@@ -27,6 +27,7 @@ def text(tmp_path_factory) -> str:
     """Served over HTTP after a few rounds in which devices decline, fail and vanish."""
     metrics = Metrics()
     metrics.traffic.expiry.labels("ca").set(1.0)
+    metrics.rounds.evaluation.labels("mean").set(0.5)  # of a run with evaluate rounds
     report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0, 0.4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "_REPORT", report)
