@@ -85,6 +85,13 @@ class RoundSettings(Settings):
         default_means="the task's",
         help="Examples per minibatch.",
     )
+    prox: float = setting(
+        0.0,
+        group=_TRAINING,
+        ge=0.0,
+        le=1e6,
+        help="mu of FedProx: the loss of a device gets mu / 2 times its squared distance from the round's model.",
+    )
     seed: int = setting(
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
     )

@@ -123,6 +123,7 @@ Clip = Annotated[
     float | None,
     typer.Option(metavar="NORM", help="Longest step of a masked update (L2 norm); default: by earlier rounds."),
 ]
+Prox = Annotated[float, typer.Option(metavar="MU", help="mu of FedProx, as of fedpatch run.")]
 AttackKind = Annotated[
     str,
     typer.Option(
@@ -173,6 +174,7 @@ def simulate(
     group_size: GroupSize = 32,
     keep: Keep = 1,
     clip: Clip = None,
+    prox: Prox = 0.0,
     attack: AttackKind = "",
     bad: Bad = 0.0,
     workers: Workers = None,

@@ -52,7 +52,10 @@ log = logging.getLogger("fedpatch.patches")
 
 @dataclass(frozen=True)
 class PatchKey:
-    """Identity of a patch: name of the task, digest of the model's schema without moments, text of the policy."""
+    """Identity of a patch: name of the task, digest of the model's schema without moments, policy.
+
+    `policy` is the policy's text and, after spaces, the names of the plan's terms.
+    """
 
     task: str
     schema: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
-from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Sgd
+from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.model_metadata import InputStatistics
@@ -94,6 +94,7 @@ class LocalTrainer:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
         measure_before: bool = True,
+        private: Collection[str] = (),
     ) -> LocalResult | None:
         """Train a model by a plan. Equal arguments give equal results.
 
@@ -105,6 +106,7 @@ class LocalTrainer:
             on_step: Called after each step with the steps done and their total.
             cancelled: Called before each batch; True cancels the training.
             measure_before: Whether to measure user accuracy before training.
+            private: Names of the values that do not travel.
 
         Returns:
             The result; None after a cancel.
@@ -122,6 +124,7 @@ class LocalTrainer:
             )
         self.load(tensors)
         optimizer = self._optimizer(plan, tensors)
+        pull = self._pull(plan.prox or 0.0, private)
         batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
         losses: list[float] = []
         try:
@@ -133,7 +136,7 @@ class LocalTrainer:
                 for indices in batches:
                     if cancelled():
                         return None
-                    losses.append(self._step(optimizer, indices))
+                    losses.append(self._step(optimizer, indices, pull))
                     if not math.isfinite(losses[-1]):
                         raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
                     on_step(len(losses), total)
@@ -149,12 +152,21 @@ class LocalTrainer:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
 
-    def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:
+    def _pull(self, strength: float, private: Collection[str]) -> Pull | None:
+        """Return the pull of the values that travel to those in the model now; None for a strength of 0."""
+        if not strength:
+            return None
+        pulled = {value: value.detach().clone() for name, value in self._trained.items() if name not in private}
+        return Pull(strength, pulled)
+
+    def _step(self, optimizer: ClientOptimizer, indices: Array, pull: Pull | None) -> float:
         x, y = self._train
         chosen = torch.from_numpy(indices)
         optimizer.zero_grad()
         loss = self.task.loss(self._forward(x[chosen]), y[chosen])
         loss.backward()  # type: ignore[no-untyped-call]
+        if pull is not None:
+            pull.add_gradients()
         optimizer.step()
         return float(loss.item())
 

@@ -126,7 +126,7 @@ class LocalUpdate:
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
         self._require_bounded(command)
-        key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
+        key = _patch_key(trainer, policy, plan)
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
@@ -137,6 +137,7 @@ class LocalUpdate:
             stream_seed=stream_seed(plan.seed, self._device_id),
             on_step=on_step,
             cancelled=cancelled,
+            private=policy.private_names(schema),
         )
         if result is None:
             return None
@@ -238,7 +239,7 @@ class LocalUpdate:
             else None
         )
         report, update = read_blob(command.update_path, manifest, public, base)
-        key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
+        key = _patch_key(trainer, policy, command.plan)
         after = self._store.load(key, command.key.run, command.key.round + 1)
         tensors = merge(update, _patch_values(after, policy.patch(schema), trainer.task, command.plan.seed))
         load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
@@ -339,6 +340,11 @@ def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, 
     schema = trainer.schema.with_moments(command.plan.moments)
     require_whole_ties(trainer.model, policy.private_names(schema))
     return policy, schema
+
+
+def _patch_key(trainer: LocalTrainer, policy: PatchPolicy, plan: TrainPlan) -> PatchKey:
+    """Return the key of a round's patch: one for each policy and each set of the plan's terms."""
+    return PatchKey(trainer.task.name, trainer.schema.digest, " ".join((str(policy), *plan.terms)))
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:

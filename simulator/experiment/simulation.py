@@ -44,6 +44,7 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.plan_terms import make_terms
 from fedpatch.simulator.attacks.backdoor import clients_with_tests
 from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of
 from fedpatch.simulator.clients.masked_uplink import MaskedUplink
@@ -181,6 +182,7 @@ class Simulation:
             find_strategy(study.strategy, study.server_learning_rate) if study.strategy not in BASELINES else FedAvg()
         )
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        plan = replace(plan, **make_terms(study.prox))
         with torch.random.fork_rng(devices=[]):
             model = task.build_model()
         check_baseline(study, model)
@@ -453,6 +455,8 @@ def versions() -> dict[str, str]:
 
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
+        if ground.plan.terms:
+            raise UsageError(f"--{' and --'.join(ground.plan.terms)}: computed on the CPU only; use --device cpu")
         if ground.spool is not None:
             named = "--norm-bound, --aggregate, --attack, --dp and --secure"
             raise UsageError(f"{named} are computed on the CPU only; use --device cpu")

@@ -53,6 +53,7 @@ class OneByOneLearner:
             stream_seed=stream_seed(self._plan.seed, client_id(client)),
             on_step=lambda done, total: None,
             cancelled=lambda: False,
+            private=self._patches.private_names,
         )
         assert result is not None
         self._patches.keep(client, result.tensors)

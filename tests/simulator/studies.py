@@ -28,6 +28,7 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.patches import merge, parse_policy, split
+from fedpatch.shared.wire.plan_terms import make_terms
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.experiment.simulation import Simulation, limits_of, simulate
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
@@ -169,7 +170,8 @@ class Deployed:
     def __init__(self, study: Study, task: Task = UNEVEN) -> None:
         self.study = study
         self.strategy = find_strategy(study.strategy, study.server_learning_rate)
-        self.plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        self.plan = replace(plan, **make_terms(study.prox))
         self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
         self.policy = parse_policy(study.private)
         self.public = self.policy.public(schema_of(task.build_model()))
@@ -201,6 +203,7 @@ class Deployed:
                 stream_seed=stream_seed(self.study.seed, client_id(client)),
                 on_step=lambda done, total: None,
                 cancelled=lambda: False,
+                private=self.policy.private_names(self.schema),
             )
             assert result is not None
             update, self.patches[client] = split(result.tensors, self.policy, self.schema)

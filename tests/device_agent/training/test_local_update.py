@@ -46,7 +46,7 @@ class Device:
         return self.local_update.run(command, lambda done, total: None, cancelled)
 
     def patch(self, scene):
-        key = PatchKey(scene.task.name, scene.model.digest, str(scene.policy))
+        key = PatchKey(scene.task.name, scene.model.digest, " ".join((str(scene.policy), *scene.plan.terms)))
         return self.store.load(key, "another run", 0)
 
 
@@ -66,6 +66,17 @@ def test_public_tensors_leave_and_private_ones_stay(tmp_path, device, private, p
     scene.policy.patch(scene.whole).check(device.patch(scene).values)
     assert device.patch(scene).batches_done == report.steps == 5
     assert meta == {name: value for name, value in asdict(report).items() if name != "user_accuracy_independent"}
+
+
+def test_a_patch_of_one_plan_is_not_read_under_another(tmp_path, device):
+    """The second plan begins with the initial patch, as on a device that has never trained."""
+    scene, other = (Scene(tmp_path, TOY, plan, "all") for plan in (SGD, replace(SGD, prox=1e-6)))
+    device.run(scene.command())
+    device.run(other.command())
+    new = Device(tmp_path, "new")
+    new.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), new.store, "ann", private="none")
+    new.run(other.command())
+    assert_equal(device.patch(other).values, new.patch(other).values)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

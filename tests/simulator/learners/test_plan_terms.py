@@ -1,0 +1,107 @@
+"""Plans with terms: the papers' algorithms by a textbook, and a simulation computes what devices do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.simulator.experiment.options import make_study
+from fedpatch.simulator.experiment.simulation import Simulation, simulate
+from fedpatch.simulator.spec.study import Study, client_id
+from tests.simulator.studies import (
+    IMAGES,
+    REFERENCE,
+    UNEVEN,
+    Deployed,
+    assert_close,
+    assert_like_deployed,
+    build_model,
+    client_data,
+    play_on,
+    simulation_of,
+    study_of,
+    without_seconds,
+)
+from tests.support.oracle import Client, Values, arrays_of, load
+from tests.support.textbook import ClientUpdate, federate, fedprox
+
+ROUNDS, RATE = 3, 0.2
+HEAD = ("fc2.weight", "fc2.bias")
+
+
+def by_the_book(study: Study, update: ClientUpdate, private: Sequence[str] = (), passes: int = 1) -> tuple[Values, Any]:
+    """The global model and the clients after ROUNDS rounds of the textbook."""
+    deployed, rounds = Deployed(study), []
+    for _ in range(ROUNDS):
+        rounds.append([client_id(one) for one in deployed.selected()])
+        deployed.play()
+    model = build_model()
+    load(model, initial_tensors(UNEVEN, study.seed))
+    data = {client_id(one): arrays_of(client_data(one, study.seed)) for one in range(study.clients)}
+    given: dict[str, Any] = {"private": private, "passes": passes, "batch_size": study.batch_size, "seed": study.seed}
+    return federate(model, data, rounds, update, **given)
+
+
+def played(study: Study) -> Simulation:
+    simulation = simulation_of(study)
+    for _ in range(ROUNDS + 1):
+        simulation.step()
+    return simulation
+
+
+def assert_by_the_book(study: Study, update: ClientUpdate, private: Sequence[str] = (), passes: int = 1) -> Simulation:
+    simulation, (w, clients) = played(study), by_the_book(study, update, private, passes)
+    assert_close(simulation.server.tensors, w)
+    for number in range(study.clients):
+        client: Client = clients[client_id(number)]
+        kept = simulation.patches.of(number)
+        assert_close({name: kept[name] for name in client.p}, client.p)
+    return simulation
+
+
+@pytest.mark.parametrize("private", [(), HEAD])
+def test_prox_is_fedprox(private):
+    study = study_of(private="names:" + ",".join(private) if private else "none", prox=0.5)
+    assert_by_the_book(study, fedprox(RATE, 0.5, private), private)
+    without, _ = by_the_book(study, fedprox(RATE, 0.0, private), private)
+    assert np.abs(without["fc1.weight"] - played(study).server.tensors["fc1.weight"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("terms", [{"prox": 0.1}])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavg-adam"])
+def test_simulation_is_the_deployed_system(strategy, terms):
+    assert_like_deployed(study_of(strategy, "affine", **terms))
+
+
+def test_simulation_of_convolutions_is_the_deployed_system():
+    assert_like_deployed(study_of(private="affine", prox=0.1), IMAGES)
+
+
+def test_study_goes_on_where_it_stopped(tmp_path):
+    study = study_of(private="affine", prox=0.1, rounds=3)
+    whole = without_seconds(play_on(study, tmp_path / "whole", 4))
+    play_on(study, tmp_path / "cut", 2)
+    assert without_seconds(play_on(study, tmp_path / "cut", 4)) == whole
+    assert Study.from_dict(study.to_dict()) == study
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prox": -1.0}, "--prox: -1 is not from 0"),
+        ({"prox": 0.1, "strategy": "per-fedavg"}, "--prox: per-fedavg trains in its own way; choose one of"),
+    ],
+)
+def test_terms_that_do_not_fit_a_study_are_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        make_study(task=UNEVEN, task_ref=REFERENCE, clients=3, **{"strategy": "fedavg", "learning_rate": 0.1, **given})
+
+
+def test_terms_are_not_computed_on_a_gpu():
+    with pytest.raises(UsageError, match="--prox: computed on the CPU only; use --device cpu"):
+        simulate(study_of(prox=0.1), device="cuda")

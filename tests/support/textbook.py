@@ -1,0 +1,74 @@
+"""FedProx as its paper has it, to check the whole system against; beside Algorithm 1 (tests.support.oracle).
+
+It imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are those of the papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.oracle import Client, ClientData, Values, batches, load, mean, only, stream_seed, without
+
+Batch = tuple[np.ndarray, np.ndarray]
+ClientUpdate = Callable[[nn.Module, Values, Client, list[Batch]], Values]
+"""Trains the values of a client, global ones with its own, on its next batches; what it keeps is in the client."""
+
+
+def federate(
+    model: nn.Module,
+    data: Mapping[str, ClientData],
+    rounds: Sequence[Sequence[str]],
+    update: ClientUpdate,
+    *,
+    private: Sequence[str] = (),
+    passes: int = 1,
+    batch_size: int,
+    seed: int,
+) -> tuple[Values, dict[str, Client]]:
+    """FedAvg around `update`; a client takes `passes` times its examples in a round. Returns the model and the clients."""
+    initial = {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+    w = without(initial, private)
+    clients = {k: Client(k, one, only(initial, private), {}) for k, one in data.items()}
+    for selected in rounds:
+        sent = []
+        for k in selected:
+            client, (x, y, *_) = clients[k], data[k]
+            steps = max(1, round(len(x) / batch_size)) * passes
+            chosen = batches(len(x), batch_size, client.batches_done, steps, stream_seed(seed, k))
+            w_k = update(model, {**w, **client.p}, client, [(x[b], y[b]) for b in chosen])
+            client.batches_done += steps
+            client.p = only(w_k, private)
+            sent.append((len(x), w_k))
+        w = {name: mean([(n, w_k[name]) for n, w_k in sent]) for name in w}
+    return w, clients
+
+
+def fedprox(learning_rate: float, mu: float, private: Sequence[str] = ()) -> ClientUpdate:
+    """Li et al. 2020, Algorithm 2: w_k is about the minimum of F_k(w) + mu / 2 * |w - w^t|^2, over values that travel."""
+
+    def update(model: nn.Module, w_t: Values, client: Client, data: list[Batch]) -> Values:
+        w = w_t
+        for batch in data:
+            g, w = gradient(model, w, batch)
+            pull = {name: 0.0 if name in private else mu * (w[name] - w_t[name]) for name in g}
+            w = w | {name: w[name] - learning_rate * (g[name] + pull[name]) for name in g}
+        return w
+
+    return update
+
+
+def gradient(model: nn.Module, w: Values, batch: Batch) -> tuple[Values, Values]:
+    """The gradient of the loss at w, and w with the statistics that the forward pass moved."""
+    load(model, w)
+    model.train()
+    model.zero_grad()
+    F.cross_entropy(model(torch.tensor(batch[0])), torch.tensor(batch[1])).backward()
+    grads: dict[str, Any] = {name: value.grad for name, value in model.named_parameters()}
+    after = {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+    return {name: grad.numpy().copy() for name, grad in grads.items()}, after
