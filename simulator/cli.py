@@ -124,6 +124,10 @@ Clip = Annotated[
     typer.Option(metavar="NORM", help="Longest step of a masked update (L2 norm); default: by earlier rounds."),
 ]
 Prox = Annotated[float, typer.Option(metavar="MU", help="mu of FedProx, as of fedpatch run.")]
+Phases = Annotated[
+    str,
+    typer.Option(metavar="PART:N,...", help="Parts of a round in which only some values learn, as of fedpatch run."),
+]
 AttackKind = Annotated[
     str,
     typer.Option(
@@ -175,6 +179,7 @@ def simulate(
     keep: Keep = 1,
     clip: Clip = None,
     prox: Prox = 0.0,
+    phases: Phases = "",
     attack: AttackKind = "",
     bad: Bad = 0.0,
     workers: Workers = None,

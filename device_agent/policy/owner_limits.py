@@ -251,7 +251,9 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
     times, twice = (2, ", those of learning alone among them") if measured else (1, "")
     steps = plan.steps_for(num_examples) * times
     size = min(plan.batch_size, num_examples)
-    epochs = plan.epochs * times if not plan.steps else -(-steps * size // max(1, num_examples))
+    in_steps = any(part.steps for part in plan.parts)
+    passes = -(-steps * size // max(1, num_examples))
+    epochs = passes if in_steps else sum(part.epochs for part in plan.parts) * times
     found = [
         f"{asked} {unit} are asked for{twice}; the owner's limit is {name} = {most}"
         for asked, unit, name, most in (
@@ -261,4 +263,4 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         if asked > most
     ]
     # In the unit of the plan, where both are exceeded.
-    return found[-1 if plan.steps else 0] if found else ""
+    return found[-1 if in_steps else 0] if found else ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
 from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import PARTS
 
 CLIENT_OPTIMIZERS = ("sgd", "adam")
 
@@ -133,7 +135,7 @@ class LocalTrainer:
             with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
                 torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
                 self.model.train()
-                for indices in batches:
+                for indices in self._in_phases(batches, plan, private):
                     if cancelled():
                         return None
                     losses.append(self._step(optimizer, indices, pull))
@@ -146,11 +148,28 @@ class LocalTrainer:
             after = self._user_accuracy(cancelled)
         except Cancelled:
             return None
+        finally:
+            self._let_learn("all", ())
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
 
     def load(self, tensors: Tensors) -> None:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
+
+    def _in_phases(self, batches: Iterator[Array], plan: TrainPlan, private: Collection[str]) -> Iterator[Array]:
+        """Return the batches; with each, the values of its phase learn, and only they."""
+        for phase in plan.parts:
+            if not self._let_learn(phase.train, private):
+                raise UsageError(f"the phase {phase.train} of the plan has nothing to train; nothing was trained")
+            yield from islice(batches, phase.steps_for(self.num_examples, plan.batch_size))
+
+    def _let_learn(self, part: str, private: Collection[str]) -> bool:
+        """Let only one of PARTS learn; return whether it has values."""
+        if part not in PARTS:
+            raise unknown_name("phase", part, PARTS)
+        for name, value in self._trained.items():
+            value.requires_grad_(part == "all" or (name in private) == (part == "private"))
+        return any(value.requires_grad for value in self._trained.values())
 
     def _pull(self, strength: float, private: Collection[str]) -> Pull | None:
         """Return the pull of the values that travel to those in the model now; None for a strength of 0."""

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
 from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS, EpochCount, Phase, Phases, StepCount
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
@@ -100,6 +100,7 @@ class TrainPlan:
         seed: Seed of initial patch values and of the order of examples.
         prox: mu of FedProx's term mu / 2 * |w - global|^2 over the values that travel. This and the following fields are left
             out where they are not set; each is a feature of devices, by its name.
+        phases: Parts of a round, one after another, in place of `epochs` and `steps`.
 
     Example:
         >>> TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=2).steps_for(num_examples=100)
@@ -109,19 +110,25 @@ class TrainPlan:
     client_optimizer: Word
     learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)]
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)]
-    epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
-    steps: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
+    epochs: EpochCount = 1
+    steps: StepCount = 0
     beta_1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
     beta_2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-7
     moments: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
     seed: Count = 0
     prox: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
+    phases: Phases | UnsetType = UNSET
 
     @property
     def terms(self) -> dict[str, Any]:
         """The fields of PLAN_TERMS that are set, by name."""
         return {name: value for name in PLAN_TERMS if (value := getattr(self, name)) is not UNSET}
+
+    @property
+    def parts(self) -> tuple[Phase, ...]:
+        """The phases; without any, one in which all values learn."""
+        return self.phases or (Phase("all", self.epochs, self.steps),)
 
     @property
     def plain(self) -> TrainPlan:
@@ -130,8 +137,8 @@ class TrainPlan:
         return replace(self, **unset)
 
     def steps_for(self, num_examples: int) -> int:
-        """Return the minibatches of a round: `steps`, or else max(1, round(num_examples / batch_size)) * `epochs`."""
-        return self.steps or max(1, round(num_examples / self.batch_size)) * self.epochs
+        """Return the minibatches of a round on so many training examples."""
+        return sum(part.steps_for(num_examples, self.batch_size) for part in self.parts)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.plan_terms import make_terms
+from fedpatch.shared.wire.plan_terms import make_terms, require_learning
 from fedpatch.simulator.attacks.backdoor import clients_with_tests
 from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of
 from fedpatch.simulator.clients.masked_uplink import MaskedUplink
@@ -182,7 +182,7 @@ class Simulation:
             find_strategy(study.strategy, study.server_learning_rate) if study.strategy not in BASELINES else FedAvg()
         )
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-        plan = replace(plan, **make_terms(study.prox))
+        plan = replace(plan, **make_terms(study.prox, study.phases))
         with torch.random.fork_rng(devices=[]):
             model = task.build_model()
         check_baseline(study, model)
@@ -194,6 +194,7 @@ class Simulation:
         whole = schema.with_moments(self.strategy.moments)
         private = _private_names(study, whole)
         require_whole_ties(model, private)
+        require_learning(plan.parts, [one.name for one in schema.specs if one.trainable], private)
         self.public: Schema = schema.subset(set(schema.names) - private)
         kept = Schema((*whole.subset(private).specs, *kept_between_rounds(study.strategy, schema).specs))
         self.patches = Patches(kept, initial, study.clients)

@@ -171,7 +171,7 @@ class Deployed:
         self.study = study
         self.strategy = find_strategy(study.strategy, study.server_learning_rate)
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-        self.plan = replace(plan, **make_terms(study.prox))
+        self.plan = replace(plan, **make_terms(study.prox, study.phases))
         self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
         self.policy = parse_policy(study.private)
         self.public = self.policy.public(schema_of(task.build_model()))

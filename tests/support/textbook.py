@@ -1,4 +1,4 @@
-"""FedProx as its paper has it, to check the whole system against; beside Algorithm 1 (tests.support.oracle).
+"""FedProx and FedRep as their papers have them, to check the whole system against; beside Algorithm 1 (tests.support.oracle).
 
 It imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are those of the papers.
 """
@@ -58,6 +58,22 @@ def fedprox(learning_rate: float, mu: float, private: Sequence[str] = ()) -> Cli
             g, w = gradient(model, w, batch)
             pull = {name: 0.0 if name in private else mu * (w[name] - w_t[name]) for name in g}
             w = w | {name: w[name] - learning_rate * (g[name] + pull[name]) for name in g}
+        return w
+
+    return update
+
+
+def fedrep(learning_rate: float, head: Sequence[str], head_share: float) -> ClientUpdate:
+    """Collins et al. 2021, Algorithm 1: steps of the head with the representation fixed, then of the representation.
+
+    `head_share` is the share of a round's steps that train the head; 0 is FedBABU (Oh et al. 2022), whose head never learns.
+    """
+
+    def update(model: nn.Module, w: Values, client: Client, data: list[Batch]) -> Values:
+        for number, batch in enumerate(data):
+            heads_turn = number < round(head_share * len(data))
+            g, w = gradient(model, w, batch)
+            w = w | {name: w[name] - learning_rate * g[name] for name in g if (name in head) == heads_turn}
         return w
 
     return update

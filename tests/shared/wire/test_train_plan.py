@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.codec import from_plain, to_plain
 from fedpatch.shared.wire.messages import ENCODINGS, TrainPlan, is_delta
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, parse_phases
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,21 @@ def test_plan_without_terms_has_no_key_more_on_the_wire():
 
 
 def test_plan_with_terms_has_their_keys_on_the_wire():
-    plan = replace(TrainPlan("sgd", learning_rate=0.1, batch_size=20), **make_terms(0.5))
+    plan = replace(TrainPlan("sgd", learning_rate=0.1, batch_size=20), **make_terms(0.5, "private:2,public:30s"))
     assert set(PLAN_TERMS) <= set(to_plain(plan))
     assert from_plain(to_plain(plan), TrainPlan) == plan
     assert plan.plain == TrainPlan("sgd", learning_rate=0.1, batch_size=20)
+
+
+def test_steps_of_phases_are_added():
+    plan = TrainPlan("sgd", learning_rate=0.1, batch_size=20, phases=parse_phases("private:2,public:30s,all"))
+    assert plan.steps_for(100) == 2 * 5 + 30 + 5
+
+
+@pytest.mark.parametrize("text", ["head:1", "all:0", "all:1,", "all:1e3", "all,all,all,all,all", "public:-1"])
+def test_other_texts_are_no_phases(text):
+    with pytest.raises(UsageError, match="such as private:5,public:1"):
+        parse_phases(text)
 
 
 def test_is_delta_is_true_of_delta_encodings_only():

@@ -28,7 +28,7 @@ from tests.simulator.studies import (
     without_seconds,
 )
 from tests.support.oracle import Client, Values, arrays_of, load
-from tests.support.textbook import ClientUpdate, federate, fedprox
+from tests.support.textbook import ClientUpdate, federate, fedprox, fedrep
 
 ROUNDS, RATE = 3, 0.2
 HEAD = ("fc2.weight", "fc2.bias")
@@ -72,7 +72,25 @@ def test_prox_is_fedprox(private):
     assert np.abs(without["fc1.weight"] - played(study).server.tensors["fc1.weight"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("terms", [{"prox": 0.1}])
+HEAD_PRIVATE = "names:" + ",".join(HEAD)
+
+
+def test_private_then_public_is_fedrep():
+    study = study_of(private=HEAD_PRIVATE, phases="private:2,public:1")
+    simulation = assert_by_the_book(study, fedrep(RATE, HEAD, 2 / 3), HEAD, passes=3)
+    together, _ = by_the_book(study, fedrep(RATE, HEAD, 1 / 3), HEAD, passes=3)
+    assert np.abs(together["fc1.weight"] - simulation.server.tensors["fc1.weight"]).max() > 1e-3
+
+
+def test_public_alone_is_the_body_of_fedbabu():
+    study = study_of(private=HEAD_PRIVATE, phases="public:2")
+    simulation = assert_by_the_book(study, fedrep(RATE, HEAD, 0.0), HEAD, passes=2)
+    initial = initial_tensors(UNEVEN, study.seed)
+    for client in range(study.clients):
+        assert_close(simulation.patches.of(client), {name: initial[name] for name in HEAD}, 0.0)
+
+
+@pytest.mark.parametrize("terms", [{"prox": 0.1}, {"phases": "private:1,public:2s,all"}])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavg-adam"])
 def test_simulation_is_the_deployed_system(strategy, terms):
     assert_like_deployed(study_of(strategy, "affine", **terms))
@@ -90,9 +108,17 @@ def test_study_goes_on_where_it_stopped(tmp_path):
     assert Study.from_dict(study.to_dict()) == study
 
 
+def test_phase_that_trains_nothing_is_refused():
+    with pytest.raises(UsageError, match="phase private has nothing to train; leave it out"):
+        simulation_of(study_of(private="stats", phases="private:1,public:1"))
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"phases": "private:1", "private": "affine"}, "--phases: private:1 trains nothing that travels; add public"),
+        ({"phases": "private:1,public:1"}, "nothing to train with private = none; set private to head"),
+        ({"phases": "public:1", "epochs": 2}, "has epochs and steps of its own; leave epochs and steps out"),
         ({"prox": -1.0}, "--prox: -1 is not from 0"),
         ({"prox": 0.1, "strategy": "per-fedavg"}, "--prox: per-fedavg trains in its own way; choose one of"),
     ],
