@@ -128,6 +128,9 @@ Phases = Annotated[
     str,
     typer.Option(metavar="PART:N,...", help="Parts of a round in which only some values learn, as of fedpatch run."),
 ]
+Personal = Annotated[
+    str, typer.Option(metavar="KIND:LAMBDA", help="Second copy of the model of each client, as of fedpatch run.")
+]
 AttackKind = Annotated[
     str,
     typer.Option(
@@ -180,6 +183,7 @@ def simulate(
     clip: Clip = None,
     prox: Prox = 0.0,
     phases: Phases = "",
+    personal: Personal = "",
     attack: AttackKind = "",
     bad: Bad = 0.0,
     workers: Workers = None,

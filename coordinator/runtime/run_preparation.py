@@ -25,7 +25,7 @@ from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.tensors.patches import PatchPolicy
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
-from fedpatch.shared.wire.plan_terms import make_terms, require_learning
+from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def prepare(settings: RunSettings) -> Prepared:
             f"the model and its moments may take {needed_mib} MiB; raise max_model_mib to that, here and on the devices"
         )
     plan = _plan(settings, task, strategy)
-    require_learning(plan.parts, [one.name for one in schema.specs if one.trainable], private_names)
+    require_fitting(plan, [one.name for one in schema.specs if one.trainable], private_names)
     tensors = initial_tensors(task, settings.seed)
     return Prepared(
         task=task,
@@ -115,7 +115,7 @@ def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
         )
     batch_size = settings.batch_size or task.batch_size
     plan = strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
-    return replace(plan, **make_terms(settings.prox, settings.phases))
+    return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal))
 
 
 def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 INDEPENDENT = "independent"
 """Of the models that were trained alone, below the directory of the patches (device_agent.training.local_only_training)."""
+PERSONAL = "personal"
+"""Of the personal copies of plans that have one, below the directory of the patches, and in their format."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
@@ -54,7 +56,7 @@ log = logging.getLogger("fedpatch.patches")
 class PatchKey:
     """Identity of a patch: name of the task, digest of the model's schema without moments, policy.
 
-    `policy` is the policy's text and, after spaces, the names of the plan's terms.
+    `policy` is the policy's text and, after a space, the kind of the plan, if it has one.
     """
 
     task: str

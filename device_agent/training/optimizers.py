@@ -43,10 +43,14 @@ class ClientOptimizer:
 
 @dataclass(frozen=True)
 class Pull:
-    """The term strength / 2 * |w - anchor|^2 of a loss, over the parameters w in `anchors`."""
+    """The term strength / 2 * |w - anchor|^2 of a loss, over the parameters w in `anchors`.
+
+    With `follow` each step moves the anchors in place by that share of their distance to the parameters.
+    """
 
     strength: float
     anchors: Mapping[nn.Parameter, Tensor]
+    follow: float = 0.0
 
     @torch.no_grad()
     def add_gradients(self) -> None:
@@ -54,6 +58,13 @@ class Pull:
         for parameter, anchor in self.anchors.items():
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - anchor, alpha=self.strength)
+
+    @torch.no_grad()
+    def move_anchors(self) -> None:
+        """Let the anchors follow the parameters after a step."""
+        if self.follow:
+            for parameter, anchor in self.anchors.items():
+                anchor.lerp_(parameter, self.follow)
 
 
 class Sgd(ClientOptimizer):

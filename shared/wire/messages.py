@@ -14,7 +14,15 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
 from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS, EpochCount, Phase, Phases, StepCount
+from fedpatch.shared.wire.plan_terms import (
+    PLAN_TERMS,
+    EpochCount,
+    PersonalCopy,
+    Phases,
+    StepCount,
+    Strength,
+    TrainPhase,
+)
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
@@ -101,6 +109,7 @@ class TrainPlan:
         prox: mu of FedProx's term mu / 2 * |w - global|^2 over the values that travel. This and the following fields are left
             out where they are not set; each is a feature of devices, by its name.
         phases: Parts of a round, one after another, in place of `epochs` and `steps`.
+        personal: The second copy of the model that stays on the device.
 
     Example:
         >>> TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=2).steps_for(num_examples=100)
@@ -117,8 +126,9 @@ class TrainPlan:
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-7
     moments: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
     seed: Count = 0
-    prox: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
+    prox: Strength | UnsetType = UNSET
     phases: Phases | UnsetType = UNSET
+    personal: PersonalCopy | UnsetType = UNSET
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -126,9 +136,16 @@ class TrainPlan:
         return {name: value for name in PLAN_TERMS if (value := getattr(self, name)) is not UNSET}
 
     @property
-    def parts(self) -> tuple[Phase, ...]:
+    def kind(self) -> str:
+        """Words for the terms without their numbers, "" without terms; a device's patch belongs to one kind of plan."""
+        words = ["prox"] if self.prox else []
+        words += [",".join(one.train for one in self.phases)] if self.phases else []
+        return " ".join([*words, self.personal.kind] if self.personal else words)
+
+    @property
+    def parts(self) -> tuple[TrainPhase, ...]:
         """The phases; without any, one in which all values learn."""
-        return self.phases or (Phase("all", self.epochs, self.steps),)
+        return self.phases or (TrainPhase("all", self.epochs, self.steps),)
 
     @property
     def plain(self) -> TrainPlan:

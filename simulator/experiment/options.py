@@ -82,6 +82,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     clip: float | None = None,
     prox: float = 0.0,
     phases: str = "",
+    personal: str = "",
     attack: str = "",
     bad: float = 0.0,
 ) -> Study:
@@ -108,8 +109,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
     study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
-    make_terms(prox, phases)
-    study = replace(study, prox=prox, phases=phases)
+    make_terms(prox, phases, personal)
+    study = replace(study, prox=prox, phases=phases, personal=personal)
     study = replace(study, attack=str(parse_attack(attack)) if attack else "", bad=bad)
     if problems := [
         *_problems(study, metric),
@@ -170,7 +171,14 @@ def _term_problems(study: Study) -> Iterator[str]:
     """Terms of the plan that do not fit the study."""
     if not 0 <= study.prox <= 1e6:
         yield f"--prox: {study.prox:g} is not from 0 to 1e6"
-    fitting = term_problems(phases=study.phases, private=study.private, epochs=study.epochs, steps=study.steps)
+    fitting = term_problems(
+        prox=study.prox,
+        phases=study.phases,
+        personal=study.personal,
+        private=study.private,
+        epochs=study.epochs,
+        steps=study.steps,
+    )
     yield from (f"{_option(name)}: {why}" for name, why, _ in fitting)
     for term in PLAN_TERMS:
         if getattr(study, term) and study.strategy in BASELINES:

@@ -1,4 +1,4 @@
-"""FedProx and FedRep as their papers have them, to check the whole system against; beside Algorithm 1 (tests.support.oracle).
+"""FedProx, FedRep, Ditto and pFedMe as their papers have them, to check the system against, beside tests.support.oracle.
 
 It imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are those of the papers.
 """
@@ -75,6 +75,40 @@ def fedrep(learning_rate: float, head: Sequence[str], head_share: float) -> Clie
             g, w = gradient(model, w, batch)
             w = w | {name: w[name] - learning_rate * g[name] for name in g if (name in head) == heads_turn}
         return w
+
+    return update
+
+
+def ditto(learning_rate: float, strength: float) -> ClientUpdate:
+    """Li et al. 2021, Algorithm 1: FedAvg, and beside it v_k <- v_k - eta * (grad F_k(v_k) + lambda * (v_k - w^t)).
+
+    v_k is `client.w["v"]`; that of a client that takes part for the first time is w^t.
+    """
+
+    def update(model: nn.Module, w_t: Values, client: Client, data: list[Batch]) -> Values:
+        w, v = w_t, client.w.get("v", w_t)
+        for batch in data:
+            g, w = gradient(model, w, batch)
+            w = w | {name: w[name] - learning_rate * g[name] for name in g}
+            g, v = gradient(model, v, batch)
+            v = v | {name: v[name] - learning_rate * (g[name] + strength * (v[name] - w_t[name])) for name in g}
+        client.w["v"] = v
+        return w
+
+    return update
+
+
+def pfedme(eta: float, strength: float) -> ClientUpdate:
+    """T. Dinh et al. 2020, Algorithm 1 with K = 1: a step of theta on F(theta) + lambda / 2 * |theta - w|^2, then one of w."""
+
+    def update(model: nn.Module, w_t: Values, client: Client, data: list[Batch]) -> Values:
+        w, theta = dict(w_t), w_t
+        for batch in data:
+            g, theta = gradient(model, theta, batch)
+            theta = theta | {name: theta[name] - eta * (g[name] + strength * (theta[name] - w[name])) for name in g}
+            w |= {name: w[name] - eta * strength * (w[name] - theta[name]) for name in g}
+        client.w["v"] = theta
+        return theta | {name: w[name] for name in g}
 
     return update
 

@@ -9,7 +9,7 @@ import pytest
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.codec import from_plain, to_plain
 from fedpatch.shared.wire.messages import ENCODINGS, TrainPlan, is_delta
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, parse_phases
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, parse_personal, parse_phases
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_plan_without_terms_has_no_key_more_on_the_wire():
 
 
 def test_plan_with_terms_has_their_keys_on_the_wire():
-    plan = replace(TrainPlan("sgd", learning_rate=0.1, batch_size=20), **make_terms(0.5, "private:2,public:30s"))
+    plan = replace(
+        TrainPlan("sgd", learning_rate=0.1, batch_size=20), **make_terms(0.5, "private:2,public:30s", "ditto:0.1")
+    )
     assert set(PLAN_TERMS) <= set(to_plain(plan))
     assert from_plain(to_plain(plan), TrainPlan) == plan
     assert plan.plain == TrainPlan("sgd", learning_rate=0.1, batch_size=20)
@@ -55,6 +57,12 @@ def test_steps_of_phases_are_added():
 def test_other_texts_are_no_phases(text):
     with pytest.raises(UsageError, match="such as private:5,public:1"):
         parse_phases(text)
+
+
+@pytest.mark.parametrize("text", ["ditto", "ditto:0", "ditto:x", "apfl:0.1", "ditto:nan", "ditto:1e7"])
+def test_other_texts_are_no_personal_copy(text):
+    with pytest.raises(UsageError, match=r"such as ditto:0\.1"):
+        parse_personal(text)
 
 
 def test_is_delta_is_true_of_delta_encodings_only():

@@ -12,6 +12,7 @@ from fedpatch.shared.errors import ConfigError, UsageError
 from fedpatch.shared.tasks.torch_model import initial_tensors
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, simulate
+from fedpatch.simulator.learners.reference_learner import copy_in
 from fedpatch.simulator.spec.study import Study, client_id
 from tests.simulator.studies import (
     IMAGES,
@@ -28,7 +29,7 @@ from tests.simulator.studies import (
     without_seconds,
 )
 from tests.support.oracle import Client, Values, arrays_of, load
-from tests.support.textbook import ClientUpdate, federate, fedprox, fedrep
+from tests.support.textbook import ClientUpdate, ditto, federate, fedprox, fedrep, pfedme
 
 ROUNDS, RATE = 3, 0.2
 HEAD = ("fc2.weight", "fc2.bias")
@@ -90,7 +91,48 @@ def test_public_alone_is_the_body_of_fedbabu():
         assert_close(simulation.patches.of(client), {name: initial[name] for name in HEAD}, 0.0)
 
 
-@pytest.mark.parametrize("terms", [{"prox": 0.1}, {"phases": "private:1,public:2s,all"}])
+def test_personal_copy_is_dittos():
+    """The federated model is FedAvg's; the copy of a client that has never taken part is not there."""
+    study = study_of(personal="ditto:0.5")
+    (w, clients), simulation = by_the_book(study, ditto(RATE, 0.5)), played(study)
+    assert_close(simulation.server.tensors, w)
+    assert_close(simulation.server.tensors, played(study_of()).server.tensors)
+    taken = [one for one in range(study.clients) if clients[client_id(one)].batches_done]
+    assert 0 < len(taken) < study.clients
+    for client in range(study.clients):
+        copy = copy_in(simulation.patches.of(client))
+        assert_close(copy, clients[client_id(client)].w["v"] if client in taken else {})
+    _, freer = by_the_book(study, ditto(RATE, 0.1))
+    held, free = (known[client_id(taken[0])].w["v"]["fc1.weight"] for known in (clients, freer))
+    assert np.abs(held - free).max() > 1e-3
+
+
+def test_personal_copy_is_theta_of_pfedme():
+    study = study_of(personal="pfedme:2")
+    (w, clients), simulation = by_the_book(study, pfedme(RATE, 2.0)), played(study)
+    assert_close(simulation.server.tensors, w)
+    for client in range(study.clients):
+        assert_close(copy_in(simulation.patches.of(client)), clients[client_id(client)].w.get("v", {}))
+
+
+def test_simulation_of_pfedme_is_the_deployed_system():
+    assert_like_deployed(study_of(private="affine", personal="pfedme:2"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"personal": "pfedme:6"}, "above 1"), ({"personal": "pfedme:1", "strategy": "fedavg-adam"}, "defined for SGD")],
+)
+def test_pfedme_that_cannot_follow_is_refused(changes, words):
+    with pytest.raises(UsageError, match=words):
+        simulation_of(study_of(**changes))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{"phases": "private:1,public:2s,all"}, {"personal": "ditto:0.1", "prox": 0.1}],
+    ids=str,
+)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavg-adam"])
 def test_simulation_is_the_deployed_system(strategy, terms):
     assert_like_deployed(study_of(strategy, "affine", **terms))
@@ -101,7 +143,7 @@ def test_simulation_of_convolutions_is_the_deployed_system():
 
 
 def test_study_goes_on_where_it_stopped(tmp_path):
-    study = study_of(private="affine", prox=0.1, rounds=3)
+    study = study_of(private="affine", prox=0.1, personal="ditto:0.1", rounds=3)
     whole = without_seconds(play_on(study, tmp_path / "whole", 4))
     play_on(study, tmp_path / "cut", 2)
     assert without_seconds(play_on(study, tmp_path / "cut", 4)) == whole
@@ -118,6 +160,8 @@ def test_phase_that_trains_nothing_is_refused():
     [
         ({"phases": "private:1", "private": "affine"}, "--phases: private:1 trains nothing that travels; add public"),
         ({"phases": "private:1,public:1"}, "nothing to train with private = none; set private to head"),
+        ({"prox": 0.1, "personal": "pfedme:1"}, "leave prox out"),
+        ({"phases": "public:1", "personal": "ditto:1"}, "leave phases or personal out"),
         ({"phases": "public:1", "epochs": 2}, "has epochs and steps of its own; leave epochs and steps out"),
         ({"prox": -1.0}, "--prox: -1 is not from 0"),
         ({"prox": 0.1, "strategy": "per-fedavg"}, "--prox: per-fedavg trains in its own way; choose one of"),
