@@ -31,6 +31,7 @@ from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MASKED_FEATURE, SIGNED_FEATURE, CoordinatorState, DeviceState
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -179,6 +180,11 @@ def _misfits(
     if settings.masked and settings.threshold == ThresholdRule.TWO_THIRDS and unsigned:
         remedy = "give them certificates (fedpatch device add, fedpatch-agent enrol), or set threshold = half"
         yield "device_signing", unsigned, "cannot sign their masking keys, and will not be asked", remedy
+    for term in PLAN_TERMS:
+        old = [name for name, state in online.items() if term not in state.features]
+        if getattr(settings, term) and old:
+            remedy = f"install fedpatch {__version__} there, or leave {term} out"
+            yield f"device_{term}", old, f"does not know {term}, and will not be asked", remedy
     if prepared is None:
         return
     task, schema = prepared.task.name, prepared.schema.digest
