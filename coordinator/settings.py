@@ -586,6 +586,18 @@ def _needs_16_bits(values: Mapping[str, Any]) -> bool:
 class RunSettings(RoundSettings, BrokerSettings):
     """Settings of `fedpatch run`, a run over a real fleet."""
 
+    evaluate_every: int = setting(
+        0,
+        group=ROUNDS,
+        ge=0,
+        le=1_000_000,
+        unit="rounds",
+        help="Training rounds between evaluate rounds, in which all devices measure their model without training; 0: never.",
+    )
+    evaluate_participation: float = setting(
+        1.0, group=ROUNDS, gt=0.0, le=1.0, help="Share of the fleet that an evaluate round asks."
+    )
+
     metrics: str | None = _metrics("127.0.0.1:9464")
     traces: str | None = setting(
         None,
@@ -606,7 +618,7 @@ class RunSettings(RoundSettings, BrokerSettings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Check the URL for traces too, which name devices and so need TLS on the way to another machine."""
-        problems = super().check()
+        problems = [*super().check(), *(self.unevaluable() if self.evaluate_every else ())]
         if self.traces is None:
             return problems
         try:
@@ -621,6 +633,20 @@ class RunSettings(RoundSettings, BrokerSettings):
                 ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")
             )
         return problems
+
+    def unevaluable(self) -> Iterator[tuple[str, ...]]:
+        """Problems of settings that do not fit evaluate rounds."""
+        words = f"{self.evaluate_every} has each device report a figure of its own, "
+        if self.masked:
+            yield "evaluate_every", f"{words}which secure = groups is to hide in sums; use 0", "secure"
+        if self.dp != "off":
+            yield "evaluate_every", f"{words}which differential privacy does not cover; use 0", "dp"
+        if self.late == "carry":
+            yield (
+                "evaluate_every",
+                f"{self.evaluate_every} would end work that devices carry into later rounds; use 0",
+                "late",
+            )
 
     @property
     def ca_directory(self) -> Path:

@@ -175,6 +175,8 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         limits=limits if privacy is None else Limits(max_devices=settings.max_devices),
         auto_deadline=settings.deadline_s is None,
         independent_every=settings.independent_every if privacy is None else 0,
+        evaluate_every=settings.evaluate_every,
+        evaluate_participation=settings.evaluate_participation,
         privacy=privacy,
         secure=secure_policy(settings) if settings.masked else None,
         carry=carry_policy(settings),

@@ -116,6 +116,8 @@ class OwnerLimits:
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
             return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
+        if request.evaluates:
+            return None  # no step is taken
         why = why_too_long(
             request.plan,
             model.num_examples,

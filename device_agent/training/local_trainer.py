@@ -219,6 +219,16 @@ class LocalTrainer:
             self._let_learn("all", ())
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
 
+    def measure(self, tensors: Tensors, cancelled: Callable[[], bool]) -> float | None:
+        """Return the user accuracy of a model without training; None if this device does not count.
+
+        Args:
+            tensors: The model by name.
+            cancelled: Called before each batch; True raises Cancelled.
+        """
+        self.load(tensors)
+        return self._user_accuracy(cancelled)
+
     def load(self, tensors: Tensors) -> None:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedpatch.device_agent.state.patch_store import INDEPENDENT, PERSONAL, Patch
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
+from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
 from fedpatch.device_agent.training.local_only_training import IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
@@ -41,7 +43,7 @@ from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport, is_delta
+from fedpatch.shared.wire.messages import Evaluation, Manifest, TrainPlan, UpdateReport, is_delta
 
 log = logging.getLogger("fedpatch.training")
 
@@ -172,6 +174,36 @@ class LocalUpdate:
             return None, PatchState()
         store = PatchStore(self._store.directory / PERSONAL)
         return store, store.load(key, command.key.run, command.key.round + after_round)
+
+    def evaluate(self, command: TrainCommand, cancelled: Callable[[], bool]) -> Evaluation | None:
+        """Measure the device's model: the global one with its patch, or its personal copy. No file is written.
+
+        Args:
+            command: The command, with `evaluate`.
+            cancelled: Called before each batch; True cancels.
+
+        Returns:
+            The measurement; None after a cancel.
+
+        Raises:
+            WireError, SchemaMismatch, UpdateRefused, DataError, StateError: As `run` does.
+        """
+        trainer = self._trainer
+        policy, schema = _agreed(trainer, command)
+        public = self._allowed(command)
+        key = _patch_key(trainer, policy, command.plan)
+        known = self._store.load(key, command.key.run, command.key.round)
+        patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
+        model = read_global_model(replace(command, hold=False), public, self._held)
+        began_at = time.perf_counter()
+        try:
+            measured = trainer.measure(self._copy(command, key)[1].values or merge(model, patch), cancelled)
+        except Cancelled:
+            return None
+        finally:
+            if self._trained is not None:  # its personal model may be made later
+                trainer.load(self._trained[1].tensors)
+        return Evaluation(command.base, measured, len(trainer.test_data[0]), time.perf_counter() - began_at)
 
     def _allowed(self, command: TrainCommand) -> Schema:
         """Return the schema of the tensors that may leave; UpdateRefused("private_value") for a request below the floor."""

@@ -44,8 +44,8 @@ ENCODINGS = (
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", *PLAN_TERMS)
-INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE = DEVICE_FEATURES[:4]
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS)
+INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVALUATE_FEATURE = DEVICE_FEATURES[:5]
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
@@ -194,6 +194,8 @@ class WorkRequest:
             one without MASKED_PRIVACY_FEATURE never with those of Skellam noise.
         secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
             a masked update.
+        evaluate: True asks to measure the model with the device's patch, without training; the answer is `Evaluation`. A device
+            without EVALUATE_FEATURE is never asked. Left out of other requests, whose bytes stay those of earlier versions.
     """
 
     schema: Digest
@@ -208,6 +210,12 @@ class WorkRequest:
     measure_independent: bool = False
     privacy: PrivacyTerms | None = None
     secure: SecureTerms | None = None
+    evaluate: bool | UnsetType = UNSET
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the device shall only measure."""
+        return self.evaluate is True
 
 
 @dataclass(frozen=True)
@@ -415,8 +423,25 @@ class UpdateReport:
     user_accuracy_independent: Measure | None = None
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The answer to a request with `evaluate`, in place of an update.
+
+    Attributes:
+        base: Digest of the global model.
+        user_accuracy: Of the global model with the device's patch, on test data; None if the device's data do not count.
+        num_examples: Test examples.
+        seconds: Duration of the measurement.
+    """
+
+    base: Digest
+    user_accuracy: Measure | None
+    num_examples: Count
+    seconds: Seconds
+
+
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask
-UpBody = Accept | Decline | Need | Progress | Offer | Failed | Shares | Reveal
+UpBody = Accept | Decline | Need | Progress | Offer | Evaluation | Failed | Shares | Reveal
 StateBody = CoordinatorState | Claim | DeviceState | Vitals
 Body = DownBody | UpBody | StateBody | RunStatus
 

@@ -94,13 +94,15 @@ def _own(certificates: Certified, device: str) -> list[str]:
 
 
 def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str, **plan: Any) -> tuple[str, Haystack]:
-    """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
+    """A run of three rounds and an evaluation, in which everybody takes part, and all that was on the broker meanwhile."""
     terms = {"strategy": STRATEGY, "private": private, "encoding": encoding, "rounds": ROUNDS, "quorum": 1.0, **plan}
+    terms |= {"evaluate_every": ROUNDS}
     settings = replace(stage.fleet.settings(tmp_path, REFERENCE, **terms), **stage.coordinator)
     port, options = stage.recorder
     with Recorder(port, tmp_path, options) as recorder:
         summary = start_run(settings, Silent())
-    assert [record.reported for record in summary.rounds] == [len(DEVICES)] * ROUNDS
+    assert [record.reported for record in summary.rounds] == [len(DEVICES)] * (ROUNDS + 1)
+    assert summary.rounds[-1].outcome == "evaluated"
     return summary.run, Haystack(recorder.messages)
 
 
