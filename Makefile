@@ -101,11 +101,11 @@ bandit: setup ## look for insecure code, without the network
 audit: bandit ## that, and ask the package index for known vulnerabilities of what is pinned (says so where it cannot)
 	@$(BIN)/python -m tests.support.audit
 
-format: setup ## mend style and layout where that is safe
+format: setup ## correct style and layout where that is safe
 	@$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: setup ## build the documentation as a site in build/site; whatever link is broken fails it
+docs: setup ## build the documentation as a site in build/site; a broken link fails it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	echo "make: build/site/index.html"
 
@@ -279,7 +279,7 @@ $(STAMP) $(DEMO_STAMP): pyproject.toml constraints.txt
 	if ! $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[$(EXTRA)]' $(PIP_ARGS) 2>&1 |
 		tee $(VENV)/pip.log | latest_line; then
 		tail -n 20 $(VENV)/pip.log
-		echo "make: pip could not install this; all that it said is in $(VENV)/pip.log"
+		echo "make: pip could not install this; its output is in $(VENV)/pip.log"
 		exit 1
 	fi >&2
 	echo "$(CURDIR)" | tee $(sort $@ $(DEMO_STAMP)) >/dev/null

@@ -113,7 +113,7 @@ def _libraries(host: Host, known: dict[str, str] | None, out: Path) -> dict[str,
 
 
 def _resolve(host: Host) -> str:
-    """What a host of that kind needs, one exact version to a line, within constraints.txt."""
+    """Return the packages that a host of that kind needs, one exact version a line, within constraints.txt."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-header", "--no-annotate"]
     command += ["--only-binary=:all:", *(f"--extra={extra}" for extra in _EXTRAS)]
     command += ["--python-platform", _UV_PLATFORM.format(arch=host.arch), "--python-version", host.python]
@@ -204,7 +204,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(command: Sequence[str], env: dict[str, str] | None = None, given: str = "") -> str:
-    """What a command prints. What it complains of comes through; its failure ends ours, in a sentence."""
+    """Return the stdout of a command. Its stderr is passed on; a failure ends this program with a message."""
     done = subprocess.run(
         command, env={**os.environ, **(env or {})}, input=given, stdout=subprocess.PIPE, text=True, check=False
     )

@@ -33,7 +33,7 @@ _CONSOLE = Console(width=COLUMNS, color_system="truecolor")
 
 @dataclass(frozen=True)
 class Screen:
-    """What was seen at `at_s`: lines with ANSI colours."""
+    """The screen at `at_s`: lines with ANSI colours."""
 
     at_s: float
     lines: tuple[str, ...]

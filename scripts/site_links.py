@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site (mkdocs.yml): brings along what the pages of docs/ link to outside of docs/.
+"""Hook of MkDocs (mkdocs.yml): adds the files outside of docs/ that the pages of docs/ link to.
 
 Links are written as a code host follows them, from file to file. On the site, README.md is the first page, another Markdown
 file a page below `project/`, a picture lies there too, any other file is shown on a page, and a folder is listed on one.
@@ -82,7 +82,7 @@ def _origin(root: Path, uri: str) -> str | None:
 
 
 def _target(root: Path, origin: str, link: str) -> str | None:
-    """What a link of the file `origin` leads to within the project, where there is such a thing."""
+    """Return the target of a link of the file `origin` within the project; None without one."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
     return path if not path.startswith("..") and (root / path).exists() else None
 

@@ -1,1 +1,1 @@
-"""What aggregation and stored updates cost the coordinator."""
+"""Cost of aggregation and stored updates for the coordinator."""

@@ -1,4 +1,4 @@
-"""How fast updates are folded into the mean, and in how much memory: `python -m benchmarks.coordinator.aggregation`."""
+"""Speed and memory of folding updates into the mean: `python -m benchmarks.coordinator.aggregation`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an agent costs a device: memory, processor time, writes."""
+"""Cost of an agent on its device: memory, processor time, writes."""

@@ -1,4 +1,4 @@
-"""What fedpatch costs on the device: training steps, the agent's start, an idle agent. `python -m benchmarks.device.device`."""
+"""Cost of fedpatch on the device: training steps, the agent's start, an idle agent: `python -m benchmarks.device.device`."""
 
 from __future__ import annotations
 

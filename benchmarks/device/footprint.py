@@ -1,4 +1,4 @@
-"""What an agent holds and writes on its device: `python -m benchmarks.device.footprint`.
+"""Memory and disk writes of an agent on its device: `python -m benchmarks.device.footprint`.
 
 A real agent at a real mosquitto plays rounds of a real coordinator; the memory of its two processes is the
 kernel's figure. Linux only.

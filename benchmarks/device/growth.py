@@ -1,4 +1,4 @@
-"""How a round's time and memory grow with the number of clients, on the synthetic task.
+"""Growth of a round's time and memory with the number of clients, on the synthetic task.
 
 Each number of clients is measured in a process of its own, so that its memory is that study's alone. Called as
 `python -m benchmarks.device.growth CLIENTS COHORT ROUNDS` this is that process; it prints one line of JSON.
@@ -22,7 +22,7 @@ TASK = "benchmarks.support.synthetic_task:TASK"
 
 @dataclass(frozen=True)
 class Size:
-    """What a study of `clients` clients, of which `cohort` are in each round, took.
+    """Cost of a study of `clients` clients, of which `cohort` are in each round.
 
     `round_s` is the median of the rounds, with user accuracy measured for the cohort as in any simulation. `peak_bytes` is
     the most that the process had resident, which it has while the data are put together; `resident_bytes` what it had at

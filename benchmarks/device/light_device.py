@@ -71,7 +71,7 @@ _BLOBS = 8
 
 @dataclass
 class Tally:
-    """What the devices of a process did: `outcomes` of jobs, and messages and bytes that they sent and received."""
+    """Activity of the devices of a process: `outcomes` of jobs, and messages and bytes that they sent and received."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     connects: int = 0

@@ -35,13 +35,13 @@ NUM_EXAMPLES = 300
 
 @dataclass
 class LightReport(Tally):
-    """What all devices did together, the processor time that it took, and the most memory of each process added up."""
+    """Activity of all devices together, its processor time, and the sum of the processes' peak memory."""
 
     cpu_s: float = 0.0
     peak_bytes: int = 0
 
     def add(self, figures: dict[str, Any]) -> None:
-        """Of one process more."""
+        """Add the figures of one process."""
         self.outcomes.update(figures.pop("outcomes"))
         for name, value in figures.items():
             setattr(self, name, getattr(self, name) + value)

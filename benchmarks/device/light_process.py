@@ -26,7 +26,7 @@ from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import TaskCapability
 
 LOOK_EVERY_S = 0.1
-"""How often deadlines are looked at: those of a job are a second and more away."""
+"""Interval of checks for deadlines, in seconds: a job's deadlines are a second and more away."""
 _STACK_BYTES = 256 * 1024
 # Of one device: its socket, the two ends that wake its link, and epoll.
 _FILES_EACH = 4

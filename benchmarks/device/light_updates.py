@@ -118,7 +118,7 @@ def _read(
 
 
 def trained(base: Mapping[str, Array], schema: Schema, round_number: int) -> dict[str, Array]:
-    """What training might have made of `base`; moments as Adam's could be after a step with gradients of the noise's size."""
+    """Return a plausible result of training `base`; moments as Adam's after a step with gradients of the noise's size."""
     return {spec.name: _stepped(base[spec.name], spec, round_number % 2) for spec in schema.specs}
 
 

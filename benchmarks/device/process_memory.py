@@ -1,4 +1,4 @@
-"""What the kernel knows of a process: its memory, and what it wrote."""
+"""Memory and disk writes of a process, from the kernel."""
 
 from __future__ import annotations
 

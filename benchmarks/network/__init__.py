@@ -1,1 +1,1 @@
-"""What travelling costs: bytes, rounds without training, load, beside a bare exchange and Flower."""
+"""Cost of transfer: bytes, rounds without training, load, beside a bare exchange and Flower."""

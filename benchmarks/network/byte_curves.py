@@ -38,6 +38,6 @@ def draw(runs: Sequence[Run], target_ua: float) -> Figure:
 
 
 def _megabytes(run: Run) -> list[float]:
-    """What a client moved until each point, the model that it is measured on included."""
+    """Bytes of a client until each point, with the download of the measured model."""
     ways = [down + up for down, up in zip(run.bytes_down, [0, *run.bytes_up], strict=True)]
     return [total / run.clients / 1e6 for total in accumulate(ways)]

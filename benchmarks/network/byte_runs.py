@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it.
+    """The result of a run.
 
     Bytes are those of all `clients`: `bytes_down[t]` to come to the model after t rounds, `bytes_up[t]` of
     the updates of round t + 1. `curve_from` is the stored result of the same study where nothing had to be played again.
@@ -163,7 +163,7 @@ def _known(setting: Setting, study: Study) -> Run | None:
 
 
 def _exact_bytes(study: Study) -> tuple[int, int]:
-    """Of one update, and of one download: as long as any other."""
+    """Return the bytes of one update and of one download; all have the same length."""
     task, strategy = find_task(study.task), find_strategy(study.strategy, study.server_learning_rate)
     public = parse_policy(study.private).public(schema_of(task.build_model()))
     initial = initial_tensors(task, study.seed)

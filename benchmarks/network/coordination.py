@@ -1,4 +1,4 @@
-"""What a round costs with training taken out: `python -m benchmarks.network.coordination`.
+"""Cost of a round without training: `python -m benchmarks.network.coordination`.
 
 Our coordinator, a bare exchange of the same bytes, and Flower's deployment engine take turns. Linux only.
 """

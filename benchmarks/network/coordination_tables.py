@@ -1,4 +1,4 @@
-"""What benchmarks.network.coordination found, as tables in Markdown and as a picture."""
+"""Results of benchmarks.network.coordination as Markdown tables and as a picture."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _row(one: dict[str, Any], contest: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _goals(one: dict[str, Any]) -> Iterator[str]:
-    """Of the fewest devices, beside Flower; of all, beside the bare exchange."""
+    """Yield the goals: beside Flower for the fewest devices, beside the bare exchange for all."""
     contests = {contest["name"]: contest for contest in one["contests"]}
     where = f"{_model(one)}, {one['devices']} devices"
     if "flower" in contests:

@@ -28,7 +28,7 @@ _UNLIMITED = {"max_queued_messages": "0", "max_queued_bytes": "0", "memory_limit
 
 
 class _Fleet:
-    """Whatever plays rounds for a line on its stdin; closed in the reverse order of its making."""
+    """Parts that play a round for each line on stdin; closed in reverse order."""
 
     def __init__(self, rounds: int) -> None:
         self._stack = ExitStack()
@@ -127,7 +127,7 @@ class BareFleet(_Fleet):
 
 
 def model_shapes(task: str) -> dict[str, list[int]]:
-    """Of all tensors of a task's model."""
+    """Return the shapes of all tensors of a task's model."""
     from fedpatch.shared.tasks.torch_model import schema_of
 
     return {spec.name: list(spec.shape) for spec in schema_of(find_task(task).build_model()).specs}

@@ -46,7 +46,7 @@ class Watched:
         self._before_s = self._now_s = 0.0
 
     def begin(self) -> None:
-        """What was spent before is not counted."""
+        """Begin to count: processor time before this call does not count."""
         self.look()
         self._before_s = self._now_s
 

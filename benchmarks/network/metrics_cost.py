@@ -1,4 +1,4 @@
-"""What the metrics cost the coordinator of a large fleet: `python -m benchmarks.network.metrics_cost`."""
+"""Cost of the metrics for the coordinator of a large fleet: `python -m benchmarks.network.metrics_cost`."""
 
 from __future__ import annotations
 

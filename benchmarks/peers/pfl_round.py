@@ -35,7 +35,7 @@ class LossModel(nn.Module):
         self._steps = 0
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of one batch."""
+        """Return the loss of one batch."""
         self.train()
         loss = nn.functional.cross_entropy(self.layers(x), y)
         self._losses += loss.detach()
@@ -57,7 +57,7 @@ class LossModel(nn.Module):
 
 
 def _turns(layers: LossModel, followers: list[IO[str]]) -> Any:
-    """What pfl calls after each round."""
+    """Callback of pfl after each round."""
     from pfl.callback.base import TrainingProcessCallback
     from pfl.metrics import Metrics
 

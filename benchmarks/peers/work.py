@@ -41,7 +41,7 @@ class PeerWork:
         return self.train_x[part], self.train_y[part]
 
     def build_model(self) -> nn.Sequential:
-        """The 2NN of whatever widths: FC -> ReLU -> BN -> FC -> ReLU -> FC, with the initial values."""
+        """The 2NN with any widths: FC -> ReLU -> BN -> FC -> ReLU -> FC, with the initial values."""
         widths = [self.initial[f"fc{number}.weight"].shape for number in (1, 2, 3)]
         fc1, fc2, fc3 = (nn.Linear(inputs, outputs) for outputs, inputs in widths)
         model = nn.Sequential(

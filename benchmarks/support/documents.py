@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: one JSON document, and the tables that are made from it, then or later."""
+"""Output of a benchmark: one JSON document, and the tables that are made from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Show = Annotated[
 
 
 def deliver(document: Document, tables: Callable[[Document], Iterable[str]], out: Path | None, as_json: bool) -> None:
-    """To the file, and to stdout: as JSON, or as tables in Markdown."""
+    """Write the document to the file, and print it: as JSON, or as tables in Markdown."""
     text = kept(document, out)
     typer.echo(text if as_json else "\n".join(tables(document)))
 

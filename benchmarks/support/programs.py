@@ -49,7 +49,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of the program itself."""
+        """Process id of the program itself."""
         return self._program.pid
 
     def ask(self, line: str = "") -> Any:
@@ -91,7 +91,7 @@ class Program:
 
 
 def measured_apart(module: str, *arguments: object) -> Any:
-    """What a module of ours prints, in JSON, as a process with one thread; FedpatchError with its last words if it fails."""
+    """Run a module of ours in a process with one thread and return its JSON. FedpatchError with its last line if it fails."""
     call = ["-m", module, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

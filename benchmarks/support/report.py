@@ -1,4 +1,4 @@
-"""What came of the measurements: plain values for JSON, tables for people."""
+"""Results of measurements: plain values for JSON, tables for people."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def begun(benchmark: str, turns: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the seconds depend on. The load is what else ran when the measurement began."""
+    """Return the line that names the machine. The load is that of other programs at the start of the measurement."""
     return {
         "cpu": processor_name(),
         "commit": source_commit(),

@@ -56,7 +56,7 @@ def make_work(task_ref: str, clients: int, *, participation: float = 1.0) -> Wor
 
 
 def plan_of(study: Study) -> TrainPlan:
-    """What a client does in a round."""
+    """Work of a client in a round."""
     return FedAvg().plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
 
 

@@ -8,7 +8,7 @@ from fedpatch.shared.errors import UsageError
 
 DEVICES = 10
 CPUS = {"pi-2b": 0.2, "pi-3b": 0.3}
-"""Of a processor of the machine that plays the testbed; five devices of each kind, as in the paper."""
+"""Share of one processor of this machine, by kind of device; five devices of each kind, as in the paper."""
 ENCODINGS = {"off": "fp32+zstd", "on": "delta-int8"}
 SCHEMES = ("fl", "mtfl", "independent")
 STRATEGY = {"fl": ("fedavg", "none"), "mtfl": ("fedavg-adam", "affine")}
@@ -90,7 +90,7 @@ def cells_of(datasets: tuple[str, ...]) -> list[Cell]:
 
 
 def find_cells(text: str, datasets: tuple[str, ...]) -> list[Cell]:
-    """Those named in a list with commas; a name that begins several of them stands for all. Empty: all."""
+    """Return the cells that a list with commas names; a prefix stands for all cells that begin with it. Empty: all."""
     known = cells_of(datasets)
     if not text:
         return known

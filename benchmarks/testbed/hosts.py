@@ -30,7 +30,7 @@ from fedpatch.shared.errors import FedpatchError
 
 ROOT = Path(__file__).resolve().parents[2]
 PERIOD_US = 20_000
-"""Of a quota. A tenth of a processor is then 2 ms in every 20: a message waits little longer than on a slow processor."""
+"""Period of a quota: a tenth of a processor is 2 ms in every 20: a message waits little longer than on a slow processor."""
 MAX_HOSTS = 200
 
 _NAME = "fedpatch-bed"
@@ -59,7 +59,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """What this thread makes meanwhile, sockets and processes, is on the host."""
+        """Put the sockets and processes that this thread makes meanwhile on the host."""
         there = _NETNS / f"{self._prefix}-{name}"
         with open("/proc/thread-self/ns/net", "rb") as home, there.open("rb") as other:
             _move(other.fileno())

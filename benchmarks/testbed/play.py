@@ -23,13 +23,13 @@ from fedpatch.shared.errors import FedpatchError
 SERVER = "server"
 FLEET = "testbed"
 READY_S = 300.0
-"""To load torch and the data, ten at a time, without limits."""
+"""Time for ten devices to load torch and the data, without limits."""
 ROUND_S = 300.0
 _POLL_S = 0.05
 
 
 def play_alone(hosts: Hosts, dataset: Dataset, rounds: int) -> dict[str, Any]:
-    """Nobody talks to anybody: seconds of each round, those of the slowest device."""
+    """Train without communication; yield the seconds of the slowest device in each round."""
     with contextlib.ExitStack() as stack:
         processes = {}
         for number, device in enumerate(device_names()):
@@ -106,7 +106,7 @@ class Federation:
         options: dict[str, object] = {"broker": self._broker, "fleet": FLEET, "device-id": device}
         options |= {"task": self._dataset.task}
         options |= {"data": data, "state-dir": self._folder / device, "admission": "always", "nice": 0}
-        # Nobody on these devices predicts with what they learned; the paper's did not either.
+        # No application on these devices predicts, as in the paper.
         options |= {"keep-models": 0, "private": "none"}
         line = [sys.executable, "-m", "fedpatch.device_agent", "run", "--insecure", "--until-stdin-closes"]
         line += [f"--{name}={value}" for name, value in options.items()]

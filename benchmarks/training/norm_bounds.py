@@ -1,4 +1,4 @@
-"""What a bound on updates costs an honest fleet, and what it saves where one device of six is none: in the simulator.
+"""Cost of a norm bound in an honest fleet, and its benefit where one device of six is bad: in the simulator.
 
     FEDPATCH_DATA=... python -m benchmarks.training.norm_bounds --out results/benchmarks/norm-bounds.json
 
@@ -126,7 +126,7 @@ def play(fleet: Fleet, bound: str, seed: int, attack: str = "") -> Document:
             try:
                 while not simulation.over:
                     simulation.step()
-            except Exception as error:  # a ruined model: whatever it raises is what became of the run
+            except Exception as error:  # a ruined model can raise any exception, which is the result of the run
                 broken = f"{type(error).__name__}: {error}"
         finally:
             simulation.close()
@@ -221,7 +221,7 @@ def norm_bounds(
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes to compute with.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """What the default norm bound costs an honest fleet, and saves where one device of six attacks."""
+    """Measure the cost of the default norm bound in an honest fleet, and its benefit where one device of six attacks."""
     if show is not None:
         deliver(read_document(show, BENCHMARK), tables, None, as_json)
         return

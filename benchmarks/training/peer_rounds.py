@@ -43,7 +43,7 @@ class PeerRounds:
 
 
 def version(distribution: str, python: Path) -> str | None:
-    """Of a peer in that environment; None where it is not installed there."""
+    """Return the version of a peer in that environment; None where it is not installed."""
     if not python.exists():
         return None
     code = f"from importlib.metadata import version; print(version({distribution!r}))"

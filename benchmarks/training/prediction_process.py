@@ -23,7 +23,7 @@ ONE_REPEATS, BATCH_REPEATS, BATCH = 300, 60, 32
 
 
 def main(kind: str, directory: Path) -> dict[str, Any]:
-    """What the prediction of one example and of a batch took, after the first; `first_s` is from the start to the first."""
+    """Time of the prediction of one example and of a batch, after the first; `first_s` is from the start to the first."""
     predict, metadata = (_with_torch if kind == "torch" else _with_onnxruntime)(directory)
 
     import numpy as np

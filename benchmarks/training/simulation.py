@@ -1,4 +1,4 @@
-"""How fast fedpatch simulates a round, beside other ways to do the same work: `python -m benchmarks.training.simulation`."""
+"""Speed of a simulated round beside other ways to do the same work: `python -m benchmarks.training.simulation`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _STREAM = 7
 
 
 class Steps:
-    """What both do: `steps` of a strategy's LocalUpdate on a device's data, from the initial model each time."""
+    """Work of both contestants: `steps` of a strategy's LocalUpdate on a device's data, from the initial model each time."""
 
     def __init__(self, task: Task, data: DeviceData, strategy: str, steps: int) -> None:
         self.task, self.data, self.steps = task, data, steps

@@ -14,7 +14,7 @@ from fedpatch.shared.tasks.bundled.partition import parse_data_spec
 from fedpatch.shared.tasks.task import DeviceData, Task
 
 LEAST_SHARE = 0.03
-"""Of the examples of its shards that a device keeps: shares are drawn log-uniformly from this to 1."""
+"""Least share of its shards' examples that a device keeps: shares are drawn log-uniformly from this to 1."""
 
 
 def _uneven(task: Task) -> Task:

@@ -126,7 +126,7 @@ def private_masked_mean(
 ) -> dict[str, Array]:
     """Return the global model plus the mean of the devices' clipped steps, with the noise that they have added.
 
-    The sum is divided by `denominator`, whatever the number of devices in it.
+    The sum is divided by `denominator`, for any number of devices in it.
 
     Args:
         groups: Open groups of the round, each with the masks of its sum.

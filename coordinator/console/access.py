@@ -1,4 +1,4 @@
-"""Who may read and who may act: the token, sessions, the CSRF token, and the origin of a request.
+"""Access control of the console: token, sessions, CSRF token, and the origin of a request.
 
 A session is a random number in a cookie that scripts cannot read and that other sites do not send. Actions need, besides, the
 CSRF token of the session in a header, and an `Origin` that is the console itself.
@@ -43,7 +43,7 @@ class Access:
     """The sessions of a console.
 
     Args:
-        token: The token of the operator; None where nobody can log in.
+        token: The token of the operator; None if login is off.
         read_needs_login: Whether even reading needs a session.
         actions: Whether the operator can act.
         secure: Whether the console is served over TLS.

@@ -9,7 +9,7 @@ from typing import Any
 from fedpatch.coordinator.console.snapshot import Cursor, Snapshot, events_since
 
 MAX_STREAMS = 100
-"""Streams at a time; of more, a page is told to try again later."""
+"""Open streams at most; a further page gets a response to retry later."""
 BEAT_S = 15.0
 """A comment keeps an idle stream open and shows that its page is still there."""
 PATIENCE_S = 20.0

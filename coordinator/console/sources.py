@@ -1,4 +1,4 @@
-"""Where the status messages of a console come from: a broker, or the coordinator that started it."""
+"""Sources of a console's status messages: a broker, or the coordinator that started it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def write_report(runs: Sequence[Run], wanted: Wanted) -> dict[str, str | None]:
 
 
 def plain_runs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What each run came to, for programs; its rounds are in the CSV and in `fedpatch show --json`."""
+    """Return the results of each run, for programs; its rounds are in the CSV and in `fedpatch show --json`."""
     return [
         {
             "run": run.info.id,

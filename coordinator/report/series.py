@@ -1,4 +1,4 @@
-"""What the charts and tables of a report draw, taken from the records of a run: curves, sums, as many points as can be seen."""
+"""Data of a report's charts and tables, from the records of a run: curves, sums, as many points as can be seen."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Run:
 
     @property
     def metric(self) -> MetricTerms:
-        """What its user accuracies are of."""
+        """Name of the run's metric."""
         last = self.records[-1] if self.records else None
         return MetricTerms(last.metric, last.metric_goal) if last else MetricTerms()
 
     @property
     def tenth_words(self) -> str:
-        """What the worst tenth is called."""
+        """Name of the worst tenth."""
         return "10th percentile" if self.metric.goal == "max" else "90th percentile"
 
     @property
     def worst_words(self) -> str:
-        """What the worst device is called."""
+        """Name of the worst device."""
         return "lowest" if self.metric.goal == "max" else "highest"
 
     @property
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def gain_words(self) -> str:
-        """What the last measure of learning alone gave, "" where there was none."""
+        """Result of the last measure of learning alone; "" without one."""
         return next((gain_words(one.independent, one.label) for one in reversed(self.records) if one.independent), "")
 
     @property

@@ -8,7 +8,7 @@ A masked round is UNMASKING between COLLECTING and AGGREGATING: the groups of it
 (coordinator.masking), and only reports in open groups count. It fails with `groups_lost` if they are no quorum.
 
 No event of a device is illegal: it moves the device by `TABLE`, or changes nothing. A call of the program out of order
-raises IllegalTransition and changes nothing. Whatever the order of the events, collecting ends at `deadline_s + grace_s` at
+raises IllegalTransition and changes nothing. For any order of the events, collecting ends at `deadline_s + grace_s` at
 the latest, and a device counts once. Unmasking ends `unmask_s` later at the latest.
 """
 

@@ -71,7 +71,7 @@ class RetractModel:
 
 @dataclass(frozen=True)
 class MaskedOrigin:
-    """What the form of a masked update is checked against: the context of its device's group and the terms of the round."""
+    """Reference for the check of a masked update: the context of its device's group and the terms of the round."""
 
     context: bytes
     terms: SecureTerms

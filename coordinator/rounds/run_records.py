@@ -323,8 +323,8 @@ class RunSummary:
 
     Example:
         >>> from fedpatch import RunSummary
-        >>> RunSummary("20261124-091500-5f3a2c", "max_rounds", 0.97, "model.npz", rounds=()).user_accuracy
-        0.97
+        >>> RunSummary("20261124-091500-5f3a2c", "max_rounds", 0.97, "model.npz", rounds=())
+        <RunSummary 20261124-091500-5f3a2c: max_rounds after 0 rounds, user accuracy 0.970>
     """
 
     run: str
@@ -332,6 +332,11 @@ class RunSummary:
     user_accuracy: float | None
     model: str
     rounds: Sequence[RoundRecord]
+
+    def __repr__(self) -> str:
+        """Return the result in a line: the records of hundreds of rounds would fill a notebook."""
+        accuracy = "" if self.user_accuracy is None else f", {measure_words(self.rounds)} {self.user_accuracy:.3f}"
+        return f"<RunSummary {self.run}: {self.stopped_because} after {len(self.rounds)} rounds{accuracy}>"
 
     @property
     def in_vain(self) -> bool:

@@ -260,7 +260,7 @@ def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:
         secure = secure_policy(settings)
         sizes = group_sizes(max(devices, secure.least), size=secure.size, least=secure.least)
         ratio *= math.sqrt(spread_of([(size, threshold_of(secure.threshold, size)) for size in sizes]))
-    verdict = "" if ratio <= MOST_RATIO else "; nothing will be learnt unless the fleet is larger"
+    verdict = "" if ratio <= MOST_RATIO else "; little or nothing will be learnt unless the fleet is larger"
     epsilon, rounds = spec.epsilon(settings.rounds), settings.rounds
     return (
         f"dp: epsilon {epsilon:.4g} at delta {settings.delta:g} of a device in all {rounds} rounds; "

@@ -52,11 +52,11 @@ THREADS = 2
 MAX_IN_PROGRESS = 16
 """Updates that may be in progress at once."""
 IN_PROGRESS_BYTES = 20 * 2**20
-"""Of decoded updates in progress, if that makes fewer: each is in memory twice, as received and decoded."""
+"""Limit of decoded updates in progress, in bytes: each is in memory twice, as received and decoded."""
 GROUP = 8
 """Updates that are committed together while events wait."""
 MOST_BYTES = 64 * 2**20
-"""Of decoded updates in memory."""
+"""Limit of decoded updates in memory, in bytes."""
 
 
 class UpdateWritten:

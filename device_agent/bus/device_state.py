@@ -84,7 +84,7 @@ def _reasons(standing: AgentStatus, paused: bool) -> list[str]:
     declines = status.get("declines") or ()
     reasons += [declines] if isinstance(declines, str) else [str(one) for one in declines]
     if status.get("admission") == "never":
-        reasons.append("its owner said never")
+        reasons.append("its owner chose never")
     elif status.get("admission") == "preferences":
         reasons += [str(words) for words in status.get("unwilling", ())]
     return reasons

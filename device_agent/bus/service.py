@@ -86,7 +86,7 @@ def _loop(bus: Bus, events: SimpleQueue[LinkEvent | int], every_s: float) -> int
 
 
 class Bus:
-    """What the process does with the events of its connection and at each look at the state.
+    """Reactions of the process to events of its connection and to each reading of the state.
 
     Args:
         settings: The settings.

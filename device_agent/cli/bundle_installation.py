@@ -35,7 +35,7 @@ _NOT_YET_VALID = 9
 
 @dataclass
 class Enrolled:
-    """What came of it: who this device is now, what was written, and what its owner should know."""
+    """Result of an installation: the device's identity, the files written, and notes for its owner."""
 
     device: str
     fleet: str
@@ -162,7 +162,7 @@ def _check_not_another(bundle: Bundle, table: dict[str, object], place: Path, co
 
 
 def _check_certificate(bundle: Bundle, done: Enrolled) -> Certificate:
-    """That certificate, key, CA and names belong together; dates too, but for a clock that is behind."""
+    """Check that certificate, key, CA and names belong together; dates too, except where the clock is behind."""
     anew = "make the bundle anew: fedpatch device rotate"
     try:
         own = read_pem(bundle.certificate.encode())[0]

@@ -65,7 +65,7 @@ def _in_words(found: AdmissionPreview) -> list[str]:
     lines += ["", f"private: {found.private['words']}"]
     if found.verdict.accept:
         lines.append("it would accept work now")
-        lines += [f"  whatever its preferences say: {one.words}" for one in found.objections]
+        lines += [f"  independent of its preferences: {one.words}" for one in found.objections]
         return lines
     return [*lines, "it would not accept work now:", *(f"  {words}" for words in found.why_not)]
 

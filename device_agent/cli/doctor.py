@@ -136,7 +136,7 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
 
 
 def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, Any]:
-    """What the agent at work wrote of it; where it has not yet, what is known without its model."""
+    """Return the facts that the running agent wrote; before that, the facts known without its model."""
     with suppress(FedpatchError):
         if private := read_standing(directory).status.get("private"):
             return dict(private)

@@ -11,7 +11,7 @@ from fedpatch.shared.wire.messages import ENCODINGS, Manifest, ModelDelta, WorkR
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """What a device downloads to come to `model`.
+    """Downloads that lead a device to `model`.
 
     Attributes:
         model: Manifest of the model of the request.

@@ -52,7 +52,7 @@ class MaskingRound:
     """State of a device in one masked round. It is on disk before any message that depends on it is sent.
 
     With the answer to `unmask` the secrets are erased, and so are the shares that were not revealed: no later message, and
-    nobody who reads the disk, gets them.
+    no reader of the disk, gets them.
 
     Attributes:
         name: The round.

@@ -24,7 +24,7 @@ LOSS_TOLD_AFTER_S = 1.0
 
 
 class OnLoss(StrEnum):
-    """What happens to the work in hand when a preference is no longer met."""
+    """Treatment of the work in progress when a preference is no longer met."""
 
     FINISH = "finish"
     PAUSE = "pause"

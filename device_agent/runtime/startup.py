@@ -61,7 +61,7 @@ log = logging.getLogger("fedpatch.agent")
 
 @dataclass(frozen=True)
 class Ports:
-    """What connects an agent to the world around it; a test or a simulated world gives others.
+    """Connections of an agent to its environment; tests and simulated worlds give others.
 
     Attributes:
         clock: Returns monotonic seconds.

@@ -39,7 +39,7 @@ from fedpatch.shared.errors import WireError
 
 STOP_TIMEOUT_S = 5.0
 LAST_WORDS_TIMEOUT_S = 2.0
-"""How long a process that the task's code left behind may keep our pipes open before we stop listening."""
+"""Seconds that a process of the task's code may keep our pipes open after the end of training."""
 
 _PAGES_RESIDENT = 1  # of /proc/PID/statm
 _MIB = 2**20

@@ -112,7 +112,7 @@ def _nothing_known(found: _Found) -> bool:
 
 
 def _answer(source: TimedQuestion[..., _Found], fields: tuple[str, ...], began_s: float) -> dict[str, Fact[Any]]:
-    """What a source answered, waiting until its time is over; unknown where it did not."""
+    """Return a source's answer, waiting until its time is over; unknown if none came."""
     try:
         return dict(zip(fields, source.answer(began_s + SOURCE_LIMIT_S - time.monotonic()), strict=True))
     except FactUnavailable as error:
@@ -120,7 +120,7 @@ def _answer(source: TimedQuestion[..., _Found], fields: tuple[str, ...], began_s
 
 
 class Looks(Protocol):
-    """What can be asked for facts (device_agent.sensors.collect.FactCollector)."""
+    """A source of facts (device_agent.sensors.collect.FactCollector)."""
 
     def observe(self) -> Facts:
         """The facts now; bounded in time, and never an exception."""

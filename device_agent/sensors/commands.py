@@ -70,7 +70,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float, name: str) -> bytes
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever the program started goes with it: all of it is in the process group that it leads."""
+    """Stop the program with all that it started: they share the process group that it leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -26,7 +26,7 @@ class SysFs:
             return None
 
     def names(self, directory: str) -> list[str]:
-        """What a directory holds, sorted; nothing where it does not exist. Raises OSError where it cannot be read."""
+        """Return the entries of a directory, sorted; none if it does not exist. Raises OSError if it cannot be read."""
         try:
             return sorted(os.listdir(self.root / directory))
         except (FileNotFoundError, NotADirectoryError):

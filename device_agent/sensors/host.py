@@ -104,13 +104,13 @@ def read_load(tree: SysFs) -> Fact[float]:
 
 
 def read_memory(tree: SysFs) -> Fact[float]:
-    """What a new program could take without swapping."""
+    """Return the memory that a new program could take without swapping."""
     mib = parse_available_mib(tree.text("proc/meminfo") or "")
     return Fact.unknown("proc/meminfo has no MemAvailable") if mib is None else Fact(mib, "proc/meminfo: MemAvailable")
 
 
 def read_disk(state_dir: Path) -> Fact[float]:
-    """What this user may still write where the agent keeps its state, or will make its directory. Raises OSError."""
+    """Return the space left for this user where the agent keeps its state, or will make its directory. Raises OSError."""
     place = state_dir.absolute()
     while True:
         try:

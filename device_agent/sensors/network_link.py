@@ -104,7 +104,7 @@ def uevent_value(text: str, key: str) -> str:
 
 
 def link_kind(card: NetInterface) -> Fact[LinkKind]:
-    """What kind of link it is; ASSUMED where it is only what such a driver is mostly used for."""
+    """Return the kind of link; ASSUMED where it is only the usual one of such a driver."""
     place = f"sys/class/net/{card.name}"
     driver = card.driver.replace("-", "_")
     if card.arp_type == _LOOPBACK_TYPE:
@@ -127,7 +127,7 @@ def link_kind(card: NetInterface) -> Fact[LinkKind]:
 
 
 def _kind_below(card: NetInterface, place: str) -> Fact[LinkKind]:
-    """That of the hardware which a bridge, bond or VLAN is made of; OTHER where there are several kinds or none."""
+    """Return the kind of the hardware below a bridge, bond or VLAN; OTHER for several kinds or none."""
     kinds = [kind for kind in map(link_kind, card.below) if kind.value is not LinkKind.OTHER]
     if kinds and all(kind.value is kinds[0].value for kind in kinds):
         return kinds[0]
@@ -216,7 +216,7 @@ def _ask_kernel(address: IPv4Address | IPv6Address, scope: int) -> int:
 
 
 def read_link(tree: SysFs, interface: str) -> Fact[LinkKind]:
-    """What kind of link an interface is; OTHER where the kernel shows nothing of it, as in some containers."""
+    """Return the kind of an interface's link; OTHER where the kernel shows nothing of it, as in some containers."""
     if not tree.exists(f"{_NET}/{interface}"):
         return Fact.assumed(LinkKind.OTHER, f"{interface} is not in {_NET}")
     return link_kind(_read_card(tree, interface, _DEEPEST))

@@ -160,7 +160,7 @@ def _contents(attributes: Mapping[str, str], what: str) -> tuple[float, float] |
 
 
 def _number(text: str | None) -> float | None:
-    """Of whole numbers only, as the kernel writes them, and no longer than those of the kernel."""
+    """Parse a whole number in the kernel's form, and no longer than the kernel writes."""
     digits = (text or "").strip()
     bare = digits.removeprefix("-")
     return float(int(digits)) if bare.isascii() and bare.isdigit() and len(bare) <= 18 else None
@@ -241,7 +241,7 @@ def _parse_command(text: str, rest: str) -> UpsCommand:
 
 
 def read_upsc(text: str, source: str) -> Power:
-    """What `upsc` printed: ups.status (OL: on line, OB: on battery) and battery.charge."""
+    """Parse the output of `upsc`: ups.status (OL: on line, OB: on battery) and battery.charge."""
     values = _pairs(text, ":")
     words = values.get("ups.status", "").split()
     if "OB" in words or "OL" in words:
@@ -252,7 +252,7 @@ def read_upsc(text: str, source: str) -> Power:
 
 
 def read_pisugar(answers: Mapping[str, str], source: str) -> Power:
-    """What PiSugar's power manager answered to each question; its oldest boards know charging, but not plugged."""
+    """Parse the answers of PiSugar's power manager; its oldest boards know charging, but not plugged."""
     answered = [_truth(answers.get(one)) for one in ("battery_power_plugged", "battery_charging")]
     if all(one is None for one in answered):
         external: Fact[bool] = Fact.unknown(f"{source} does not say whether power is plugged in")
@@ -262,7 +262,7 @@ def read_pisugar(answers: Mapping[str, str], source: str) -> Power:
 
 
 def read_command(text: str, source: str) -> Power:
-    """What a program of the owner printed."""
+    """Parse the output of a program of the owner."""
     values = _pairs(text, "=")
     power = _truth(values.get("power"))
     if power is None:

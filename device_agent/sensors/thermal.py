@@ -40,7 +40,7 @@ def throttled(bits: int, source: str) -> Fact[bool]:
 
 
 def parse_temperature(text: str) -> float | None:
-    """What `vcgencmd measure_temp` prints, in degrees Celsius; None for anything else."""
+    """Parse the output of `vcgencmd measure_temp`, in degrees Celsius; None for anything else."""
     found = _DEGREES.fullmatch(text.strip())
     return _plausible(float(found[1])) if found else None
 
@@ -116,7 +116,7 @@ def _firmware_files(tree: SysFs) -> Iterator[str]:
 
 
 def read_temperature(tree: SysFs) -> Fact[float]:
-    """That of the processor's hottest part, in degrees Celsius."""
+    """Return the temperature of the processor's hottest part, in degrees Celsius."""
     found = hottest([*_thermal_zones(tree), *_chips(tree)])
     if found.known:
         return found

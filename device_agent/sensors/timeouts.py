@@ -80,7 +80,7 @@ class TimedQuestion(Generic[P, T]):
             asked.done.set()
 
     def answer(self, within_s: float) -> T:
-        """What was answered to the last `begin`; waits `within_s` seconds at most, and raises FactUnavailable."""
+        """Return the answer to the last `begin`; waits `within_s` seconds at most, then raises FactUnavailable."""
         asked = self._asked
         if asked is None:
             raise FactUnavailable(f"{self._name} was not asked")

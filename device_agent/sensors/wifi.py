@@ -39,7 +39,7 @@ _NOT_ITS_OWN = f"{_NAME}.UnknownDevice"
 
 
 class NoManager(FactUnavailable):
-    """Nobody manages this interface who could be asked; other than where somebody does, and does not answer."""
+    """No program manages this interface; different from a manager that does not answer."""
 
 
 @dataclass(frozen=True)

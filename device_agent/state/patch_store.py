@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from fedpatch.shared.tensors.arrays import Array
 
 INDEPENDENT = "independent"
-"""Of the models that were trained alone, below the directory of the patches (device_agent.training.local_only_training)."""
+"""Directory of the models that were trained alone, below that of the patches (device_agent.training.local_only_training)."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
-"""Of the residuals beside the patches (device_agent.state.residual_store), for readers without numpy."""
+"""Suffix and first line of the residuals beside the patches (device_agent.state.residual_store), for readers without numpy."""
 _HEADER_FIELDS = {"task": str, "schema": str, "policy": str, "run": str, "round": int}
 
 log = logging.getLogger("fedpatch.patches")

@@ -16,7 +16,7 @@ CHANGE_C = 5.0
 CHANGE_BATTERY = 0.05
 
 PLAIN = ("external_power", "under_voltage", "throttled", "link", "last_round")
-"""What matters whenever it changes."""
+"""Fields whose every change is published."""
 
 _MIB = 2**20
 _MOST_MIB = 2**53 // _MIB

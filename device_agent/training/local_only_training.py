@@ -29,7 +29,7 @@ log = logging.getLogger("fedpatch.training")
 
 _POLICY = "independent"
 _SHARE = 0.5
-"""Of the time that a round has left once its own training has ended: the longest that a measure may take of it."""
+"""Share of a round's time left after its own training that a measure may take at most."""
 
 # The state before a round and after it, each with all moments of Adam, beside the version that it replaces.
 _MODELS_KEPT = 18

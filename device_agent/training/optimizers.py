@@ -14,7 +14,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 AdamState = Mapping[str, Tensor]
-"""Of one parameter: `step` (a scalar), `exp_avg` and `exp_avg_sq` (shaped like it)."""
+"""State of Adam for one parameter: `step` (a scalar), `exp_avg` and `exp_avg_sq` (shaped like it)."""
 
 
 class ClientOptimizer:

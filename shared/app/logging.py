@@ -1,4 +1,4 @@
-"""Format of log lines: one event is one line, whatever characters its text has.
+"""Format of log lines: one event is one line, with any characters in its text.
 
 The text format is `TIME LEVEL LOGGER: MESSAGE`. The logfmt format is `time=... level=... logger=... message="..." run=...
 round=...`, where the values of `fields` follow as pairs. Where stderr goes to the systemd journal, which records the time

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: the commit of this code, and the processor."""
+"""Provenance of a measurement: the commit of this code, and the processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where something of ours listens: HOST:PORT."""
+"""Address that a server listens on: HOST:PORT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write and read what on a broker, found out without a word to anybody: every message here is empty.
+"""Check of a broker's access rules for write and read, with empty messages only.
 
 With MQTT 5 a broker says in its acknowledgement that a message was refused, so what a side may write is simply tried. What
 it may read shows by a delivery, for which somebody has to write: the doctor itself, where the broker lets it. A message

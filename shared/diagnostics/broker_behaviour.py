@@ -33,7 +33,7 @@ SLOW_ROUND_TRIP_MS = 35.0
 
 _QUIET_S = 0.5
 _SMALL = b"fedpatch doctor"
-_RULES = "the access rules let nobody read his own chunks"
+_RULES = "the access rules let no device read its own chunks"
 
 
 @dataclass

@@ -40,7 +40,7 @@ class GroupSum:
 
 @dataclass(frozen=True)
 class SummedReport:
-    """What a masked round has in place of its devices' reports. A mean is None where no device measured it.
+    """Sums of a masked round in place of its devices' reports. A mean is None where no device measured it.
 
     Attributes:
         devices: Number of devices.

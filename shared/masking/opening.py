@@ -3,7 +3,7 @@
 That secret is the self-mask of a member that reported, which a commitment checks, or the mask key of a member that was lost,
 which its public key checks. It is never both. A wrong share is found because the rebuilt secret fails the check: other subsets
 of shares are tried, until one is good. A share that is not on its polynomial is the fault of the member that revealed it or of
-the member that dealt it, which nobody else can see. So a member is named where its shares of more than half of the masking set
+its dealer; the others cannot see which. So a member is named where its shares of more than half of the masking set
 are wrong: fewer may be the work of others, who would get it into quarantine.
 """
 

@@ -76,7 +76,7 @@ def make_private_vector(layout: PrivateLayout, step: Tensors, seed: int) -> Arra
 
     Returns:
         Elements modulo 2^16, shape (layout.size,). The whole numbers that they stand for have an L2 norm of at most
-        `layout.steps`, whatever the step. A step that is not finite counts as none.
+        `layout.steps`, for any step. A step that is not finite counts as none.
     """
     rng = np.random.default_rng(seed)
     flat = np.concatenate([np.zeros(0), *(np.asarray(step[one.name], np.float64).reshape(-1) for one in layout.specs)])

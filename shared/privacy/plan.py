@@ -20,7 +20,7 @@ _COARSE_STEPS = 16
 
 
 class Verdict(StrEnum):
-    """What to expect of a run."""
+    """Expected result of a run."""
 
     LEARNS = "learns"
     DOUBTFUL = "doubtful"
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """What to expect, by `ratio`."""
+        """Expectation in words, by `ratio`."""
         if self.ratio > MOST_RATIO:
             return Verdict.LEARNS_NOTHING
         return Verdict.DOUBTFUL if self.ratio > GOOD_RATIO else Verdict.LEARNS
@@ -85,7 +85,7 @@ class Plan:
         remedy = f"it takes {self.least_devices:,} devices"
         if self.most_parameters:
             remedy += f", or at most {self.most_parameters:,} public values (keep more on the devices with --private)"
-        return f"{ratio}: nothing will be learnt; {remedy}, or fewer rounds"
+        return f"{ratio}: little or nothing will be learnt; {remedy}, or fewer rounds"
 
     @property
     def dp(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from fedpatch.shared.tasks.task import DeviceData, Task
 
 MIN_VALIDATION_EXAMPLES = 5
-"""Where the share gives fewer, they make no validation part: they would measure a model badly. Nothing trains on them
+"""Least examples of a validation part: fewer would measure a model badly. Nothing trains on them
 either, for when data grow, they are part of one."""
 
 _SEED = b"fedpatch-val"

@@ -48,7 +48,7 @@ def require_finite(tensors: Tensors) -> None:
 def values_digest(tensors: Tensors, schema: Schema) -> str:
     """Return the SHA-256 (hexadecimal) over names, dtypes, shapes and values (`little_endian`) of the tensors of `schema`.
 
-    Equal bits give equal digests, whatever the memory layout. Raises SchemaMismatch unless `tensors` has exactly the
+    Equal bits give equal digests, for any memory layout. Raises SchemaMismatch unless `tensors` has exactly the
     tensors of `schema`.
     """
     schema.check(tensors)

@@ -40,7 +40,7 @@ class Patches:
         return {name: block[client].numpy().copy() for name, block in self.values.items()}
 
     def keep(self, client: int, tensors: Mapping[str, Array]) -> None:
-        """Store the patch of one client from whatever has its names."""
+        """Store the patch of one client from a mapping that has its names."""
         for name, block in self.values.items():
             block[client] = _tensor(tensors[name])
 

@@ -94,7 +94,7 @@ def load_population(
     memory of the blocks is held on the way, beside what the task itself needs to read its files.
 
     Raises UsageError where the template is not one; DataError where the clients' examples differ in shape or dtype, or
-    do not fit into shared memory; and whatever the task raises where the data are absent, damaged or too few.
+    do not fit into shared memory; and any exception of the task where the data are absent, damaged or too few.
     """
     if clients >= _MANY:
         _load_one(task, _specs(template, clients, seed, most=1)[0], root)
@@ -148,7 +148,7 @@ def _load_one(task: Task, spec: str, root: Path, client: int = 0) -> DeviceData:
 
 @contextmanager
 def _data_errors(task: Task, what: str, root: Path) -> Iterator[None]:
-    """The task's code is its user's: whatever it raises becomes a sentence that says where the data were looked for."""
+    """Turn any exception of the user's task into a message that names the place of the data."""
     try:
         yield
     except FedpatchError:

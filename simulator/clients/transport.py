@@ -34,7 +34,7 @@ from fedpatch.simulator.spec.study import EXACT, Study, client_id
 
 
 class Uplink:
-    """What all clients have from their updates before: `residuals[name]` has shape (clients, ...), `sizes` is in bytes.
+    """State of all clients from their earlier updates: `residuals[name]` has shape (clients, ...), `sizes` is in bytes.
 
     Both lie in memory that worker processes share; a page without a write takes none. Who has sent nothing yet has a
     size of 0.
@@ -51,7 +51,7 @@ class Uplink:
         self.sizes = shared_zeros((clients,), torch.int64)
 
     def send(self, client: int, tensors: Tensors, base: Tensors, report: UpdateReport, seed: int) -> dict[str, Array]:
-        """What the coordinator reads of the client's update; its residual and its size are kept."""
+        """Return the client's update as the coordinator reads it; its residual and its size are kept."""
         residual = {name: block[client].numpy() for name, block in self.residuals.items()}
         step = step_with_feedback(
             tensors,
@@ -97,7 +97,7 @@ class Downlink:
         self._version = 0
 
     def follow(self, before: ServerState, after: ServerState) -> ServerState:
-        """What the clients can follow of the server's step: all of it, or what the encoding carries of it."""
+        """Return the server's step as clients receive it: whole, or the part that the encoding carries."""
         if not is_delta(self._encoding):
             return after
         seed = step_seed(self._seed, after.round)
@@ -166,7 +166,7 @@ class SimulatedTransport:
         self._exact_bytes = len(pack(zeros(travelling), travelling, meta, EXACT).blob) if some else 0
 
     def follow(self, before: ServerState, after: ServerState) -> ServerState:
-        """What clients can follow of the server's step."""
+        """Return the part of the server's step that clients receive."""
         return self._down.follow(before, after) if self._down else after
 
     def read(self, state: ServerState) -> dict[str, Array]:
@@ -176,11 +176,11 @@ class SimulatedTransport:
         return self._down.read(state) if self._down else state.tensors
 
     def bytes_down(self, clients: Sequence[int]) -> int:
-        """What it took these clients together to come to the model that was read last."""
+        """Return the bytes that these clients together downloaded for the model that was read last."""
         return self._down.take(clients) if self._down else 0
 
     def bytes_up(self, clients: Sequence[int]) -> int:
-        """Of these clients' last updates together."""
+        """Return the bytes of these clients' last updates together."""
         if self.masked:
             return self.masked.update_bytes * len(clients)
         return self.uplink.bytes_of(clients) if self.uplink else self._exact_bytes * len(clients)
@@ -191,7 +191,7 @@ class SimulatedTransport:
         return {**self._down.state(), **masked} if self._down else {}
 
     def residuals(self) -> dict[str, Array]:
-        """What encoding left of every client's updates, clients first; they go on changing."""
+        """Residuals of every client's updates, clients first; later rounds change them in place."""
         up = self.masked or self.uplink
         return {name: block.numpy() for name, block in up.residuals.items()} if up else {}
 

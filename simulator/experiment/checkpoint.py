@@ -57,7 +57,7 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
 
 
 def load(folder: Path, study: Study) -> Saved | None:
-    """What `save` put there, None where there is nothing.
+    """Return the state that `save` wrote, None without one.
 
     Raises UsageError where it belongs to another study, or cannot be read.
     """
@@ -82,7 +82,7 @@ def load(folder: Path, study: Study) -> Saved | None:
         server = ServerState(meta["round"], parts["model"], parts["server"], past)
         versions = meta.get("versions", {})
         saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions)
-    except Exception as error:  # a damaged archive raises whatever its bytes lead to
+    except Exception as error:  # a damaged archive can raise any exception
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:
         raise UsageError(f"{path} belongs to another simulation ({begun.differences(study)}); use another folder")

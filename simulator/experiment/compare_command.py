@@ -111,7 +111,7 @@ def _why_not(build_model: Callable[[], object], policy: str) -> str:
     from fedpatch.shared.tensors.patches import parse_policy
 
     with torch.random.fork_rng(devices=[]):
-        schema = schema_of(build_model())  # type: ignore[arg-type]  # whatever the task builds
+        schema = schema_of(build_model())  # type: ignore[arg-type]  # the task may build anything
     try:
         parse_policy(policy).private_names(schema)
     except UsageError as error:
@@ -121,7 +121,7 @@ def _why_not(build_model: Callable[[], object], policy: str) -> str:
 
 @contextmanager
 def _failures_of(task: str) -> Iterator[None]:
-    """Tell whatever the model, the loss and the metric raise, which are the user's, in a sentence with the task's name."""
+    """Turn any exception of the user's model, loss and metric into a message with the task's name."""
     try:
         yield
     except (FedpatchError, OSError):

@@ -138,7 +138,7 @@ def terms() -> frozenset[str]:
 
 
 def _mask_problems(study: Study) -> Iterator[str]:
-    """What masked groups cannot do, each with the option that sets it."""
+    """Return the settings that masked groups exclude, each with its option."""
     if study.secure not in SECURE:
         yield f"--secure: {study.secure!r} is none of {', '.join(SECURE)}"
     if not study.masked:
@@ -170,7 +170,7 @@ def _masked_rule_problems(study: Study) -> Iterator[str]:
 
 
 def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:
-    """What is out of its range, each with the option that sets it."""
+    """Return the values out of range, each with its option."""
     if study.clients < 1:
         yield f"--clients: {study.clients} is too few; at least 1"
     if not 0 < study.participation <= 1:

@@ -21,7 +21,7 @@ RECENT_ROUNDS = 10
 
 
 class StudyProgress(Display, Protocol):
-    """What shows a study."""
+    """A display of a study's progress."""
 
     def show(self, point: Point) -> None:
         """Takes in the next point of the curve."""

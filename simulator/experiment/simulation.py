@@ -74,7 +74,7 @@ from fedpatch.simulator.spec.study import (
 
 SAVE_EVERY_S = 15.0
 SAVE_SHARE = 0.05
-"""Of the time, at most, that goes into saving: a population in which each client has a model of its own is large."""
+"""Share of the time that saving may take: a population with a model for each client is large."""
 
 
 _BLOCKS_CHANGE = threading.Lock()
@@ -259,7 +259,7 @@ class Simulation:
         return point
 
     def user_accuracies(self) -> dict[int, float]:
-        """Of every client that counts, with the present global model and its own patch."""
+        """Return the user accuracy of every client that counts, with the present global model and its own patch."""
         clients = [client for client, counts in enumerate(self.population.counts_in_ua) if counts]
         return dict(zip(clients, map(float, self._cohort.measure(clients)), strict=True))
 
@@ -276,7 +276,7 @@ class Simulation:
         return [learner.measure(client) for client in clients]
 
     def state(self) -> states.Saved:
-        """To go on from later."""
+        """Return the state to resume from."""
         patches = {name: block.numpy() for name, block in self.patches.values.items()}
         sent, held = self._wire.residuals(), self._wire.state()
         return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held)
@@ -302,7 +302,7 @@ class Simulation:
             ) from error
 
     def outcome(self, *, complete: bool) -> Outcome:
-        """What came of it so far."""
+        """Return the result so far."""
         return Outcome(self.study, tuple(self.points), complete, versions())
 
     def close(self) -> None:
@@ -442,7 +442,7 @@ def limits_of(study: Study) -> Limits:
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on besides its terms."""
+    """Return the versions that a result depends on besides its terms."""
     return {
         "fedpatch": __version__,
         "python": platform.python_version(),

@@ -49,7 +49,7 @@ class NetworkLine:
 
 
 class FleetWire:
-    """What the other end gets of a message. Encoded and decoded again if `real`, else the very object: that is faster."""
+    """Return the message as the receiver gets it: encoded and decoded if `real`, else the same object, which is faster."""
 
     def __init__(self, *, real: bool) -> None:
         self._real = real
@@ -85,7 +85,7 @@ class FakeBlob:
         return self._last_bytes if index == self._count - 1 else self._chunk_bytes
 
     def line_bytes(self, index: int) -> int:
-        """What that takes on a line."""
+        """Bytes of the chunk's message on a line."""
         return self.real_bytes(index) + CHUNK_OVERHEAD_BYTES + MESSAGE_BYTES
 
 

@@ -14,7 +14,7 @@ from fedpatch.simulator.fleet.settings import FleetTerms
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What stays the same of a device: its training time in an average round, its link, whether its task is another version."""
+    """Constant traits of a device: its training time in an average round, its link, whether its task is another version."""
 
     train_s: float
     down_bits_s: float
@@ -38,7 +38,7 @@ class DeviceOutcome:
 
 
 def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
-    """Of one device of the fleet, by its number."""
+    """Draw the traits of one device of the fleet, by its number."""
     rng = random.Random(f"{terms.seed}:{device}")
     train_s = _around(rng, terms.train_s, terms.train_spread)
     down_mbit_s = _around(rng, terms.down_mbit_s, terms.link_spread)
@@ -53,7 +53,7 @@ def draw_traits(terms: FleetTerms, device: int) -> DeviceProfile:
 
 
 def draw_fate(terms: FleetTerms, device: int, train_s: float, round_number: int) -> DeviceOutcome:
-    """Of one device in one round; `train_s` is its time in an average one."""
+    """Draw the outcome of one device in one round; `train_s` is its time in an average one."""
     rng = random.Random(f"{terms.seed}:{device}:{round_number}")
     # Everything is drawn, also what is then not used: other probabilities must not shift the other draws.
     trains_s = _around(rng, train_s, terms.round_spread)

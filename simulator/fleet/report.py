@@ -100,7 +100,7 @@ class FleetReport:
 
     @property
     def wasted_share(self) -> float | None:
-        """Of all trainings that were begun, those that no model got anything of; None without any."""
+        """Share of the begun trainings that entered no model; None without any."""
         trainings = sum(one.trainings for one in self.rounds)
         return None if not trainings else 1.0 - sum(one.used for one in self.rounds) / trainings
 
@@ -109,7 +109,7 @@ class FleetReport:
         return quantile([one.seconds for one in self.rounds], fraction)
 
     def totals(self) -> dict[str, Any]:
-        """What the rounds come to, for JSON and for a comparison."""
+        """Return totals and medians of the rounds, for JSON and for a comparison."""
         return {
             "rounds": len(self.rounds),
             "failed": self.failed,

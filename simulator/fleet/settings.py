@@ -38,7 +38,7 @@ def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetTerms(Settings):
-    """What `simulate_fleet` plays. Plain data; the same terms give the same report.
+    """Terms of `simulate_fleet`. Plain data; the same terms give the same report.
 
     A spread is a geometric standard deviation: two of three devices lie between median / spread and median * spread, and
     1 makes all alike. The defaults follow Bonawitz et al. 2019, "Towards federated learning at scale", where they can: 130 %
@@ -149,7 +149,7 @@ class FleetTerms(Settings):
         return self.chunk_kib * 1024
 
     def check(self) -> list[tuple[str, ...]]:
-        """What a run's own check says of its settings, and what is only wrong here."""
+        """Return the problems of a run's settings, and those of the simulation alone."""
         shared = {one.name: getattr(self, one.name) for one in fields(self) if one.name in _OF_A_RUN}
         problems = [*super().check(), *RoundSettings(**shared).check()]
         for name in ("model_bytes", "update_bytes"):

@@ -455,7 +455,7 @@ class SimulatedFleet:
         return manifest
 
     def _counted(self) -> dict[str, int]:
-        """What travelled and began since the last round, counted from zero again."""
+        """Return the traffic and the begun trainings since the last call, and count from zero again."""
         counted = {"trainings": self._trainings, "bytes_down": self._bytes_down, "bytes_up": self._bytes_up}
         self._trainings = self._bytes_down = self._bytes_up = 0
         return counted

@@ -10,7 +10,7 @@ Action = Callable[[], None]
 
 
 class VirtualClock:
-    """What is to be done, in the order of its time; `now` (seconds) moves only in `run_next`.
+    """Queue of calls in the order of their time; `now` (seconds) moves only in `run_next`.
 
     `done` counts what was done so far.
     """

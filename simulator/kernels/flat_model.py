@@ -184,7 +184,7 @@ class WorkingModel:
         return self._last.grad
 
     def backward(self, grad: Tensor, learning_rate: float | None) -> None:
-        """Of the last forward pass, from the gradient by its outputs: a step with that learning rate, or None: gradients."""
+        """Back-propagate the last forward pass from the gradient of its outputs; make a step unless `learning_rate` is None."""
         passes = self._last
         assert passes is not None
         if learning_rate not in passes.backward:

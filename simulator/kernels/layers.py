@@ -322,7 +322,7 @@ class MaxPool2d(Layer):
         return out
 
     def backward(self, grad: Tensor, learning_rate: float | None, calls: Calls) -> Tensor:
-        """To where the greatest values came from."""
+        """Pass the gradient to the places of the greatest values."""
         below = self._room("below", self._x)
         backward = aten.max_pool2d_with_indices_backward.grad_input
         calls.append(partial(backward, grad, self._x, *self._shape, self._indices, grad_input=below))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpatch.shared.tasks.bundled.classification import cross_entropy
 
 KEPT_STEPS = 16
-"""Of so many steps the parts of the losses are kept; they are summed together, which costs less than one by one."""
+"""Steps whose losses are kept and summed together, which costs less than one by one."""
 
 
 class Loss(Protocol):
@@ -25,7 +25,7 @@ class Loss(Protocol):
 
 
 def loss_of(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """That function of outputs and targets; by autograd where it is not cross-entropy."""
+    """Return the loss of a function of outputs and targets; by autograd where it is not cross-entropy."""
     return _CrossEntropy() if function is cross_entropy else _ByAutograd(function)
 
 

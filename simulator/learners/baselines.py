@@ -48,7 +48,7 @@ class _Baseline(ClientSteps):
         self._taken[client] += steps * self.batches_per_step
 
     def _trained(self, vector: Tensor) -> Tensor:
-        """Of a vector like the model's, what is trained of this client's model."""
+        """Return the trained part of a vector like the model's."""
         return vector[self._model.layout.trained_from : self._model.length]
 
     def _learn(
@@ -153,7 +153,7 @@ def kind_of_steps(strategy: str, plan: TrainPlan) -> type[ClientSteps]:
 
 
 def kept_between_rounds(strategy: str, schema: Schema) -> Schema:
-    """What every client of a baseline keeps, beside its patch, of a model with this schema."""
+    """Return the values that every client of a baseline keeps beside its patch, of a model with this schema."""
     if strategy not in _KINDS:
         return Schema(())
     specs = [TensorSpec(TAKEN, (), "int64", "moment")]

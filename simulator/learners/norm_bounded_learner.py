@@ -111,7 +111,7 @@ def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> Non
 
 
 def read_spooled(folder: Path, client: int) -> dict[str, Array]:
-    """What `write_spooled` wrote."""
+    """Return the update that `write_spooled` wrote."""
     with np.load(_file_of(folder, client), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 

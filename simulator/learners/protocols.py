@@ -30,7 +30,7 @@ class Learner(Protocol):
         """User accuracy of the global model with this client's patch."""
 
     def expect(self, turns: Sequence[Turn]) -> None:
-        """Who will be trained next, most likely, in this order: what they need can be made ready for many at once."""
+        """Announce the clients that will probably be trained next, in this order, to prepare many at once."""
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""

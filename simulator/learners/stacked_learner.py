@@ -233,9 +233,9 @@ T = TypeVar("T")
 CPU_GROUP = 20
 """Fastest of 1, 5, 20, 50 and 200 for the 2NN: beyond it the gradients of a group no longer fit into the cache."""
 DATA_SHARE = 0.4
-"""Of a GPU's free memory, what the population's data may take; else they stay where they are and travel batch by batch."""
+"""Share of a GPU's free memory that the population's data may take; else they are copied batch by batch."""
 GROUP_SHARE = 0.5
-"""Of the memory that is then free, what a group may take."""
+"""Share of the memory that is then free that a group may take."""
 MEASURED_PER_TRAINED = 4
 """Examples in one pass of measuring for one in training: there are no gradients then."""
 

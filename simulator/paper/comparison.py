@@ -58,12 +58,12 @@ class Comparison:
 
     @property
     def user_accuracy(self) -> float | None:
-        """Of the last round, mean over the finished seeds."""
+        """User accuracy of the last round, mean over the finished seeds."""
         return _mean([one.user_accuracy for one in self.results])
 
     @property
     def best_user_accuracy(self) -> float | None:
-        """Of the best round, mean over the finished seeds."""
+        """User accuracy of the best round, mean over the finished seeds."""
         return _mean([max(one.curve) for one in self.results])
 
     def ours(self) -> str:
@@ -199,7 +199,7 @@ def _grid(comparisons: Sequence[Comparison]) -> Grid:
 
 
 def datasets(comparisons: Sequence[Comparison]) -> str:
-    """What the data are called; where a copy was used for some results only, both names."""
+    """Return the name of the data; both names where a copy was used for some results only."""
     named = dict.fromkeys(result.dataset for one in comparisons for result in one.results)
     return " and ".join(named) or DATASETS.get(comparisons[0].cell.task, comparisons[0].cell.task)
 

@@ -177,7 +177,7 @@ def select_named_cells(patterns: str) -> tuple[Cell, ...]:
 
 
 def study_of(cell: Cell, seed: int) -> Study:
-    """What is to be simulated for a cell with this seed, on the published learning rates.
+    """Return the study of a cell with this seed and the published learning rates.
 
     The seed draws the split too, as a trial of the paper's does. Table 3 gives noise to a fifth of the clients.
     """
@@ -210,7 +210,7 @@ def in_order(cells: Iterable[Cell], seeds: Sequence[int]) -> list[tuple[Cell, in
 def _cost(cell: Cell) -> float:
     """Roughly how long it takes, in rounds of MNIST with every client and FedAvg.
 
-    A round trains every selected example once, whatever W is; one of CIFAR-10 takes some twenty times as long.
+    A round trains every selected example once, for any W; one of CIFAR-10 takes some twenty times as long.
     """
     rounds = cell.paper if cell.compared and cell.paper is not None else cell.max_rounds
     passes = {"per-fedavg": 2.0, "fedavg-adam": 1.5, "pfedme": 1.5}.get(cell.strategy, 1.0)

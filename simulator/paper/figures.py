@@ -34,7 +34,7 @@ _CURVES = (("ind", "independent", GREEN), ("fl", "FL(FedAvg)", ORANGE), ("mtfl",
 _SHIFTS = (("mean", "shift of the mean"), ("var", "shift of the variance"))
 _BAND = 0.25
 _Curves = Sequence[Mapping[str, Sequence[float]]]
-"""Of each seed, training and test accuracy at every step."""
+"""Training and test accuracy at every step, by seed."""
 
 
 def draw_fig3(seeds: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:

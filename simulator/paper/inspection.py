@@ -205,7 +205,7 @@ def _watched(
 
 
 def _read(path: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
-    """What was measured before on the same terms; else only these."""
+    """Return the earlier measurements on the same terms; else the terms alone."""
     try:
         measured = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):

@@ -83,7 +83,7 @@ class Attempt:
 
 
 def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -> Result:
-    """What is kept of a complete simulation of `cell`."""
+    """Return the stored values of a complete simulation of `cell`."""
     points = outcome.points
     return Result(
         cell=cell.name,
@@ -107,7 +107,7 @@ def result_of(cell: Cell, outcome: Outcome, sitting: Attempt, started_at: str) -
 
 
 def dataset_name(task: str, root: Path) -> str:
-    """What results on the data below `root` are to be called: a copy with other pixels has another name."""
+    """Return the name of the data below `root`: a copy with other pixels has another name."""
     if task != "cifar10":
         return DATASETS.get(task, task)
     from fedpatch.shared.tasks.bundled.cifar10 import ARCHIVE, JPEG75
@@ -188,7 +188,7 @@ class Results:
             yield False
             return
         with lock:
-            # Whoever held it just before may have finished the cell; only then is the file deleted.
+            # The previous holder may have finished the cell; only then is the file deleted.
             yield not self.path(cell, seed).exists()
             if self.path(cell, seed).exists():
                 path.unlink(missing_ok=True)
@@ -219,7 +219,7 @@ def _parse(values: Mapping[str, Any]) -> Result:
 
 
 def _check_end(result: Result) -> None:
-    """That it says of its target what its curve says; the curve is rounded, hence the slack."""
+    """Check that target and curve agree; the curve is rounded, hence the slack."""
     reached, study = result.rounds_to_target, result.study
     slack = 10.0**-_CURVE_DIGITS
     if study.target_ua is not None and reached is not None:

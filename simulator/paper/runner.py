@@ -56,7 +56,7 @@ class CellWatcher:
 
 @dataclass(frozen=True)
 class Sum:
-    """What became of the cells and seeds that were asked for.
+    """Outcome of the requested cells and seeds.
 
     `present` were finished before, `computed` now. `elsewhere` are being computed by another process, `diverged` cannot
     be finished; `left` were not, because the run was interrupted.

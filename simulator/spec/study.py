@@ -98,7 +98,7 @@ class Study:
 
     @property
     def label(self) -> str:
-        """What its user accuracies are called in a heading or a line."""
+        """Name of its user accuracies in a heading or a line."""
         return MetricTerms(self.metric).label
 
     @property
@@ -117,7 +117,7 @@ class Study:
         return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
 
     def differences(self, other: Study) -> str:
-        """What `other` has else than this one, in words."""
+        """Return the differences of `other`, in words."""
         pairs = [(one.name, getattr(self, one.name), getattr(other, one.name)) for one in fields(Study)]
         return ", ".join(f"{name} {mine}, not {its}" for name, mine, its in pairs if mine != its)
 
@@ -196,8 +196,8 @@ class Outcome:
     Example:
         >>> import fedpatch
         >>> outcome = fedpatch.simulate(clients=4, rounds=1, strategy="fedavg", progress=False, workers=1)
-        >>> outcome.rounds_to_target is None, len(outcome.points)
-        (True, 2)
+        >>> outcome  # doctest: +ELLIPSIS
+        <Outcome: digits, fedavg, private affine, 4 clients, seed 0: user accuracy 0... after 1 rounds>
         >>> outcome.to_frame()["user_accuracy"].idxmax()  # doctest: +SKIP
         1
     """
@@ -208,6 +208,14 @@ class Outcome:
     versions: Mapping[str, str] = field(default_factory=dict)
     attack: AttackOutcome | None = None
 
+    def __repr__(self) -> str:
+        """Return the terms and the result in a line: a curve of hundreds of points would fill a notebook."""
+        study, reached = self.study, self.rounds_to_target
+        accuracy = "nothing measured" if self.user_accuracy is None else f"user accuracy {self.user_accuracy:.3f}"
+        end = "" if reached is None else f", target reached after {reached}"
+        terms = f"{study.task}, {study.strategy}, private {study.private}, {study.clients} clients, seed {study.seed}"
+        return f"<Outcome: {terms}: {accuracy} after {max(0, len(self.points) - 1)} rounds{end}>"
+
     @property
     def rounds_to_target(self) -> int | None:
         """Completed rounds when UA first was at the target; None if it never was, or there is no target."""
@@ -215,7 +223,7 @@ class Outcome:
 
     @property
     def user_accuracy(self) -> float | None:
-        """That of the last point."""
+        """User accuracy of the last point."""
         return self.points[-1].user_accuracy if self.points else None
 
     @property
@@ -285,5 +293,5 @@ def _mean(totals: Sequence[int | None], count: int) -> float | None:
 
 
 def client_id(client: int) -> str:
-    """What the device of a simulated client would be called; its batches depend on it."""
+    """Return the device name of a simulated client; its batches depend on it."""
     return f"client-{client}"

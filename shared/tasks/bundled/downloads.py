@@ -104,7 +104,7 @@ def _unavailable(file: DataFile, path: Path, reason: str) -> DataError:
 
 
 class _Progress:
-    """What pooch asks of a progress bar, as a log line at each tenth of the file."""
+    """Progress bar for pooch: a log line at each tenth of the file."""
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -1,4 +1,4 @@
-"""What all dashboards have in common: their variables, the links between them, and how they are written down."""
+"""Parts of all dashboards: variables, links between them, and their JSON files."""
 
 from __future__ import annotations
 

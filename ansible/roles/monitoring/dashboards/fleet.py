@@ -31,11 +31,11 @@ def _now() -> Section:
     return Section(
         "Now",
         [
-            number("Devices known", "In whatever state.", Query(f"sum(fedpatch_devices{{{OF}}})")),
+            number("Devices known", "In any state.", Query(f"sum(fedpatch_devices{{{OF}}})")),
             number("Eligible", "Could be invited now.", Query(count.format(OF, "eligible"))),
             number("Wanted", "Must be eligible for a round to begin.", Query(f"fedpatch_devices_wanted{{{OF}}}")),
             number("Unwilling", "Would decline now.", Query(count.format(OF, "unwilling"))),
-            number("Offline", "Said goodbye or vanished.", Query(count.format(OF, "offline"))),
+            number("Offline", "Disconnected or vanished.", Query(count.format(OF, "offline"))),
             number(
                 "Broker", "The coordinator's own connection.", Query(f"fedpatch_broker_connected{{{OF}}}"), connected
             ),

@@ -1,4 +1,4 @@
-"""What a panel asks, and how it shows the answer."""
+"""Queries of panels and the look of their answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OK, WARNING, BAD, IDLE = "green", "orange", "red", "#808080"
 
 @dataclass(frozen=True)
 class Query:
-    """What a panel asks Prometheus, and what it calls a series of the answer, e.g. `{{phase}}`."""
+    """A query of Prometheus and the name of a series of its answer, e.g. `{{phase}}`."""
 
     expr: str
     legend: str = "__auto"

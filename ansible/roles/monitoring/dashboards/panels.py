@@ -20,7 +20,7 @@ _PLAIN = Look()
 
 
 class _Panel(Protocol):
-    """What the builders of all kinds can do; the SDK has no name for it."""
+    """Methods that the builders of all kinds share; the SDK has no name for them."""
 
     def title(self, title: str) -> Self: ...
     def description(self, description: str) -> Self: ...
