@@ -30,7 +30,15 @@ from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
-from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, CANNOT_SIGN, NO_PRIVACY, QUARANTINED, REVOKED, Fleet
+from fedpatch.coordinator.rounds.known_devices import (
+    CANNOT_MASK,
+    CANNOT_SIGN,
+    NO_PRIVACY,
+    OLD_PLAN,
+    QUARANTINED,
+    REVOKED,
+    Fleet,
+)
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
@@ -144,6 +152,7 @@ class Engine:
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
             needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
+        needs |= {term: OLD_PLAN.format(term) for term in spec.plan.terms}
         both = spec.privacy is not None and spec.secure is not None
         needs |= {MASKED_PRIVACY_FEATURE: NO_PRIVACY} if both else {}
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
