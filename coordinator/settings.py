@@ -176,7 +176,9 @@ class RoundSettings(Settings):
         help="Longest time of a round. auto: 600 s for the first round, then three times the time of earlier rounds, at "
         "least 60 s, doubled after a quorum missed for lack of time.",
     )
-    grace_s: float = _deadline(10.0, ge=0.0, help="Time for other devices after the quorum.")
+    grace_s: float = _deadline(
+        10.0, ge=0.0, help="Time for other devices after the quorum; with late = carry, 0 if not set."
+    )
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
     encoding: str = setting("delta-int8", group=_TRANSFER, choices=(*ENCODINGS, *MASKED_ENCODINGS), help=ENCODING_HELP)
@@ -375,10 +377,11 @@ class RoundSettings(Settings):
 
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the defaults of a masked run, where `secure` is set."""
+        """Return the defaults of buffered rounds and of a masked run, where `late` or `secure` is set."""
+        fitting: dict[str, Any] = fitting_grace(values)
         if values["secure"] == "off":
-            return {}
-        return {
+            return fitting
+        return fitting | {
             "strategy": "fedavg",
             "norm_bound": "off",
             "max_num_examples": "off",
@@ -543,6 +546,11 @@ class RoundSettings(Settings):
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
+
+
+def fitting_grace(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of `grace_s` of buffered rounds, where a device after the quorum loses nothing."""
+    return {"grace_s": 0.0} if values["late"] == "carry" else {}
 
 
 def _needs_16_bits(values: Mapping[str, Any]) -> bool:

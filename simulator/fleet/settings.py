@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
-from fedpatch.coordinator.settings import RoundSettings
+from fedpatch.coordinator.settings import RoundSettings, fitting_grace
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
 
@@ -147,6 +148,11 @@ class FleetTerms(Settings):
     def chunk_bytes(self) -> int:
         """Size of a chunk, of the model and of an update."""
         return self.chunk_kib * 1024
+
+    @classmethod
+    def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of buffered rounds, as in a run."""
+        return fitting_grace(values)
 
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of a run's settings, and those of the simulation alone."""

@@ -10,6 +10,7 @@ from fedpatch.coordinator.runtime.run_preparation import carry_policy
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
+from fedpatch.simulator.fleet.settings import FleetTerms
 
 
 def loaded(**flags: Any) -> RunSettings:
@@ -26,6 +27,15 @@ def test_carry_takes_the_settings_of_fedbuff():
     assert policy is not None
     assert (policy.max_staleness, policy.power, policy.concurrency) == (16, 0.5, 30)
     assert policy.factor(0) == 1.0
+
+
+@pytest.mark.parametrize("settings", [RunSettings, FleetTerms])
+def test_grace_that_is_not_set_is_zero_with_carry_only(settings):
+    def grace_s(**flags: Any) -> float:
+        made: RunSettings | FleetTerms = load(settings, file=None, environ={}, flags=flags)
+        return made.grace_s
+
+    assert (grace_s(), grace_s(late="carry"), grace_s(late="carry", grace_s=3.0)) == (10.0, 0.0, 3.0)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedavg-adam"])

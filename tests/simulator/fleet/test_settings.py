@@ -86,6 +86,13 @@ def test_every_combination_is_checked_before_any_is_played():
         combine(SMALL, [SweepAxis("quorum", (0.5,)), SweepAxis("quorum", (0.6,))])
 
 
+def test_default_that_follows_from_a_compared_value_is_derived_in_each_combination():
+    rows = combine(SMALL, [SweepAxis("late", ("refuse", "carry"))])
+    assert [terms.grace_s for _, terms in rows] == [10.0, 0.0]
+    [(_, given)] = combine(replace(SMALL, grace_s=3.0), [SweepAxis("late", ("carry",))])
+    assert given.grace_s == 3.0
+
+
 def test_a_comparison_has_a_row_for_each_combination():
     told: list[SweepRow] = []
     rows = compare_policies(
