@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class RoundSettings(Settings):
         le=100_000,
         unit="updates",
         default_means="the share quorum",
-        help="Number of updates that end a round, in place of the share quorum.",
+        help="Number of updates that end a round, in place of the share quorum; a round aims for as many devices at least.",
     )
     late: str = setting(
         "refuse",
@@ -498,8 +498,15 @@ class RoundSettings(Settings):
     def _uncarriable(self) -> list[tuple[str, ...]]:
         """Problems of settings that do not fit buffered rounds, and of settings of these in another run."""
         if self.late != "carry":
-            words = f"{self.concurrency} limits devices with carried work; set late = carry, or use participation"
-            return [("concurrency", words, "late")] if self.concurrency is not None else []
+            return [
+                (
+                    name,
+                    f"{getattr(self, name)} has no effect with late = {self.late}; set late = carry, or leave it out",
+                    "late",
+                )
+                for name in ("max_staleness", "staleness_power", "concurrency")
+                if getattr(self, name) != next(one.default for one in fields(self) if one.name == name)
+            ]
         problems: list[tuple[str, ...]] = []
         if self.masked:
             words = (
@@ -518,9 +525,11 @@ class RoundSettings(Settings):
                 "use mean, or late = refuse"
             )
             problems.append(("aggregate", words, "late"))
-        if self.quorum_updates and self.concurrency and self.concurrency < self.quorum_updates:
-            words = f"{self.concurrency} is less than quorum_updates = {self.quorum_updates}, so no round would end; raise it"
-            problems.append(("concurrency", words, "quorum_updates"))
+        for name in ("quorum_updates", "min_cohort"):
+            least = getattr(self, name)
+            if least and self.concurrency and self.concurrency < least:
+                words = f"{self.concurrency} is less than {name} = {least}, so no round would end; raise it"
+                problems.append(("concurrency", words, name))
         return problems
 
     def _unreadable(self) -> list[tuple[str, ...]]:

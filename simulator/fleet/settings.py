@@ -162,9 +162,10 @@ class FleetTerms(Settings):
             if getattr(self, name) > self.chunk_bytes * MAX_CHUNKS:
                 text = f"{getattr(self, name)} are more than {MAX_CHUNKS} chunks; make chunk_kib larger"
                 problems.append((name, text, "chunk_kib"))
-        if self.min_cohort > self.devices:
-            text = f"{self.min_cohort} is more than devices = {self.devices}, so no round would begin; make it smaller"
-            problems.append(("min_cohort", text, "devices"))
+        for name in ("min_cohort", "quorum_updates"):
+            if (getattr(self, name) or 0) > self.devices:
+                text = f"{getattr(self, name)} is more than devices = {self.devices}, so no round would begin; make it smaller"
+                problems.append((name, text, "devices"))
         return problems
 
     def run_spec(self, *, chunk_bytes: int) -> RunSpec:

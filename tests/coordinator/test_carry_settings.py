@@ -50,6 +50,7 @@ def test_carry_works_with_each_strategy(strategy):
         ({"dp": "central", "noise_multiplier": 1.0, "dp_clip": 1.0, "strategy": "fedavg"}, "account of dp"),
         ({"aggregate": "centred"}, "began with the same model"),
         ({"quorum_updates": 10, "concurrency": 5}, "no round would end"),
+        ({"min_cohort": 10, "concurrency": 5}, "less than min_cohort = 10"),
         ({"max_staleness": 17}, "above 16"),
     ],
 )
@@ -58,6 +59,7 @@ def test_carry_is_refused_with_the_reason(flags, words):
         loaded(late="carry", **flags)
 
 
-def test_concurrency_needs_carry():
+@pytest.mark.parametrize("flags", [{"concurrency": 5}, {"max_staleness": 5}, {"staleness_power": 0.0}])
+def test_setting_of_buffered_rounds_needs_carry(flags):
     with pytest.raises(ConfigError, match="set late = carry"):
-        loaded(concurrency=5)
+        loaded(**flags)

@@ -34,6 +34,7 @@ def test_a_policy_has_the_limits_of_a_run():
     [
         ({"recruit_deadline_s": 700.0, "deadline_s": 600.0}, "recruit_deadline_s"),
         ({"min_cohort": 31}, "min_cohort"),
+        ({"quorum_updates": 31}, "quorum_updates"),
         ({"upload_slots": 100, "upload_window": 100}, "upload_window"),
         ({"update_bytes": 2**31, "chunk_kib": 8}, "update_bytes"),
     ],
