@@ -139,6 +139,8 @@ class Engine:
         self.carried = CarriedDevices(carried)
         self._waiting: dict[str, CommittedUpdate] = dict(waiting or {})
         self._speeds = SpeedClasses()
+        # Works that were too old for the model of the open round.
+        self._expired = 0
         self._uploads = new_scheduler(spec, jitter)
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
@@ -254,10 +256,10 @@ class Engine:
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
-        self._note_carrier(device, state, now)
+        self._note_carrier(device, known_boot, state, now)
         return effects + self._advance(now)
 
-    def _note_carrier(self, device: str, state: DeviceState, now: float) -> None:
+    def _note_carrier(self, device: str, known_boot: str, state: DeviceState, now: float) -> None:
         """Note by its presence whether a device is still at its carried work."""
         work = self.carried.works.get(device)
         if work is None:
@@ -266,6 +268,8 @@ class Engine:
         if state.online:
             busy = job is not None and (job.run, job.round) == (self.spec.run, work.round)
             self.carried.note(device, busy=busy)
+            if not busy and state.boot not in (known_boot, ""):
+                self._uploads.release(device)
         self._count_expected(now)
 
     def _count_expected(self, now: float) -> None:
@@ -303,7 +307,7 @@ class Engine:
         if self.open is not None and device in self.open.works:
             return self.open.on_message(device, envelope.body, now)
         body = envelope.body
-        work = replace(work, epoch=envelope.epoch)
+        work = replace(work, epoch=envelope.epoch, busy=True)
         match body:
             case Offer() if self.open is not None and self.open.takes(device):
                 del self.carried.works[device]
@@ -381,18 +385,32 @@ class Engine:
     def _suspend(self, now: float) -> list[Effect]:
         pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
         self.open = None
-        return [*pause, *self._stop(Stopped.FAILED, "")]
+        # No cancels: a resume takes the updates of the devices that are at work.
+        self.stopped = Stopped.FAILED
+        return [*pause, EndRun(Stopped.FAILED, "")]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
         # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.
         current = self._current(event)
         current.version = event.version
-        if self.spec.carry is not None:
-            self.carried.expire(event.version, self.spec.carry.max_staleness)
+        # After a crash between a checkpoint and its record, work may be too old already.
+        self._expired, cancels = self._expire(event.version)
         begun = current.begin(event.manifest, now, event.deltas, event.secure)
-        return begun + self._take_uploads(current, now) + self._advance(now)
+        self._take_uploads(current, now)
+        return cancels + begun + self._advance(now)
 
-    def _take_uploads(self, current: ActiveRound, now: float) -> list[Effect]:
+    def _expire(self, version: int) -> tuple[int, list[Effect]]:
+        """Return the number of works whose base is too old for the next version, and the effects that end them."""
+        if self.spec.carry is None:
+            return 0, []
+        stale = self.carried.expire(version, self.spec.carry.max_staleness)
+        for device in stale:
+            self._uploads.release(device)
+        return len(stale), [
+            self._envelopes.answer_carried(device, work, Cancel("stale")) for device, work in sorted(stale.items())
+        ]
+
+    def _take_uploads(self, current: ActiveRound, now: float) -> None:
         """Take in the devices that were uploading when the last round ended, so that their uploads go on."""
         for device in [device for device in self.carried.works if self._uploads.holds(device)]:
             if current.takes(device):
@@ -400,7 +418,6 @@ class Engine:
                 current.round.handle(device, ParticipantEvent.OFFER, now)
         if self.spec.carry is not None:
             self._count_expected(now)
-        return []
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
         # Algorithm 1, lines 15 to 18: the upload of a client is complete.
@@ -542,7 +559,8 @@ class Engine:
     def _select(self, number: int) -> RoundStart:
         # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
         spec, meant = self.spec, self._meant()
-        engaged = self.carried.busy | self._waiting.keys()
+        uploading = {device for device in self.carried.works if self._uploads.holds(device)}
+        engaged = self.carried.busy | uploading | self._waiting.keys()
         room = meant if spec.carry is None else max(0, meant - len(self._waiting) - self._at_carried_work())
 
         def draw_some(devices: Sequence[str]) -> Selection:
@@ -591,8 +609,8 @@ class Engine:
         """Return the number of devices that the next round is meant for."""
         spec, policy = self.spec, self.spec.policy
         if spec.carry is not None and spec.carry.concurrency is not None:
-            return max(policy.min_cohort, spec.carry.concurrency)
-        least = policy.min_cohort if spec.secure is None else max(policy.min_cohort, spec.secure.least)
+            return spec.carry.concurrency
+        least = max(policy.min_cohort, policy.quorum_updates or 0, 0 if spec.secure is None else spec.secure.least)
         return max(least, devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort))
 
     def _needed(self) -> int:
@@ -673,7 +691,9 @@ class Engine:
             # Owners' conditions and links change with time, so the pause grows with each failure.
             pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
-        if record.buffered is not None and self._stop_reason(now) is not None:
+        ends = self._stop_reason(now)
+        # A run that is stopped by its operator goes on with a resume, and so does its carried work.
+        if record.buffered is not None and ends is not None and ends[0] is not Stopped.INTERRUPTED:
             record = replace(record, buffered=replace(record.buffered, waiting=0, unused=len(self._waiting)))
             self.records[-1], self._waiting = record, {}
             return [*effects, RetractModel(), SaveRecord(record)]
@@ -681,8 +701,6 @@ class Engine:
 
     def _carry_on(self, current: ActiveRound, record: RoundRecord) -> tuple[RoundRecord, list[Effect]]:
         """Carry the work of a round that is over into the next one, and end work whose base is too old for that."""
-        carry = self.spec.carry
-        assert carry is not None
         aggregated = record.outcome == "aggregated"
         self._waiting = {} if aggregated else current.committed_work()
         staleness: Counter[str] = Counter()
@@ -690,20 +708,14 @@ class Engine:
             for device in current.reports:
                 staleness[str(self._age(current, device))] += 1
         self.carried.works |= current.work_left()
-        version = current.version + aggregated
-        stale = self.carried.expire(version, carry.max_staleness)
+        stale, cancels = self._expire(current.version + aggregated)
         figures = BufferedFigures(
             carried=len(self.carried.works),
             waiting=len(self._waiting),
-            stale=len(stale),
+            stale=stale + self._expired,
             staleness=dict(sorted(staleness.items(), key=lambda one: int(one[0]))),
             weights=self._speeds.shares(self._weights_in(current)) if aggregated else (),
         )
-        cancels: list[Effect] = [
-            self._envelopes.answer_carried(device, work, Cancel("stale")) for device, work in sorted(stale.items())
-        ]
-        for device in stale:
-            self._uploads.release(device)
         return replace(record, buffered=figures), cancels
 
     def _age(self, current: ActiveRound, device: str) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.faults.simulated.schedules import Schedule, buffered, draw_buffered, kill_coordinator, play
+from tests.faults.simulated.schedules import Schedule, buffered, draw_buffered, kill_coordinator, play, stop
 
 _CHUNK = 20
 SEEDS = range(200 if os.environ.get("CI") else 40)
@@ -33,7 +33,15 @@ def test_versions_take_updates_of_older_models():
     assert any(world.oracle.staleness)
 
 
+@pytest.mark.parametrize("moment_s", [8.0, 16.0])
+def test_stop_after_a_round_and_resume_lose_no_carried_work(moment_s):
+    world = play(Schedule(7, buffered(), chunk_bytes=1000).at(moment_s, partial(stop, pause_s=2.0)))
+    assert "resume" in " ".join(world.log)
+    assert not any("stale" in line for line in world.log)
+
+
 @pytest.mark.parametrize("fuse", range(0, 60, 3))
-def test_kill_before_any_write_with_carried_work_open_loses_no_committed_update(fuse):
+def test_kill_before_a_write_with_carried_work_open_loses_no_committed_update(fuse):
+    """Every third write: all 60 take a processor most of a minute, and drawn schedules kill at other writes."""
     schedule = Schedule(7, buffered(), chunk_bytes=1000)
     play(schedule.at(12.0, partial(kill_coordinator, pause_s=2.0, fuse=fuse)))
