@@ -310,12 +310,14 @@ class Engine:
         work = replace(work, epoch=envelope.epoch, busy=True)
         match body:
             case Offer() if self.open is not None and self.open.takes(device):
-                del self.carried.works[device]
+                self.carried.take(device)
                 self.open.admit(device, work, now)
                 self._count_expected(now)
                 return self.open.on_message(device, body, now)
             case Offer() if self.open is not None and device in self.open.round.participants:
-                return self._envelopes.answer_stale(device, envelope, self._word(device, RefuseReason.SUPERSEDED))
+                return self._envelopes.answer_stale(
+                    device, envelope, self._known_reason(device, RefuseReason.SUPERSEDED)
+                )
             case Offer():
                 # Between two rounds: the next one takes the update.
                 pause_s = min(KEEP_S, max(BETWEEN_ROUNDS_S, self._next_round_at - now))
@@ -324,18 +326,18 @@ class Engine:
                 # Chunks on their way still arrive. Missing ones of an older model are not published again; those of deltas are.
                 if self.open is not None and self.open.publishes(body.digest):
                     return self.open.resend(body, now)
-                del self.carried.works[device]
+                self.carried.take(device)
                 self._count_expected(now)
                 return [self._envelopes.answer_carried(device, work, Cancel("stale"))]
             case Failed() | Decline():
-                del self.carried.works[device]
+                self.carried.take(device)
                 self._count_expected(now)
             case Accept() | Progress():
                 self.carried.note(device, busy=True, epoch=envelope.epoch)
                 self._count_expected(now)
         return []
 
-    def _word(self, device: str, reason: RefuseReason) -> RefuseReason:
+    def _known_reason(self, device: str, reason: RefuseReason) -> RefuseReason:
         """Return a reason that the device knows."""
         return reason if self.fleet.knows(device, CARRY_FEATURE) else RefuseReason.LATE
 
@@ -414,7 +416,7 @@ class Engine:
         """Take in the devices that were uploading when the last round ended, so that their uploads go on."""
         for device in [device for device in self.carried.works if self._uploads.holds(device)]:
             if current.takes(device):
-                current.admit(device, self.carried.works.pop(device), now)
+                current.admit(device, self.carried.take(device), now)
                 current.round.handle(device, ParticipantEvent.OFFER, now)
         if self.spec.carry is not None:
             self._count_expected(now)
@@ -502,7 +504,7 @@ class Engine:
         current = (spec.run, spec.epoch, self.open.round.number if self.open else 0)
         if self.open is None or (envelope.run, envelope.epoch, envelope.round) != current:
             older = self.spec.carry is not None and envelope.run == spec.run and envelope.round <= self.last_round
-            return self._word(device, RefuseReason.STALE) if older else RefuseReason.LATE
+            return self._known_reason(device, RefuseReason.STALE) if older else RefuseReason.LATE
         if device not in self.open.round.participants:
             return RefuseReason.NOT_INVITED
         phase = self.open.round.phase
@@ -543,7 +545,7 @@ class Engine:
             spent_s = opening.ledger.spent_s + now - self._started_at
             taken = {device for device, update in opening.updates.items() if update.work is not None}
             for device in taken & self.carried.works.keys():
-                del self.carried.works[device]
+                self.carried.take(device)
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
         if not self._enough(now):
@@ -707,7 +709,7 @@ class Engine:
         if aggregated:
             for device in current.reports:
                 staleness[str(self._age(current, device))] += 1
-        self.carried.works |= current.work_left()
+        self.carried.add(current.work_left())
         stale, cancels = self._expire(current.version + aggregated)
         figures = BufferedFigures(
             carried=len(self.carried.works),

@@ -1,4 +1,4 @@
-"""Buffered rounds under faults: each committed update enters exactly one version, as old as it may be."""
+"""Buffered rounds under faults: each committed update enters at most one version, as old as it may be."""
 
 from __future__ import annotations
 
