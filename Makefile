@@ -39,7 +39,10 @@ TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 # What `make test` plays without CI=true. `make coverage` adds those slow ones without which some of the code would never run.
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
-	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py tests/simulator/learners/test_worker_pool.py
+	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py tests/simulator/learners/test_worker_pool.py \
+	tests/coordinator/runtime/test_private_rounds.py tests/coordinator/runtime/test_kill_anywhere.py tests/fuzz/test_decoders.py \
+	tests/device_agent/cli/test_doctor.py tests/device_agent/runtime/test_trainer.py tests/device_agent/state/test_residual_store.py \
+	tests/device_agent/training/test_honest_accuracy.py
 
 # Fuzzing: how many times the examples of the ordinary tests, seconds for each decoder, which decoders (none: all).
 FUZZ_EFFORT ?= 20
@@ -52,8 +55,9 @@ ATHERIS := atheris==3.0.0
 ROOM ?=
 MUTMUT := mutmut==3.8.1
 
-# Seeds of the schedules of faults that `make faults` plays, e.g. 7 or 1,100..200.
+# Seeds of the schedules of faults that `make faults` plays, e.g. 7 or 1,100..200: with processes, and in virtual time.
 FAULT_SEEDS ?= 0..31
+SIMULATED_SEEDS ?= $(if $(filter 0..31,$(FAULT_SEEDS)),0..199,$(FAULT_SEEDS))
 # Soaking: rounds to play, and minutes after which it ends in any case.
 SOAK_ROUNDS ?= 500
 SOAK_MINUTES ?= 60
@@ -113,7 +117,7 @@ dist: setup ## build the wheel and the source distribution in dist
 coverage: setup system-deps ## fail where the tests leave too much of the code unrun, and say where (half an hour; CONTRIBUTING.md has the bounds)
 	@rm -rf build/coverage
 	# With CI=true examples that are drawn are the same each time, and so is what they run.
-	run() { CI=true $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder "$$@"; }
+	run() { CI=true FEDPATCH_EXAMPLES=100 $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder "$$@"; }
 	run -m '$(QUICK)'
 	run -m 'slow or system' $(ONLY_SLOW)
 	$(BIN)/coverage combine --quiet
@@ -178,8 +182,9 @@ hosts: setup system-deps ## provision booted hosts with the playbooks of ansible
 arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
 	@$(BIN)/python -m pytest -m arm64 tests/hosts
 
-faults: setup ## kill real processes while rounds go on, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
+faults: setup ## kill processes while rounds go on, real ones and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
 	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py
+	FAULT_SEEDS=$(SIMULATED_SEEDS) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/faults/simulated tests/power_cut/test_power_cuts.py
 
 soak: setup ## play hundreds of rounds while the broker is killed, and say what grows (SOAK_ROUNDS, SOAK_MINUTES)
 	@$(BIN)/python -m tests.faults.soak --rounds $(SOAK_ROUNDS) --minutes $(SOAK_MINUTES) --out results/robustness/soak.json

@@ -24,6 +24,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
+from fedpatch.shared.wire.plan_terms import parse_personal, parse_phases, term_problems
 
 CA_DIRECTORY = "ca"
 
@@ -84,6 +85,27 @@ class RoundSettings(Settings):
         unit="examples",
         default_means="the task's",
         help="Examples per minibatch.",
+    )
+    prox: float = setting(
+        0.0,
+        group=_TRAINING,
+        ge=0.0,
+        le=1e6,
+        help="mu of FedProx: the loss of a device gets mu / 2 times its squared distance from the round's model.",
+    )
+    phases: str = setting(
+        "",
+        group=_TRAINING,
+        default_means="none",
+        help="Parts of a round in which only some values learn, in place of epochs and steps: PART:N,... of all, private and "
+        "public, with N epochs or Ns steps. private:5,public:1 is FedRep, public:1 the body of FedBABU.",
+    )
+    personal: str = setting(
+        "",
+        group=_TRAINING,
+        default_means="none",
+        help="Second copy of the model that stays on each device and is its personal model. ditto:LAMBDA: it is trained with "
+        "LAMBDA / 2 times its squared distance from the round's model. pfedme:LAMBDA: the model follows the copies.",
     )
     seed: int = setting(
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
@@ -394,6 +416,14 @@ class RoundSettings(Settings):
         """Check names that must exist and fields that depend on each other."""
         problems = [*super().check(), *self._unreadable(), *self._privacy_problems(), *self._unmaskable()]
         problems += self._uncarriable()
+        problems += term_problems(
+            prox=self.prox,
+            phases=self.phases,
+            personal=self.personal,
+            private=self.private,
+            epochs=self.epochs,
+            steps=self.steps,
+        )
         if self.devices > self.max_devices:
             text = f"{self.max_devices} is less than devices = {self.devices}, which are waited for; make it larger"
             problems.append(("max_devices", text, "devices"))
@@ -549,6 +579,8 @@ class RoundSettings(Settings):
             aggregate=parse_aggregate_rule,
             max_num_examples=parse_examples_cap,
             tracker=check_names,
+            phases=lambda text: text and parse_phases(text),
+            personal=lambda text: text and parse_personal(text),
         )
         if not problems and (
             why := refusal_of_rule(parse_aggregate_rule(self.aggregate), find_strategy(self.strategy))
@@ -571,6 +603,18 @@ def _needs_16_bits(values: Mapping[str, Any]) -> bool:
 class RunSettings(RoundSettings, BrokerSettings):
     """Settings of `fedpatch run`, a run over a real fleet."""
 
+    evaluate_every: int = setting(
+        0,
+        group=ROUNDS,
+        ge=0,
+        le=1_000_000,
+        unit="rounds",
+        help="Training rounds between evaluate rounds, in which all devices measure their model without training; 0: never.",
+    )
+    evaluate_participation: float = setting(
+        1.0, group=ROUNDS, gt=0.0, le=1.0, help="Share of the fleet that an evaluate round asks."
+    )
+
     metrics: str | None = _metrics("127.0.0.1:9464")
     traces: str | None = setting(
         None,
@@ -591,7 +635,7 @@ class RunSettings(RoundSettings, BrokerSettings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Check the URL for traces too, which name devices and so need TLS on the way to another machine."""
-        problems = super().check()
+        problems = [*super().check(), *(self.unevaluable() if self.evaluate_every else ())]
         if self.traces is None:
             return problems
         try:
@@ -606,6 +650,20 @@ class RunSettings(RoundSettings, BrokerSettings):
                 ("traces", f"{host} is another machine; write https://, or allow it with insecure", "insecure")
             )
         return problems
+
+    def unevaluable(self) -> Iterator[tuple[str, ...]]:
+        """Problems of settings that do not fit evaluate rounds."""
+        words = f"{self.evaluate_every} has each device report a figure of its own, "
+        if self.masked:
+            yield "evaluate_every", f"{words}which secure = groups is to hide in sums; use 0", "secure"
+        if self.dp != "off":
+            yield "evaluate_every", f"{words}which differential privacy does not cover; use 0", "dp"
+        if self.late == "carry":
+            yield (
+                "evaluate_every",
+                f"{self.evaluate_every} would end work that devices carry into later rounds; use 0",
+                "late",
+            )
 
     @property
     def ca_directory(self) -> Path:

@@ -124,7 +124,7 @@ def copy_checkout(tree: Path, room: str) -> None:
 def run_mutmut(tree: Path, *names: str, jobs: int) -> int:
     """Run mutmut on the named mutants, `jobs` at a time, and return its exit code; its output goes to mutmut.log in `tree`."""
     # With CI=true Hypothesis draws the same examples each time. A process forks for each mutant, which threads do not survive.
-    environment = {**os.environ, "CI": "true", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "CI": "true", "FEDPATCH_EXAMPLES": "100", "OMP_NUM_THREADS": "1"}
     with (tree / "mutmut.log").open("wb") as log:
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
         return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode

@@ -123,6 +123,14 @@ Clip = Annotated[
     float | None,
     typer.Option(metavar="NORM", help="Longest step of a masked update (L2 norm); default: by earlier rounds."),
 ]
+Prox = Annotated[float, typer.Option(metavar="MU", help="mu of FedProx, as of fedpatch run.")]
+Phases = Annotated[
+    str,
+    typer.Option(metavar="PART:N,...", help="Parts of a round in which only some values learn, as of fedpatch run."),
+]
+Personal = Annotated[
+    str, typer.Option(metavar="KIND:LAMBDA", help="Second copy of the model of each client, as of fedpatch run.")
+]
 AttackKind = Annotated[
     str,
     typer.Option(
@@ -173,6 +181,9 @@ def simulate(
     group_size: GroupSize = 32,
     keep: Keep = 1,
     clip: Clip = None,
+    prox: Prox = 0.0,
+    phases: Phases = "",
+    personal: Personal = "",
     attack: AttackKind = "",
     bad: Bad = 0.0,
     workers: Workers = None,

@@ -15,17 +15,28 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from fedpatch.coordinator.demo.broker import EmbeddedBroker
+from fedpatch.device_agent.runtime import agent as device_agent
+from fedpatch.device_agent.runtime import effect_runner
+from fedpatch.device_agent.training import model_export
 from fedpatch.shared.app.plugins import disable_ort_telemetry
 from tests.support.brokers import Mosquitto
 from tests.support.programs import Program
 from tests.support.same_examples import forget_what_is_loaded
 
 # A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
+# A developer's runs draw few examples, other ones each time. FEDPATCH_EXAMPLES=1000 draws more.
+_CI = bool(os.environ.get("CI"))
 settings.register_profile(
-    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+    "house",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=_CI,
+    max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (50 if _CI else 20)),
 )
+_SIMULATED = Path(__file__).parent / "faults" / "simulated"
+"""Schedules in virtual time: they take long, without a marker."""
 settings.load_profile("house")
-if os.environ.get("CI"):
+if _CI:
     forget_what_is_loaded()
 # Tests import onnxruntime by themselves, too, and so do processes that they start.
 disable_ort_telemetry()
@@ -37,6 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         longest: dict[str, int] = {}
         for item in items:
             weight = sum(item.get_closest_marker(one) is not None for one in ("faults", "system", "slow"))
+            weight += item.path.is_relative_to(_SIMULATED)
             longest[str(item.path)] = max(weight, longest.get(str(item.path), 0))
         items.sort(key=lambda item: -longest[str(item.path)])
 
@@ -57,6 +69,18 @@ def _no_proxy() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _pages_stay_in_memory() -> Iterator[None]:
+    """Agents in the process of the tests return no pages to the system after a round: it took a third of their time.
+
+    `test_resource_limits.py` tests the return itself, and tests with processes of their own keep it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (device_agent, effect_runner, model_export):
+            patch.setattr(module, "give_memory_back", lambda: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """A command that is run in this process sets up logging for it; the tests that follow want it as it was."""
@@ -65,6 +89,14 @@ def _logging_as_it_was() -> Iterator[None]:
     yield
     logger.handlers, logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A directory in memory where there is such a place: for tests that write durably a thousand times, and cut no power."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="fedpatch-test-", dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.paths import ROOT
 
 
+@pytest.mark.slow
 def test_walk_of_one_update_stays_short():
     """Well above today's figures, which `python -m scripts.walk_update` prints; a new layer would exceed the bounds."""
     command = [sys.executable, "-m", "scripts.walk_update", "--json"]

@@ -68,6 +68,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_wheelhouse_has_the_same_wheel(wheel: Path, tmp_path: Path):
     """Hosts get the files that users get."""
     program = ROOT / "ansible" / "wheelhouse.py"

@@ -14,6 +14,7 @@ from benchmarks.masking import cost, round_time, rounds
 from benchmarks.network import coordination_tables
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
+from benchmarks.training import buffered_rounds
 
 RESULTS = ROOT / "results" / "benchmarks"
 TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
@@ -24,8 +25,9 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "masked-cost": cost.tables,
     "masked-round-time": round_time.tables,
     "masked-rounds": rounds.tables,
+    "buffered-rounds": buffered_rounds.tables,
 }
-_NAMES = {"masked-rounds": rounds.BENCHMARK}
+_NAMES = {"masked-rounds": rounds.BENCHMARK, "buffered-rounds": buffered_rounds.BENCHMARK}
 
 
 def tables_text(name: str, results: Path = RESULTS) -> str:

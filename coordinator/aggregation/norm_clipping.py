@@ -177,7 +177,8 @@ class Pace:
     def of(cls, plan: TrainPlan, num_examples: int) -> Pace:
         """Return the pace of an update from `num_examples` examples."""
         steps = plan.steps_for(num_examples)
-        return cls(steps, {"exp_avg": plan.beta_1**steps, "exp_avg_sq": plan.beta_2**steps})
+        moved = sum(one.steps_for(num_examples, plan.batch_size) for one in plan.parts if one.train != "private")
+        return cls(steps, {"exp_avg": plan.beta_1**moved, "exp_avg_sq": plan.beta_2**moved})
 
     def origin(self, base: Tensors, schema: Schema) -> dict[str, Array]:
         """Return the global model `base` with its moments after the steps of the plan without any gradient.

@@ -76,7 +76,7 @@ app = make_app(
     panels={
         "Try it on this machine": ["demo", "simulate", "check-task", "tasks", "strategies"],
         "Train with a fleet": ["doctor", "privacy", "run", "stop", "resume"],
-        "Look at runs and devices": ["console", "watch", "runs", "show", "report", "devices", "export"],
+        "Look at runs and devices": ["console", "watch", "runs", "show", "evaluate", "report", "devices", "export"],
         "Set a fleet up": ["ca", "device", "broker", "inventory", "unit"],
     },
 )
@@ -145,8 +145,8 @@ def run(
     """Train with the devices of a fleet until --target-ua, --rounds or --time-limit-s is reached.
 
     The fleet's last run in --state-dir is resumed if it was interrupted and had the same settings; paths, --encoding,
-    --devices, --wait-s, --deadline-s and --independent-every may differ. The run warns if devices would be better off
-    learning alone.
+    --devices, --wait-s, --deadline-s, --independent-every and --evaluate-every may differ. The run warns if devices would
+    be better off learning alone.
     """
     from fedpatch.coordinator.runtime.run_execution import run_or_go_on
 
@@ -209,6 +209,47 @@ def resume(
             ignore_signals()
         _say_how_to_resume(summary, found)
         _end(summary, as_json)
+
+
+@command(app, "evaluate", example="fedpatch evaluate last --participation 0.5")
+def evaluate(
+    run: Run,
+    state_dir: StateDir = None,
+    broker: Annotated[str | None, typer.Option(metavar="URL", help="Broker instead of the run's.")] = None,
+    password_file: PasswordFile = None,
+    participation: Annotated[
+        float, typer.Option(min=0.001, max=1.0, metavar="SHARE", help="Share of the fleet that is asked.")
+    ] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run's model on all its devices, without training: mean, 10th percentile, minimum, number of devices.
+
+    Each device measures the global model with its patch on its own test data and keeps all files as they are. The round is
+    added to the run, whose status stays. --json prints its record. Exit code 1: no device answered. A run with secure =
+    groups or dp is refused (exit code 2), since each device would report a figure of its own.
+    """
+    from fedpatch.coordinator.cli.tables import print_evaluation
+    from fedpatch.coordinator.runtime.run_execution import evaluate_run
+    from fedpatch.coordinator.storage.database import must_exist
+    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
+    from fedpatch.coordinator.storage.state_dirs import find_to_resume
+
+    found = find_to_resume(state_dir, run)
+    must_exist(found / REGISTRY_FILE)  # raises before a registry is created
+    password = None if password_file else pop_password(os.environ)
+    with interruptible(), _view() as view:
+        record = evaluate_run(
+            found,
+            run,
+            view,
+            broker=broker,
+            password=password,
+            password_file=password_file,
+            participation=participation,
+        )
+    print_evaluation(record, as_json=as_json)
+    if not record.measured:
+        raise typer.Exit(1)
 
 
 @command(app, "stop", example="fedpatch stop last")

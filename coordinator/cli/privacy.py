@@ -42,7 +42,7 @@ def plan(
     """Compute the noise that keeps an epsilon, and whether a run with it learns anything.
 
     The ratio is the L2 norm of the noise on the mean over the clip. Exit code 0: the model learns, or may learn; 1: above
-    0.5, nothing will be learnt. The verdict in the JSON is learns, doubtful or learns_nothing.
+    0.5, little or nothing will be learnt. The verdict in the JSON is learns, doubtful or learns_nothing.
     """
     from fedpatch.shared.privacy.plan import Verdict, make_plan
 

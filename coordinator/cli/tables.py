@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedpatch.coordinator.observability.round_text import add_round, rounds_table, troubles
+from fedpatch.coordinator.observability.round_text import add_round, evaluation_words, rounds_table, troubles
 from fedpatch.coordinator.rounds.run_records import (
     DeviceInfo,
     RoundRecord,
@@ -69,12 +69,21 @@ def print_run(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
     if rounds:
         print_table(table)
     for record in rounds:
-        if words := troubles(record):
+        if words := [*filter(None, [evaluation_words(record)]), *troubles(record)]:
             typer.echo(f"round {record.round}: {'; '.join(words)}")
     if farthest := pulled_most(rounds)[:_SHOWN_PULLED]:
         words = [f"{device} ({pull:.0%} of its change, {_rounds_words(count)})" for device, pull, count in farthest]
         typer.echo(f"updates that bounds and rule pulled most: {', '.join(words)}")
     print_summary(summary_of(info, rounds))
+
+
+def print_evaluation(record: RoundRecord, *, as_json: bool) -> None:
+    """Print the record of an evaluate round."""
+    if as_json:
+        print_json(record.to_dict())
+        return
+    words = [evaluation_words(record) or f"no device measured: {record.outcome_words}", *troubles(record)]
+    typer.echo(f"round {record.round}: {'; '.join(words)}")
 
 
 def print_runs(runs: Iterable[RunInfo], *, as_json: bool) -> None:

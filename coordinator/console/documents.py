@@ -70,7 +70,7 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
     best = None if not ordered else (max if record.metric_goal == "max" else min)(ordered)
     row: dict[str, Any] = {
         "n": record.round,
-        "ok": record.outcome == "aggregated",
+        "ok": record.succeeded,
         "failure": reason_words(record.failure) if record.failure else None,
         "cohort": record.cohort,
         "reported": record.reported,

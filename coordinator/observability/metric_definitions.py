@@ -31,6 +31,7 @@ PHASES = ("select", "recruit", "download", "train", "upload", "aggregate", "chec
 DEVICE_PHASES = ("download", "train", "upload")
 PULL_STATS = ("p50", "p90", "max")
 OUTCOMES = ("aggregated", "too_few_accepted", "quorum_missed")
+EVALUATION_STATS = ("mean", "p10", "min", "devices")
 FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "other_task", "starting", "offline")
 SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
@@ -86,6 +87,11 @@ class RoundGauges:
             "Learning alone: mean user_accuracy, mean gain of the fleet over it, shares of gaining and losing devices",
             "stat",
         )
+        self.evaluation = gauge(
+            "evaluation",
+            "User accuracy of all devices that answered the last evaluate round: mean, p10, min; devices",
+            "stat",
+        )
         self.pulls = gauge(
             "update_pull",
             "Share of an update's change that bounds and rule took away in the last aggregated round: p50, p90, max",
@@ -106,7 +112,10 @@ class RoundGauges:
             buckets=STALENESS_BUCKETS,
         )
         self.outcomes = _counter(
-            registry, "rounds", "Completed rounds: aggregated, too_few_accepted, quorum_missed", "outcome"
+            registry,
+            "rounds",
+            "Completed rounds: aggregated, too_few_accepted, quorum_missed, evaluated, evaluation_failed",
+            "outcome",
         )
         self.seconds = Histogram(
             "fedpatch_round_seconds",

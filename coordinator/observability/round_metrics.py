@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from fedpatch.coordinator.observability.metric_definitions import MOMENTS, PULL_STATS, RoundGauges
+from fedpatch.coordinator.observability.metric_definitions import EVALUATION_STATS, MOMENTS, PULL_STATS, RoundGauges
 from fedpatch.coordinator.rounds.run_effects import AggregateUpdates, CountEvent, Effect, SaveJournal, SaveRecord
 from fedpatch.coordinator.rounds.run_engine import Engine
 from fedpatch.coordinator.rounds.run_records import RoundRecord
@@ -70,6 +70,8 @@ class RoundMetrics:
         self._overlap_s = self._began_at - began_at
 
     def _reported(self, device: str) -> None:
+        if self._engine.open is not None and self._engine.open.evaluates:
+            return
         report = self._reports.get(device)
         if report is not None and self._engine.spec.privacy is None:
             self._metrics.phases.labels("download", "device").observe(report.download_s)
@@ -77,6 +79,9 @@ class RoundMetrics:
 
     def _record(self, record: RoundRecord, began_at: float, ended_at: float) -> None:
         metrics, aggregated = self._metrics, record.outcome == "aggregated"
+        if record.is_evaluation:
+            self._evaluation(record)
+            return
         metrics.outcomes.labels(record.outcome if aggregated else record.failure).inc()
         metrics.seconds.observe(ended_at - self._began_at)
         self._ended_at = ended_at
@@ -104,6 +109,14 @@ class RoundMetrics:
         if aggregated:
             metrics.aggregated_at.set_to_current_time()
             self._user_accuracy(record)
+
+    def _evaluation(self, record: RoundRecord) -> None:
+        """Set the figures of an evaluate round; one without an answer leaves those of the round before."""
+        self._metrics.outcomes.labels(record.outcome).inc()
+        values = (record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min)
+        for stat, value in zip(EVALUATION_STATS, (*values, record.measured), strict=True):
+            if record.measured and value is not None:
+                self._metrics.evaluation.labels(stat).set(value)
 
     def _user_accuracy(self, record: RoundRecord) -> None:
         reports = [report for report in self._reports.values() if report is not None]

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.observability.status_message import StatusMessage
 
 
+def evaluation_words(record: RoundRecord) -> str:
+    """Return the figures of an evaluate round in words, "" for another round, or one that no device measured."""
+    if not record.is_evaluation or not record.measured:
+        return ""
+    tenth, worst = ("10th percentile", "min") if record.metric_goal == "max" else ("90th percentile", "worst")
+    figures = ((record.user_accuracy, "mean"), (record.user_accuracy_p10, tenth), (record.user_accuracy_min, worst))
+    named = ", ".join(f"{accuracy(value)} {word}" for value, word in figures)
+    return f"{record.label} {named}, of {record.measured} devices"
+
+
 def troubles(record: RoundRecord) -> list[str]:
     """List why invited devices are missing from the round or weigh less, e.g. `declined: unwilling 2`."""
     counts = (

@@ -47,9 +47,10 @@ def tracked(settings: RunSettings, engine: Engine, say: Callable[[str], None]) -
 def tracked_round(record: RoundRecord) -> TrackedRound:
     """Return a round for trackers. Of a failed round only counts are figures: it measured a part of its devices."""
     names = _COUNTS if record.failure else (*_MEASURES, *_COUNTS)
-    figures: dict[str, float | None] = {name: getattr(record, name) for name in names}
+    place = "evaluation/" if record.is_evaluation else ""
+    figures: dict[str, float | None] = {place + name: getattr(record, name) for name in names}
     figures |= {f"seconds/{phase}": value for phase, value in asdict(record.phase_seconds).items()}
-    figures |= {"seconds": record.seconds, "failed": float(record.outcome != "aggregated")}
+    figures |= {"seconds": record.seconds, "failed": float(not record.succeeded)}
     figures |= {f"independent/{name}": value for name, value in record.independent.items()}
     figures |= {f"privacy/{name}": value for name, value in record.privacy.items()}
     return TrackedRound(record.round, finite(figures), record.to_dict())

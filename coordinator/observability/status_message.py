@@ -109,7 +109,7 @@ def status_message(engine: Engine, now: float, phase: str = "") -> StatusMessage
         EMPTY_STATUS,
         phase=phase or (current.round.phase.value if current else "waiting"),
         stopped=_word(engine.stopped or ""),
-        rounds_in_all=spec.rounds,
+        rounds_in_all=engine.rounds_in_all,
         target_ua=spec.target_ua,
         present=engine.present,
         wanted=engine.required_devices(),

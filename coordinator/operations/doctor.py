@@ -30,7 +30,14 @@ from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.masking_messages import ThresholdRule
-from fedpatch.shared.wire.messages import MASKED_FEATURE, SIGNED_FEATURE, CoordinatorState, DeviceState
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    MASKED_FEATURE,
+    SIGNED_FEATURE,
+    CoordinatorState,
+    DeviceState,
+)
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -179,6 +186,7 @@ def _misfits(
     if settings.masked and settings.threshold == ThresholdRule.TWO_THIRDS and unsigned:
         remedy = "give them certificates (fedpatch device add, fedpatch-agent enrol), or set threshold = half"
         yield "device_signing", unsigned, "cannot sign their masking keys, and will not be asked", remedy
+    yield from _lacking_features(settings, online)
     if prepared is None:
         return
     task, schema = prepared.task.name, prepared.schema.digest
@@ -191,6 +199,21 @@ def _misfits(
     if others:
         words = f"built another model for {task} (schema {schemas[others[0]][task][:12]}, here {schema[:12]}), and will decline"
         yield "device_schema", others, words, f"install the same version of the task {task} there and here"
+
+
+def _lacking_features(
+    settings: RunSettings, online: dict[str, DeviceState]
+) -> Iterator[tuple[str, list[str], str, str]]:
+    """Yield the mismatches of `_misfits` for features that a part of the rounds needs."""
+    for term in PLAN_TERMS:
+        old = [name for name, state in online.items() if term not in state.features]
+        if getattr(settings, term) and old:
+            remedy = f"install fedpatch {__version__} there, or leave {term} out"
+            yield f"device_{term}", old, f"does not know {term}, and will not be asked", remedy
+    unmeasured = [name for name, state in online.items() if EVALUATE_FEATURE not in state.features]
+    if settings.evaluate_every and unmeasured:
+        words = "cannot measure without training, and will not be asked in evaluate rounds"
+        yield "device_evaluation", unmeasured, words, "install this version there, or leave it so"
 
 
 def _names(names: Sequence[str] | dict[str, DeviceState]) -> str:

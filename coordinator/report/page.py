@@ -140,18 +140,27 @@ def _run_section(run: Run, key: str) -> dict[str, Any]:
 
 
 def _figures(run: Run) -> list[tuple[str, str]]:
-    failed = sum(record.outcome != "aggregated" for record in run.records)
-    rounds = f"{len(run.records) - failed:,}" + (f" and {failed:,} failed" if failed else "")
+    failed = sum(not record.succeeded for record in run.records)
+    rounds = f"{len(run.aggregated):,}" + (f" and {failed:,} failed" if failed else "")
     return [
         ("rounds aggregated", rounds),
         (f"{run.metric.words}, last", accuracy(run.last)),
         (f"{run.metric.words}, best", accuracy(run.best)),
+        *([("all devices, last evaluation", _evaluation_words(run, found))] if (found := run.evaluation) else []),
         ("target", accuracy(run.target)),
         *([("compared with learning alone", words)] if (words := run.gain_words) else []),
         ("time in rounds", duration(run.seconds)),
         ("down", _bytes_words(run, "bytes_down")),
         ("up", _bytes_words(run, "bytes_up")),
     ]
+
+
+def _evaluation_words(run: Run, record: RoundRecord) -> str:
+    """The figures of an evaluate round."""
+    figures = (record.user_accuracy, record.user_accuracy_p10, record.user_accuracy_min)
+    words = ("mean", run.tenth_words, run.worst_words)
+    named = ", ".join(f"{word} {accuracy(value)}" for word, value in zip(words, figures, strict=True))
+    return f"{named} ({record.measured} devices, round {record.round})"
 
 
 def _reasons_table(run: Run) -> Table:
@@ -287,6 +296,7 @@ def accuracy_chart(run: Run, key: str) -> Chart:
         Line(run.tenth_words, curve(at, records, "user_accuracy_p10"), "c1", (8, 3)),
         Line(run.worst_words, curve(at, records, "user_accuracy_min"), "c3", (2, 3)),
         Line("mean after local training", curve(at, records, "user_accuracy_after"), "c2", (10, 3, 2, 3)),
+        Line("mean of all devices", curve(at, records, "user_accuracy", "evaluated"), "c4"),
     ]
     when = "before each round's training, over the devices that reported"
     return Chart(
@@ -296,7 +306,7 @@ def accuracy_chart(run: Run, key: str) -> Chart:
         "round",
         [line for number, line in enumerate(lines) if line.points or not number],
         level=run.target,
-        marks=[x for x, record in zip(at, records, strict=True) if record.outcome != "aggregated"],
+        marks=[x for x, record in zip(at, records, strict=True) if not record.succeeded],
     )
 
 

@@ -77,6 +77,11 @@ class Run:
         return next((gain_words(one.independent, one.label) for one in reversed(self.records) if one.independent), "")
 
     @property
+    def evaluation(self) -> RoundRecord | None:
+        """The last evaluate round with an answer."""
+        return next((one for one in reversed(self.records) if one.outcome == "evaluated"), None)
+
+    @property
     def best(self) -> float | None:
         """The best mean of any round that counts."""
         known = [one.user_accuracy for one in self.aggregated if one.user_accuracy is not None]
@@ -152,15 +157,18 @@ def by_time(records: Sequence[RoundRecord], unit_s: float = 1.0) -> list[float]:
     return [min(seconds, MAX_SECONDS) / unit_s for seconds in accumulate(map(round_seconds, records))]
 
 
-def curve(places: Sequence[float], records: Sequence[RoundRecord], field: str) -> list[Point]:
-    """Return the points of a field of the aggregated rounds that have it.
+def curve(
+    places: Sequence[float], records: Sequence[RoundRecord], field: str, outcome: str = "aggregated"
+) -> list[Point]:
+    """Return the points of a field of the rounds with an outcome that have it.
 
     Args:
         places: The x value of each record.
         records: Rounds, in order.
         field: Name of a field of RoundRecord.
+        outcome: Outcome of the rounds.
     """
-    pairs = ((x, record) for x, record in zip(places, records, strict=True) if record.outcome == "aggregated")
+    pairs = ((x, record) for x, record in zip(places, records, strict=True) if record.outcome == outcome)
     return [(x, y) for x, record in pairs if (y := measure(getattr(record, field))) is not None]
 
 

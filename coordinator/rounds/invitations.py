@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import UNSET
+
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
@@ -110,7 +112,8 @@ class Invitations:
         self._secure = secure
         self._spec = spec
         self._fleet = fleet
-        self._measures = measures_independent(spec.independent_every, ledger.round)
+        self._evaluates = ledger.evaluates
+        self._measures = not ledger.evaluates and measures_independent(spec.independent_every, ledger.round)
         self._privacy = spec.privacy.terms(ledger.target) if spec.privacy is not None else None
         # The deltas to download by the version that a device holds; "" for an unknown version.
         self._ways = {"": tuple(deltas), model.digest: ()}
@@ -157,6 +160,7 @@ class Invitations:
             measure_independent=self._measures and secure is not None,
             privacy=self._privacy,
             secure=secure,
+            evaluate=self._evaluates or UNSET,
         )
 
     def encoding(self, device: str) -> str:
@@ -168,8 +172,8 @@ class Invitations:
         self._encodings[device] = self._fleet.encoding(device)
 
     def mark_downloaded(self, device: str) -> None:
-        """Note that the device holds the round's model, from which the next round's delta starts."""
-        if is_delta(self._encodings[device]):
+        """Note that the device holds the round's model, from which the next round's delta starts; not if it only measures."""
+        if is_delta(self._encodings[device]) and not self._evaluates:
             self._fleet.note_version(device, self.model.digest)
 
     def size_bytes(self, device: str) -> int:

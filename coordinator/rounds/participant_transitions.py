@@ -114,6 +114,7 @@ class RoundJournal:
         grouped: Whether the groups of a masked round are drawn, after which no device joins.
         unmasking: Whether unmasking has begun, after which no update counts.
         carried: Work for earlier rounds by device: still at it, or committed and waiting (coordinator.buffered).
+        evaluates: Whether devices only measure. Such a round has no journal on the disk: after a crash it begins anew.
     """
 
     round: int
@@ -130,6 +131,7 @@ class RoundJournal:
     grouped: bool = False
     unmasking: bool = False
     carried: Mapping[str, CarriedWork] = field(default_factory=dict)
+    evaluates: bool = False
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ from fedpatch.shared.wire.messages import (
     Decline,
     DeviceState,
     Envelope,
+    Evaluation,
     Failed,
     Manifest,
     ModelDelta,
@@ -184,6 +185,7 @@ class ActiveRound:
         reports: Reports of committed updates by device; None for masked ones.
         masked: The groups of a masked round, once the model is published; None without masks.
         figures: Figures of a masked round, once it is aggregated.
+        evaluates: Whether devices only measure.
         dismissed: Whether collecting has ended and devices at work were cancelled.
         works: Carried work of participants whose request is of an earlier round.
         speeds: Training times of the devices of the run; None in a run without buffered rounds.
@@ -213,6 +215,7 @@ class ActiveRound:
         self.missed: list[str] = []
         self.aggregated = Aggregated()
         self.offenders: dict[str, str] = dict(ledger.offenders)
+        self.evaluates = ledger.evaluates
         self._spec = spec
         self._opening = opening
         self._fleet = fleet
@@ -224,7 +227,8 @@ class ActiveRound:
         self._bytes_up = 0
         self._listen_at = now + PROBE_S
         self._unresponsive = UnresponsiveDevices(now)
-        self._probed_at_quorum = False
+        # An evaluate round waits for all devices, whatever its quorum.
+        self._probed_at_quorum = ledger.evaluates
 
     def begin(
         self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = (), secure: SecureTerms | None = None
@@ -262,7 +266,8 @@ class ActiveRound:
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         ledger = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
         saved = self._save_terms(terms)
-        effects = [SaveJournal(ledger), *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
+        journal = [] if self.evaluates else [SaveJournal(ledger)]
+        effects = [*journal, *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
         for device, update in waiting.items():
             assert update.work is not None
             self.works[device] = update.work
@@ -340,16 +345,30 @@ class ActiveRound:
                 return self._declined(device, body, now)
             case Progress():
                 return self._progress(device, body, now)
-            case Offer():
+            case Offer() if not self.evaluates:
                 return self._offered(device, body.manifest, now)
             case Need():
                 return self.resend(body, now)
+            case Evaluation() if self.evaluates:
+                return self._evaluated(device, body, now)
             case Failed():
                 self._uploads.release(device)
                 failed = self.round.handle(device, Event.FAIL, now, word_of(body))
                 return [CountEvent(device, "failed", word_of(body), hint_for(body))] if failed else []
             case _:
                 return []
+
+    def _evaluated(self, device: str, body: Evaluation, now: float) -> list[Effect]:
+        """Count the measurement of a device; one of another model is none, and one that the metric does not know fails it."""
+        value = body.user_accuracy
+        if body.base != self._issued_invitations.model.digest:
+            return []
+        if value is not None and not self._spec.metric.allows(value):
+            return self.expel(device, now, RefuseReason.OUT_OF_RANGE, leaves=False)
+        if not self.round.handle(device, Event.REPORT, now):
+            return []
+        self.reports[device] = UpdateReport(body.base, body.num_examples, 0, 0.0, value, None, 0.0, body.seconds)
+        return [CountEvent(device, "reported")]
 
     def awaits(self, device: str, envelope: Envelope) -> bool:
         """Return whether a message of an earlier epoch belongs to this round and its sender has not reported yet."""
@@ -585,7 +604,7 @@ class ActiveRound:
         return RoundTraffic(sum(downloads), self._bytes_up, len(downloads))
 
     def record(self, outcome: str) -> RoundRecord:
-        """Return the record of the round with its outcome, "aggregated" or "failed"."""
+        """Return the record of the round with its outcome."""
         record = build_record(
             self.round,
             outcome,
@@ -595,6 +614,8 @@ class ActiveRound:
             metric=self._spec.metric,
             figures=self.aggregated.figures,
         )
+        if self.evaluates:
+            return replace(record, train_loss=None)
         return replace(
             record,
             bounded=dict(self.aggregated.bounded),

@@ -72,7 +72,7 @@ def build_record(
 
     Args:
         current: The round, which is over.
-        outcome: "aggregated" or "failed".
+        outcome: Its outcome (RoundRecord).
         reports: The reports of committed updates by device; None for masked ones.
         traffic: The bytes that travelled.
         refused: Number of refused updates by reason.

@@ -30,7 +30,15 @@ from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.coordinator.cohort.quorum import Standing, devices_meant, updates_needed
 from fedpatch.coordinator.cohort.sampling import Selection, draw
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
-from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, CANNOT_SIGN, NO_PRIVACY, QUARANTINED, REVOKED, Fleet
+from fedpatch.coordinator.rounds.known_devices import (
+    CANNOT_MASK,
+    CANNOT_SIGN,
+    NO_PRIVACY,
+    OLD_PLAN,
+    QUARANTINED,
+    REVOKED,
+    Fleet,
+)
 from fedpatch.coordinator.rounds.missed_rounds import Absences
 from fedpatch.coordinator.rounds.participant_transitions import (
     AT_WORK,
@@ -70,11 +78,12 @@ from fedpatch.coordinator.rounds.run_events import (
     UpdateStored,
 )
 from fedpatch.coordinator.rounds.run_records import BufferedFigures, RoundRecord
-from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, policy_of
+from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped, evaluation_policy, policy_of
 from fedpatch.shared.errors import IllegalTransition
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import (
     CARRY_FEATURE,
+    EVALUATE_FEATURE,
     MASKED_FEATURE,
     MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
@@ -145,11 +154,15 @@ class Engine:
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
             needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
+        needs |= {term: OLD_PLAN.format(term) for term in spec.plan.terms}
         both = spec.privacy is not None and spec.secure is not None
         needs |= {MASKED_PRIVACY_FEATURE: NO_PRIVACY} if both else {}
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
         self.open: ActiveRound | None = None
         self.records = list(records)
+        self._evaluations = sum(record.is_evaluation for record in self.records)
+        # Whether the one evaluate round of a run without training is over.
+        self._evaluated = False
         self.stopped: Stopped | None = None
         self._unfinished = unfinished
         self._resumed = bool(self.records) or unfinished is not None
@@ -481,6 +494,27 @@ class Engine:
         """The number of devices that can be invited to the next round."""
         return self.fleet.present - self._skipped + len(self._waiting) - self.fleet.count_eligible(self._waiting)
 
+    @property
+    def rounds_in_all(self) -> int:
+        """The number of the last round of the run, as far as is known; evaluate rounds have numbers too."""
+        every = self.spec.evaluate_every
+        return self.spec.rounds + max(self._evaluations, self.spec.rounds // every if every else 0)
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether the open round, or else the next one, is an evaluate round: once after `evaluate_every` training rounds."""
+        if self.open is not None:
+            return self.open.evaluates
+        if self.spec.evaluates_only:
+            return not self._evaluated
+        trained = self._trained_rounds
+        due = self.spec.evaluate_every > 0 and trained > 0 and trained % self.spec.evaluate_every == 0
+        return due and self._unfinished is None and not self.records[-1].is_evaluation
+
+    @property
+    def _trained_rounds(self) -> int:
+        return self.last_round - self._evaluations
+
     def required_devices(self) -> int:
         """Return the number of devices that must be `present` before the next round: a quorum, and all for the first one."""
         needed = self._needed()
@@ -521,7 +555,11 @@ class Engine:
         effects = [*self.open.advance_masking(now), *self.open.grant(now)]
         phase = self.open.round.phase
         if phase is Phase.FAILED:
-            return effects + self._close("failed", now) + self._advance(now)
+            outcome = "evaluation_failed" if self.open.evaluates else "failed"
+            return effects + self._close(outcome, now) + self._advance(now)
+        if phase is Phase.AGGREGATING and self.open.evaluates:
+            self.open.round.finish(now)
+            return effects + self._close("evaluated", now) + self._advance(now)
         if phase is Phase.AGGREGATING and not self._aggregates:
             # Algorithm 1, lines 19 to 22: a new global model from the updates of the round's clients.
             self._aggregates = True
@@ -548,13 +586,14 @@ class Engine:
                 self.carried.take(device)
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
-        if not self._enough(now):
+        # An evaluate round after a training round asks the devices that are there, and does not wait for others.
+        if not (self._selected and self.evaluates_next) and not self._enough(now):
             assert self._waits_since is not None
             if now < self._waits_since + self._patience_s:
                 return []
             return self._stop(Stopped.FAILED, self.fleet.missing_text(self.required_devices(), spec.wait_s))
         self._waits_since = self._wait_until = None
-        if self._pause_until is not None:
+        if self._pause_until is not None and not self.evaluates_next:
             return []
         return self._open_round(self._select(self.last_round + 1), now)
 
@@ -566,15 +605,21 @@ class Engine:
         room = meant if spec.carry is None else max(0, meant - len(self._waiting) - self._at_carried_work())
 
         def draw_some(devices: Sequence[str]) -> Selection:
-            return draw(devices, room, spec.over_select, spec.seed, number)
+            # Training rounds draw as they would without evaluate rounds between them.
+            return draw(devices, room, spec.over_select, spec.seed, number - self._evaluations)
 
+        evaluates = self.evaluates_next
         free = [device for device in self.fleet.eligible() if device not in engaged]
+        if evaluates:
+            free = [device for device in free if self.fleet.knows(device, EVALUATE_FEATURE)]
         chosen = self._absences.choose(free, draw_some, number, all_count=self._standing.all_count)
         self._selected = True
         carried = self.carried.works | {
             device: one.work for device, one in self._waiting.items() if one.work is not None
         }
-        journal = RoundJournal(number, meant, chosen.invited, base="", absent=chosen.absent, carried=carried)
+        journal = RoundJournal(
+            number, meant, chosen.invited, base="", absent=chosen.absent, carried=carried, evaluates=evaluates
+        )
         return RoundStart(journal, self._waiting)
 
     def _at_carried_work(self) -> int:
@@ -610,6 +655,8 @@ class Engine:
     def _meant(self) -> int:
         """Return the number of devices that the next round is meant for."""
         spec, policy = self.spec, self.spec.policy
+        if self.evaluates_next:
+            return max(1, devices_meant(self._standing, spec.evaluate_participation, policy.quorum, 1))
         if spec.carry is not None and spec.carry.concurrency is not None:
             return spec.carry.concurrency
         least = max(policy.min_cohort, policy.quorum_updates or 0, 0 if spec.secure is None else spec.secure.least)
@@ -618,14 +665,20 @@ class Engine:
     def _needed(self) -> int:
         """Return the number of updates that make the quorum of the next round."""
         policy = self.spec.policy
+        if self.evaluates_next:
+            return 1
         if policy.quorum_updates is not None:
             return max(policy.min_cohort, policy.quorum_updates)
         return updates_needed(self._meant(), policy.quorum, policy.min_cohort)
 
     def _open_round(self, opening: RoundStart, now: float) -> list[Effect]:
         left_s = None if self._ends_at is None else self._ends_at - now
-        self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
-        spec = replace(self.spec, policy=policy_of(self.spec, self.records))
+        policy = policy_of(self.spec, self.records)
+        if opening.ledger.evaluates:
+            policy = evaluation_policy(policy)
+        else:
+            self._next_round_at = now - opening.ledger.spent_s + self.spec.round_interval_s
+        spec = replace(self.spec, policy=policy)
         self._aggregates = False
         uploads = self._uploads if spec.carry is not None else None
         self.open = ActiveRound(spec, opening, self.fleet, self._envelopes, self._jitter, left_s, now, uploads)
@@ -636,13 +689,10 @@ class Engine:
 
     def _stop_reason(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records
-        if records and spec.target_ua is not None:
-            last, ua = records[-1], records[-1].user_accuracy
-            measured = last.outcome == "aggregated" and last.measured >= last.needed
-            if measured and ua is not None and spec.metric.reached(ua, spec.target_ua):
-                return Stopped.TARGET_UA, ""
-        if self.last_round >= spec.rounds:
-            return Stopped.MAX_ROUNDS, self._nothing_words(now)
+        if spec.evaluates_only and self._evaluated:
+            return Stopped.MAX_ROUNDS, ""
+        if not self.evaluates_next and (reason := self._training_done(now)) is not None:
+            return reason
         # A round that ended at the run's time limit may have ended a rounding error before it.
         if self._ends_at is not None and now >= self._ends_at - _ROUNDING_S:
             return Stopped.DEADLINE, self._nothing_words(now)
@@ -650,6 +700,19 @@ class Engine:
             return Stopped.INTERRUPTED, ""
         if self._failures >= spec.max_failed_rounds:
             return Stopped.FAILED, f"{self._failed} rounds in a row failed, {_last_words(records[-1])}"
+        return None
+
+    def _training_done(self, now: float) -> tuple[Stopped, str] | None:
+        """Return the reason for the end of the training: target or number of rounds; None while it goes on."""
+        spec = self.spec
+        last = next((record for record in reversed(self.records) if not record.is_evaluation), None)
+        if last is not None and spec.target_ua is not None:
+            ua = last.user_accuracy
+            measured = last.outcome == "aggregated" and last.measured >= last.needed
+            if measured and ua is not None and spec.metric.reached(ua, spec.target_ua):
+                return Stopped.TARGET_UA, ""
+        if self._trained_rounds >= spec.rounds:
+            return Stopped.MAX_ROUNDS, self._nothing_words(now)
         return None
 
     def _nothing_words(self, now: float) -> str:
@@ -673,6 +736,8 @@ class Engine:
         assert self.open is not None
         effects = [] if self.open.dismissed else self.open.dismiss()
         record = self.open.record(outcome)
+        if record.is_evaluation:
+            return [*effects, *self._close_evaluation(record)]
         left = self.open.round.left
         missed, reported = self.open.missed, self.open.reports.keys()
         self.fleet.absent = self._absences.note(record.round, missed, reported, left | self.fleet.left)
@@ -700,6 +765,15 @@ class Engine:
             self.records[-1], self._waiting = record, {}
             return [*effects, RetractModel(), SaveRecord(record)]
         return [*effects, RetractModel(), SaveRecord(record, self._all_carried())]
+
+    def _close_evaluation(self, record: RoundRecord) -> list[Effect]:
+        """End an evaluate round, which changes nothing for the training rounds after it."""
+        record = replace(record, absent=self.fleet.absent)
+        self.open = None
+        self.records.append(record)
+        self._evaluations += 1
+        self._evaluated = True
+        return [RetractModel(), SaveRecord(record)]
 
     def _carry_on(self, current: ActiveRound, record: RoundRecord) -> tuple[RoundRecord, list[Effect]]:
         """Carry the work of a round that is over into the next one, and end work whose base is too old for that."""

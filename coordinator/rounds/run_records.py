@@ -27,6 +27,8 @@ from fedpatch.shared.wire.messages import UpdateReport
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+EVALUATION_OUTCOMES = ("evaluated", "evaluation_failed")
+"""Outcomes of rounds in which devices only measure."""
 _ALWAYS = frozenset({"measured", "user_accuracy", "gaining", "losing", "gain"})
 
 
@@ -152,12 +154,12 @@ class RoundRecord:
 
     Attributes:
         round: Number of the round.
-        outcome: "aggregated" or "failed".
+        outcome: "aggregated" or "failed"; of an evaluate round "evaluated" or "evaluation_failed".
         cohort: Number of invited devices.
         accepted: Number of devices that accepted.
         declined: Number of devices that declined.
-        reported: Number of committed updates.
-        user_accuracy: Mean over the devices that reported, before LocalUpdate.
+        reported: Number of committed updates, or of devices that answered an evaluate round.
+        user_accuracy: Mean over the devices that reported, before LocalUpdate; in an evaluate round, without any.
         user_accuracy_min: The worst of them: the least, or the greatest if `metric_goal` is "min".
         user_accuracy_after: Mean after LocalUpdate.
         phase_seconds: Seconds by phase.
@@ -249,6 +251,16 @@ class RoundRecord:
         return MetricTerms(self.metric).label
 
     @property
+    def is_evaluation(self) -> bool:
+        """Whether devices only measured."""
+        return self.outcome in EVALUATION_OUTCOMES
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the round has the result that it was for."""
+        return self.outcome in ("aggregated", "evaluated")
+
+    @property
     def seconds(self) -> float:
         """The seconds of the round, the sum of its phases."""
         return float(sum(astuple(self.phase_seconds)))
@@ -256,7 +268,8 @@ class RoundRecord:
     @property
     def outcome_words(self) -> str:
         """The outcome, with the reason of a failure."""
-        return f"failed ({self.failure})" if self.failure else self.outcome
+        what = "evaluation failed" if self.is_evaluation else "failed"
+        return f"{what} ({self.failure})" if self.failure else self.outcome
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RoundRecord:
@@ -323,8 +336,8 @@ class RunSummary:
 
     Example:
         >>> from fedpatch import RunSummary
-        >>> RunSummary("20261124-091500-5f3a2c", "max_rounds", 0.97, "model.npz", rounds=()).user_accuracy
-        0.97
+        >>> RunSummary("20261124-091500-5f3a2c", "max_rounds", 0.97, "model.npz", rounds=())
+        <RunSummary 20261124-091500-5f3a2c: max_rounds after 0 rounds, user accuracy 0.970>
     """
 
     run: str
@@ -332,6 +345,11 @@ class RunSummary:
     user_accuracy: float | None
     model: str
     rounds: Sequence[RoundRecord]
+
+    def __repr__(self) -> str:
+        """Return the result in a line: the records of hundreds of rounds would fill a notebook."""
+        accuracy = "" if self.user_accuracy is None else f", {measure_words(self.rounds)} {self.user_accuracy:.3f}"
+        return f"<RunSummary {self.run}: {self.stopped_because} after {len(self.rounds)} rounds{accuracy}>"
 
     @property
     def in_vain(self) -> bool:

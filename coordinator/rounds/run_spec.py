@@ -81,6 +81,9 @@ class RunSpec:
             of the first round.
         longest_pause_s: Longest pause after a failed round, in seconds.
         independent_every: Rounds from one measurement of learning alone to the next; 0 for never.
+        evaluate_every: Training rounds from one evaluate round to the next; 0 for never.
+        evaluate_participation: Share of the fleet that an evaluate round asks, above 0 and at most 1.
+        evaluates_only: Whether the run plays one evaluate round and no training.
         privacy: The terms of differential privacy; None without.
         secure: The conditions of masked rounds; None for rounds without masks.
         carry: The conditions of buffered rounds; None: a round refuses late updates.
@@ -114,6 +117,9 @@ class RunSpec:
     auto_deadline: bool = False
     longest_pause_s: float = math.inf
     independent_every: int = 0
+    evaluate_every: int = 0
+    evaluate_participation: float = 1.0
+    evaluates_only: bool = False
     privacy: PrivacyPolicy | None = None
     secure: SecurePolicy | None = None
     carry: CarryPolicy | None = None
@@ -183,7 +189,13 @@ def policy_of(spec: RunSpec, records: Sequence[RoundRecord]) -> RoundPolicy:
     """Return the policy of the round after `records`; a deadline in the settings stays as it is."""
     if not spec.auto_deadline:
         return spec.policy
-    return replace(spec.policy, deadline_s=auto_deadline_s(records, spec.policy.recruit_deadline_s))
+    trained = [record for record in records if not record.is_evaluation]
+    return replace(spec.policy, deadline_s=auto_deadline_s(trained, spec.policy.recruit_deadline_s))
+
+
+def evaluation_policy(policy: RoundPolicy) -> RoundPolicy:
+    """Return the policy of an evaluate round: it waits for all devices up to the deadline, and one answer is enough."""
+    return replace(policy, min_cohort=1, quorum_updates=1, grace_s=policy.deadline_s, unmask_s=None, carries=False)
 
 
 def auto_deadline_s(records: Sequence[RoundRecord], recruit_deadline_s: float) -> float:

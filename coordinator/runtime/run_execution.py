@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -212,12 +212,88 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         return _go_on(registry, run, settings, view, ports)
 
 
+def evaluate_run(
+    state_dir: Path,
+    name: str,
+    view: View,
+    *,
+    broker: str | None = None,
+    password: str | None = None,
+    password_file: Path | None = None,
+    participation: float = 1.0,
+    ports: Ports = REAL,
+) -> RoundRecord:
+    """Play one evaluate round of a run that is not at work: devices measure its model with their patches.
+
+    The status of the run stays as it is; a round that is cut short leaves nothing.
+
+    Args:
+        state_dir: The state directory.
+        name: Name of the run.
+        view: Shows progress and messages.
+        broker: URL of the broker.
+        password: The password for the broker; it replaces a file that the run was started with.
+        password_file: File with the password.
+        participation: Share of the fleet that is asked, above 0 and at most 1.
+        ports: The world around the coordinator.
+
+    Returns:
+        The record of the round.
+
+    Raises:
+        UsageError: The run hides the figures of single devices, has an open round, or another coordinator is at work.
+        FedpatchError: No device came.
+        KeyboardInterrupt: The operator ended the round.
+        SchemaMismatch, BrokerError, StateError: As `resume_run` does.
+    """
+    state_dir = state_dir.absolute()
+    with Registry(state_dir / REGISTRY_FILE) as registry:
+        run = registry.run(name)
+        changes = {"broker": broker, "password_file": str(password_file.absolute()) if password_file else None}
+        flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
+        settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
+        settings = replace(settings, password=password, password_file=None) if password else settings
+        if hidden := next(replace(settings, late="refuse").unevaluable(), None):
+            raise UsageError(
+                f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
+            )
+        if run.id in registry.open_rounds(settings.fleet) or registry.rounds.carried(run.id):
+            raise UsageError(f"run {run.id} has open work at its devices; `fedpatch resume {run.id}` first")
+        settings = replace(settings, tracker=(), traces=None, metrics=None)
+        with _taken_up(registry, run, settings, view, ports) as (spec, prepared, connection):
+            view.say(f"run {run.id}: measuring without training, epoch {spec.epoch}")
+            spec = replace(
+                spec, evaluates_only=True, evaluate_participation=participation, carry=None, time_limit_s=None
+            )
+            stopped = _play_rounds(spec, settings, prepared, registry, connection, view)
+        last = registry.rounds.records(run.id)[-1:]
+    if stopped is Stopped.INTERRUPTED:
+        raise KeyboardInterrupt
+    if stopped is Stopped.FAILED or not last:
+        raise FedpatchError(f"run {run.id} was not evaluated: no device came")
+    return last[0]
+
+
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:
+    make_trackers(settings.tracker)
+    require_tracing(settings)
+    with _taken_up(registry, run, settings, view, ports) as (spec, prepared, connection):
+        registry.reopen(run.id)
+        last = max((record.round for record in registry.rounds.records(run.id)), default=0)
+        view.say(f"run {run.id}: going on after round {last}, epoch {spec.epoch}")
+        if run.settings.get("encoding", settings.encoding) != settings.encoding:
+            view.say(f"what travels is {settings.encoding} now; the run began with {run.settings['encoding']}")
+        return _play(spec, settings, prepared, registry, connection, view)
+
+
+@contextmanager
+def _taken_up(
+    registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports
+) -> Iterator[tuple[RunSpec, Prepared, Connection]]:
+    """Lock the fleet, connect, and begin a new epoch of a run; yield its terms and what follows from its settings."""
     state_dir = settings.state_dir.absolute()
     # Each of these raises before anything is written.
     masking_authorities(settings)
-    make_trackers(settings.tracker)
-    require_tracing(settings)
     prepared = ports.prepare(settings)
     if prepared.schema.digest != run.schema:
         raise SchemaMismatch(
@@ -226,20 +302,15 @@ def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, 
         )
     with _fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
         reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
-        registry.reopen(run.id)
         epoch = registry.next_epoch(run.id)
-        last = max((record.round for record in registry.rounds.records(run.id)), default=0)
-        view.say(f"run {run.id}: going on after round {last}, epoch {epoch}")
-        if run.settings.get("encoding", settings.encoding) != settings.encoding:
-            view.say(f"what travels is {settings.encoding} now; the run began with {run.settings['encoding']}")
-        spec = run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes)
-        return _play(spec, settings, prepared, registry, connection, view)
+        yield run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes), prepared, connection
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from the ones that may change during a run."""
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
     free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
+    free |= {"evaluate_every", "evaluate_participation"}
     free |= {"tracker", "traces"}
     # The default of this protection has changed: a run of an earlier version continues with the present one.
     free |= {"norm_bound"}
@@ -260,7 +331,7 @@ def _privacy_outlook(settings: RunSettings, prepared: Prepared) -> str:
         secure = secure_policy(settings)
         sizes = group_sizes(max(devices, secure.least), size=secure.size, least=secure.least)
         ratio *= math.sqrt(spread_of([(size, threshold_of(secure.threshold, size)) for size in sizes]))
-    verdict = "" if ratio <= MOST_RATIO else "; nothing will be learnt unless the fleet is larger"
+    verdict = "" if ratio <= MOST_RATIO else "; little or nothing will be learnt unless the fleet is larger"
     epsilon, rounds = spec.epsilon(settings.rounds), settings.rounds
     return (
         f"dp: epsilon {epsilon:.4g} at delta {settings.delta:g} of a device in all {rounds} rounds; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedpatch.coordinator.aggregation.limit_settings import (
     Limits,
@@ -25,6 +25,7 @@ from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.tensors.patches import PatchPolicy
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,14 @@ def prepare(settings: RunSettings) -> Prepared:
         raise UsageError(
             f"the model and its moments may take {needed_mib} MiB; raise max_model_mib to that, here and on the devices"
         )
+    plan = _plan(settings, task, strategy)
+    require_fitting(plan, [one.name for one in schema.specs if one.trainable], private_names)
     tensors = initial_tensors(task, settings.seed)
     return Prepared(
         task=task,
         strategy=strategy,
         policy=policy,
-        plan=_plan(settings, task, strategy),
+        plan=plan,
         schema=schema,
         public=public,
         travelling=strategy.travelling(public),
@@ -111,7 +114,8 @@ def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
             "learning_rates"
         )
     batch_size = settings.batch_size or task.batch_size
-    return strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
+    plan = strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
+    return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal))
 
 
 def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:
@@ -171,6 +175,8 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         limits=limits if privacy is None else Limits(max_devices=settings.max_devices),
         auto_deadline=settings.deadline_s is None,
         independent_every=settings.independent_every if privacy is None else 0,
+        evaluate_every=settings.evaluate_every,
+        evaluate_participation=settings.evaluate_participation,
         privacy=privacy,
         secure=secure_policy(settings) if settings.masked else None,
         carry=carry_policy(settings),

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
-from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
+from fedpatch.coordinator.rounds.run_records import EVALUATION_OUTCOMES, RoundRecord, RunInfo
 from fedpatch.coordinator.storage.migrations import COUNTERS, VALUES_SINCE
 from fedpatch.shared.config.fields import NAME
 
 STATUSES = ("running", "finished", "interrupted", "failed")
-OUTCOMES = ("aggregated", "failed")
+OUTCOMES = ("aggregated", "failed", *EVALUATION_OUTCOMES)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

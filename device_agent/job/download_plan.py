@@ -71,10 +71,12 @@ def plan_download(request: WorkRequest, held: str, max_blob_bytes: int) -> Downl
 
 
 def expected_bytes(request: WorkRequest, plan: DownloadPlan) -> int:
-    """Estimate the traffic of the work, both ways, in bytes: the download of `plan` and an update.
+    """Estimate the traffic of the work, both ways, in bytes: the download of `plan`, and an update unless it only measures.
 
     An update is as large as the model; one that travels as a delta has a half of its bits or less.
     """
+    if request.evaluates:
+        return request.model.size_bytes - plan.saved_bytes
     update = request.model.size_bytes // 2 if is_delta(request.encoding) else request.model.size_bytes
     return request.model.size_bytes - plan.saved_bytes + update
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedpatch.device_agent.job.download_plan import DownloadPlan
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.messages import Envelope, Manifest, TaskCapability, WorkRequest
+from fedpatch.shared.wire.messages import Envelope, Evaluation, Manifest, TaskCapability, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
 
 
@@ -114,6 +114,14 @@ class UpdateTrained:
 
 
 @dataclass(frozen=True)
+class ModelEvaluated:
+    """StartTraining: the model was measured, as the request asks; nothing lies on the disk."""
+
+    key: JobKey
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
 class TrainingFailed:
     """StartTraining: there is no update. `detail` is for the device's own log."""
 
@@ -169,6 +177,7 @@ Completion = (
     | TrainingProgressed
     | VectorTrained
     | UpdateTrained
+    | ModelEvaluated
     | TrainingFailed
     | EffectFailed
     | UpdateRestored

@@ -13,6 +13,7 @@
 | TRAINING | TrainingProgressed | Progress | unchanged |
 | TRAINING | VectorTrained, Inbox: both are there | MaskUpdate | unchanged |
 | TRAINING | UpdateTrained | SpoolUpdate, then Offer | UPLOADING |
+| TRAINING | ModelEvaluated | Evaluation, EndJob | IDLE |
 | TRAINING | DownloadDamaged; TrainingFailed by a plan with deltas | StartDownload of the whole model | DOWNLOADING |
 | UPLOADING | MessageReceived: Grant, Ack | SendChunk within the window | unchanged |
 | UPLOADING | time | Offer | unchanged |
@@ -66,6 +67,7 @@ from fedpatch.device_agent.job.job_events import (
     FromOwner,
     LinkRestored,
     MessageReceived,
+    ModelEvaluated,
     OwnerAbandoned,
     OwnerPaused,
     OwnerResumed,
@@ -94,6 +96,7 @@ from fedpatch.shared.wire.messages import (
     Committed,
     Decline,
     Envelope,
+    Evaluation,
     Failed,
     Grant,
     JobStatus,
@@ -238,7 +241,7 @@ class Job:
                 return self._train_when_complete(now)
             case DownloadDamaged():
                 return self._download_whole_model() if self.state is JobState.TRAINING else []
-            case TrainingProgressed() | VectorTrained() | UpdateTrained() | TrainingFailed():
+            case TrainingProgressed() | VectorTrained() | UpdateTrained() | ModelEvaluated() | TrainingFailed():
                 return self._training_answered(event, now) if self._is_training(event.key) else []
             case EffectFailed():
                 return self._give_up(event.reason, event.detail) or [ReportFailure(event.detail)]
@@ -316,7 +319,7 @@ class Job:
         """`accept`, with the keys of a masked round; the number of examples then travels in the sum only."""
         assert self.key is not None
         assert self.request is not None
-        if self._masking is None:
+        if self._masking is None or self.request.evaluates:
             return [self._reply(Accept(self._num_examples))]
         if self.request.secure is None:
             forgotten = self._masking.state is not None
@@ -380,7 +383,8 @@ class Job:
         self.state, self._download = JobState.TRAINING, None
         self._training_key, self._trained = self.key, (0, 1)
         download_s = now - self._accepted_at
-        return [self._progress(), StartTraining(self.key, self.request, download_s, self._plan, self._deadline)]
+        start = StartTraining(self.key, self.request, download_s, self._plan, self._deadline)
+        return [start] if self.request.evaluates else [self._progress(), start]
 
     def _download_whole_model(self) -> list[Effect]:
         assert self.request is not None
@@ -413,9 +417,13 @@ class Job:
         return [MaskUpdate(self._training_key, self.request, state.group.context, masks, noise)]
 
     def _training_answered(
-        self, event: TrainingProgressed | VectorTrained | UpdateTrained | TrainingFailed, now: float
+        self, event: TrainingProgressed | VectorTrained | UpdateTrained | ModelEvaluated | TrainingFailed, now: float
     ) -> list[Effect]:
         match event:
+            case ModelEvaluated():
+                # The coordinator asks again if the answer is lost, and gets the same one.
+                self._answers.gave(event.evaluation)
+                return [self._reply(event.evaluation), *self._end("measured")]
             case TrainingProgressed():
                 self._trained = (event.done, event.total)
                 return [self._progress()]
@@ -535,7 +543,7 @@ class Job:
         if self.key is None:
             return []
         failed = Failed(reason, condition)
-        self._answers.gave_up(failed)
+        self._answers.gave(failed)
         return [self._reply(failed), *self._end(f"gave up: {reason}: {detail}", gave_up=True)]
 
     def _settle(self, outcome: str, rest_s: float = 0.0, committed: JobKey | None = None) -> list[Effect]:
@@ -686,30 +694,30 @@ class _AnsweredRequests:
     def __init__(self) -> None:
         self._accepted: JobKey | None = None
         self._settled = False
-        self._failed: Failed | None = None
+        self._last: Failed | Evaluation | None = None
         self._declined: tuple[JobKey, Decline] | None = None
 
     def accepted(self, key: JobKey) -> None:
         """The device works on the request."""
-        self._accepted, self._settled, self._failed = key, False, None
+        self._accepted, self._settled, self._last = key, False, None
 
     def settled(self) -> None:
         """The coordinator has ended the accepted job."""
         self._settled = True
 
-    def gave_up(self, failed: Failed) -> None:
-        """The device has given the accepted job up."""
-        self._failed = failed
+    def gave(self, last: Failed | Evaluation) -> None:
+        """The device has given the accepted job up, or answered it with a measurement."""
+        self._last = last
 
     def declined(self, key: JobKey, decline: Decline) -> None:
         """The device declined a request."""
         self._declined = key, decline
 
-    def final(self, key: JobKey) -> Decline | Failed | None:
+    def final(self, key: JobKey) -> Decline | Failed | Evaluation | None:
         """The final answer to this very request, which the coordinator may not have received; None where there is none."""
         if self._declined is not None and self._declined[0] == key:
             return self._declined[1]
-        return self._failed if key == self._accepted else None
+        return self._last if key == self._accepted else None
 
     def is_superseded(self, key: JobKey) -> bool:
         """Whether a newer request of the same run was answered, or the coordinator has ended this one."""

@@ -2,9 +2,9 @@
 
 The agent's process owns the network and no private value; the training process owns the data, the patch and torch, and no
 network. A frame is four bytes of length, big-endian, and a msgpack list of the message's name and its fields. Tensors travel in
-files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `TrainFailed` or `TrainCancelled`, or by the
-end of the process; so is every `MaskCommand`, by `Masked` or `TrainFailed`. A `Trained` with `model_follows`, and every
-`MakeModel`, is followed by `ModelMade`. `ModelHeld` may come at any time.
+files, not in frames. Every `TrainCommand` is answered exactly once: by `Trained`, `Evaluated`, `TrainFailed`,
+`TrainCancelled`, or by the end of the process; so is every `MaskCommand`, by `Masked` or `TrainFailed`. A `Trained` with
+`model_follows`, and every `MakeModel`, is followed by `ModelMade`. `ModelHeld` may come at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.schema import TensorSpec
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import Manifest, ModelDelta, TrainPlan, UpdateReport
+from fedpatch.shared.wire.messages import Evaluation, Manifest, ModelDelta, TrainPlan, UpdateReport
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import FailReason
 
@@ -100,6 +100,7 @@ class TrainCommand:
         secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
         make_model: Whether the personal model is made right after the training.
         privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
+        evaluate: Whether the model is only measured: nothing is trained, and no file is written.
     """
 
     key: JobKey
@@ -120,6 +121,7 @@ class TrainCommand:
     secure: SecureTerms | None = None
     make_model: bool = True
     privacy: PrivacyTerms | None = None
+    evaluate: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,14 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """The model was measured, as the command's `evaluate` asks."""
+
+    key: JobKey
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
 class Masked:
     """The masked update lies at the command's `update_path`."""
 
@@ -248,7 +258,18 @@ class TrainCancelled:
 
 
 Command = WorkerSetup | TrainCommand | MaskCommand | MakeModel | PauseTraining | ContinueTraining | CancelTraining
-Answer = Ready | SetupFailed | TrainProgress | Trained | Masked | ModelMade | ModelHeld | TrainFailed | TrainCancelled
+Answer = (
+    Ready
+    | SetupFailed
+    | TrainProgress
+    | Trained
+    | Evaluated
+    | Masked
+    | ModelMade
+    | ModelHeld
+    | TrainFailed
+    | TrainCancelled
+)
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}

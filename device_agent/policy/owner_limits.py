@@ -30,6 +30,7 @@ from fedpatch.shared.errors import FedpatchError, StateError, WireError
 from fedpatch.shared.tensors.schema import Schema, listing
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
 from fedpatch.shared.wire.messages import Manifest, TrainPlan, WorkRequest
+from fedpatch.shared.wire.plan_terms import DITTO
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 _log = logging.getLogger("fedpatch.owner")
@@ -115,6 +116,8 @@ class OwnerLimits:
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
             return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
+        if request.evaluates:
+            return None  # no step is taken
         why = why_too_long(
             request.plan,
             model.num_examples,
@@ -248,10 +251,14 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.
         measured: Whether learning alone is measured too, which takes as many steps again.
     """
-    times, twice = (2, ", those of learning alone among them") if measured else (1, "")
+    besides = {"learning alone": measured, "the personal copy": bool(plan.personal and plan.personal.kind == DITTO)}
+    others = [word for word, asked in besides.items() if asked]
+    times, twice = 1 + len(others), f", those of {' and '.join(others)} among them" if others else ""
     steps = plan.steps_for(num_examples) * times
     size = min(plan.batch_size, num_examples)
-    epochs = plan.epochs * times if not plan.steps else -(-steps * size // max(1, num_examples))
+    in_steps = any(part.steps for part in plan.parts)
+    passes = -(-steps * size // max(1, num_examples))
+    epochs = passes if in_steps else sum(part.epochs for part in plan.parts) * times
     found = [
         f"{asked} {unit} are asked for{twice}; the owner's limit is {name} = {most}"
         for asked, unit, name, most in (
@@ -261,4 +268,4 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         if asked > most
     ]
     # In the unit of the plan, where both are exceeded.
-    return found[-1 if plan.steps else 0] if found else ""
+    return found[-1 if in_steps else 0] if found else ""

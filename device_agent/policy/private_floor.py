@@ -135,7 +135,7 @@ class PrivateFloor:
     def _of_patches(self) -> FloorRecord:
         kept = FloorRecord()
         for policy, names in kept_in_patches(self._directory, self._task):
-            kept = kept.or_also(FloorRecord(frozenset(ROLES_OF.get(policy, ())), names))
+            kept = kept.or_also(FloorRecord(frozenset(ROLES_OF.get(policy.partition(" ")[0], ())), names))
         return kept
 
 

@@ -21,6 +21,7 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     LinkRestored,
     MessageReceived,
+    ModelEvaluated,
     TrainingFailed,
     TrainingProgressed,
     UpdateTrained,
@@ -30,6 +31,7 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_events import Event as JobEvent
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import (
+    Evaluated,
     Masked,
     ModelHeld,
     ModelMade,
@@ -328,7 +330,7 @@ class Agent:
                 progress = self._job.handle(TrainingProgressed(event.key, event.done, event.total), now)
                 # Without a connection they would fill the queue that the presence has to pass at the next connection.
                 effects += progress if self._presence.connected else []
-            case Trained():
+            case Trained() | Evaluated():
                 effects += self._on_trained(event, now)
             case Masked():
                 effects += self._on_masked(event, now)
@@ -347,7 +349,9 @@ class Agent:
             give_memory_back()  # of the imports
         return effects
 
-    def _on_trained(self, trained: Trained, now: float) -> list[Effect]:
+    def _on_trained(self, trained: Trained | Evaluated, now: float) -> list[Effect]:
+        if isinstance(trained, Evaluated):
+            return self._job.handle(ModelEvaluated(trained.key, trained.evaluation), now)
         self._runner.trained(trained)
         if why := self._limits.why_not_send(self._job.request, trained.manifest):
             return self._job.handle(TrainingFailed(trained.key, FailReason.TRAINING, why), now)

@@ -379,9 +379,10 @@ class EffectRunner:
 
     def _train(self, effect: StartTraining) -> list[Event]:
         assert self._downloads is not None
-        if self._puts_model_off:
+        evaluates = effect.request.evaluates
+        if self._puts_model_off and not evaluates:
             self._closing = None  # the model of the coming round replaces it
-        if self._closing is not None:
+        if self._closing is not None and not self._puts_model_off:
             self._waiting, self._waiting_is_paused = effect, False
             return []
         plan = effect.plan
@@ -390,12 +391,14 @@ class EffectRunner:
             _log.warning("what was downloaded is damaged; downloading the global model again")
             self._end_download()
             return [DownloadDamaged()]
-        self._usage.begins_round()
         about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=plan.saved_bytes)
-        _log.info("%s round %d: training on %s", effect.key.run, effect.key.round, plan, extra=about)
+        what = "measuring" if evaluates else "training on"
+        _log.info("%s round %d: %s %s", effect.key.run, effect.key.round, what, plan, extra=about)
         command = self._command(effect.key, effect.request)
-        due = self._clock() >= self._model_due
-        self._model_put_off = self._models is not None and not due
+        due = not evaluates and self._clock() >= self._model_due
+        if not evaluates:
+            self._usage.begins_round()
+            self._model_put_off = self._models is not None and not due
         if due:
             self._model_due = self._clock() + self._model_every_s
         self._trainer.train(
@@ -420,7 +423,7 @@ class EffectRunner:
             schema=request.schema,
             model_path="",
             model=request.model,
-            hold=bool(request.deltas) or is_delta(request.encoding),
+            hold=not request.evaluates and (bool(request.deltas) or is_delta(request.encoding)),
             encoding=request.encoding,
             base=request.model.digest,
             update_path=str(self._spool.update_path if request.secure is None else self._spool.vector_path),
@@ -428,6 +431,7 @@ class EffectRunner:
             privacy=request.privacy,
             download_s=0.0,
             chunk_bytes=request.chunk_bytes,
+            evaluate=request.evaluates,
         )
 
     def _end_download(self, *, keep: bool = False) -> None:

@@ -21,6 +21,7 @@ from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
     Command,
+    Evaluated,
     MakeModel,
     MaskCommand,
     Masked,
@@ -43,6 +44,7 @@ LAST_WORDS_TIMEOUT_S = 2.0
 
 _PAGES_RESIDENT = 1  # of /proc/PID/statm
 _MIB = 2**20
+_ANSWERS_OF_ROUNDS = Trained | Evaluated | Masked | TrainFailed | TrainCancelled
 _LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 
 log = logging.getLogger("fedpatch.trainer")
@@ -67,7 +69,8 @@ class Trainer:
     """Supervises one training process at a time and turns its answers into events.
 
     Each `start` that starts a process leads to one `Ready`, `SetupFailed` or `Died`. Each `train` leads to any number of
-    `TrainProgress`, then to one `Trained`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that names its round.
+    `TrainProgress`, then to one `Trained`, `Evaluated`, `TrainFailed`, `TrainCancelled`, or a `SetupFailed` or `Died` that
+    names its round.
     Each `mask` leads to one `Masked`, `TrainFailed`, or to one of those two.
     `ModelMade` follows where `Trained` announces it, and after `make_model`, unless the process ends.
 
@@ -214,7 +217,7 @@ class _Child:
                     if isinstance(answer, SetupFailed):
                         failed = answer
                         continue
-                    if isinstance(answer, Trained | Masked | TrainFailed | TrainCancelled) and answer.key in self._owed:
+                    if isinstance(answer, _ANSWERS_OF_ROUNDS) and answer.key in self._owed:
                         self._owed.remove(answer.key)
                     self._events(answer)
             except WireError as error:

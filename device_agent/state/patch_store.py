@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 INDEPENDENT = "independent"
 """Directory of the models that were trained alone, below that of the patches (device_agent.training.local_only_training)."""
+PERSONAL = "personal"
+"""Directory of the personal copies of plans that have one, below that of the patches, in their format."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
@@ -52,7 +54,10 @@ log = logging.getLogger("fedpatch.patches")
 
 @dataclass(frozen=True)
 class PatchKey:
-    """Identity of a patch: name of the task, digest of the model's schema without moments, text of the policy."""
+    """Identity of a patch: name of the task, digest of the model's schema without moments, policy.
+
+    `policy` is the policy's text and, after a space, the kind of the plan, if it has one.
+    """
 
     task: str
     schema: str

@@ -18,6 +18,7 @@ from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import (
     INDEPENDENT,
+    PERSONAL,
     RESIDUAL_LINE,
     RESIDUAL_SUFFIX,
     PatchKey,
@@ -109,6 +110,7 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     """
     yield from _patch_problems(directory / PATCHES)
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
+    yield from _patch_problems(directory / PATCHES / PERSONAL)
     for path in sorted((directory / PATCHES).glob(f"*{RESIDUAL_SUFFIX}*")):
         try:
             unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")

@@ -112,7 +112,9 @@ class IndependentModel:
         task, key = self._trainer.task, command.key
         own = PatchKey(task.name, self._trainer.schema.digest, _POLICY)
         before = self._before(own, key)
-        plan = replace(command.plan, steps=steps, moments=MOMENTS if command.plan.client_optimizer == "adam" else ())
+        plan = replace(
+            command.plan.plain, steps=steps, moments=MOMENTS if command.plan.client_optimizer == "adam" else ()
+        )
         trained = self._trainer.run(
             before.values or initial_tensors(task, plan.seed),
             plan,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
-from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Sgd
+from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.model_metadata import InputStatistics
@@ -26,6 +28,7 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors, schema_of, to_tensors
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, Array, Schema, Tensors, moment_name, require_finite
 from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import COPIES, PARTS, PFEDME
 
 CLIENT_OPTIMIZERS = ("sgd", "adam")
 
@@ -84,7 +87,71 @@ class LocalTrainer:
             self._input_statistics = statistics_of(self._train[0].numpy())
         return self._input_statistics
 
-    def run(
+    def train(
+        self,
+        tensors: Tensors,
+        plan: TrainPlan,
+        *,
+        copy: Tensors,
+        first_batch: int,
+        stream_seed: int,
+        on_step: Callable[[int, int], None],
+        cancelled: Callable[[], bool],
+        private: Collection[str] = (),
+    ) -> tuple[LocalResult, LocalResult] | None:
+        """Train a model, and by a plan with `personal` the device's own copy of it.
+
+        Args:
+            tensors: The model by name, as for `run`.
+            plan: The training plan.
+            copy: The copy after the device's last round; empty: it begins with `tensors`.
+            first_batch: As for `run`.
+            stream_seed: As for `run`.
+            on_step: As for `run`.
+            cancelled: As for `run`.
+            private: Names of the values that do not travel.
+
+        Returns:
+            The result of the model, and that of the personal model, which the trainer holds then: the copy, or without one the
+            model itself. None after a cancel.
+
+        Raises:
+            FedpatchError: As `run` does.
+        """
+        run = partial(self.run, first_batch=first_batch, stream_seed=stream_seed, cancelled=cancelled, private=private)
+        if not plan.personal:
+            result = run(tensors, plan, on_step=on_step)
+            return (result, result) if result else None
+        if plan.personal.kind not in COPIES:
+            raise unknown_name("personal copy", plan.personal.kind, COPIES)
+        strength = plan.personal.strength
+        if plan.personal.kind == PFEDME:
+            pull = self._pull(strength, tensors, private, plan.learning_rate * strength)
+            return self._pfedme(partial(run, tensors, plan.plain, on_step=on_step), pull, copy or tensors, private)
+        # Ditto: the model is trained as without a copy, and then the copy, which is pulled to the model of the round.
+        result = run(tensors, plan, on_step=lambda done, total: on_step(done, 2 * total), measure_before=False)
+        if result is None:
+            return None
+        pull = self._pull(strength, tensors, private)
+        own = run(copy or tensors, plan.plain, on_step=lambda done, total: on_step(total + done, 2 * total), pull=pull)
+        if own is None:
+            return None
+        return result, replace(own, train_loss=result.train_loss, train_s=result.train_s + own.train_s)
+
+    def _pfedme(
+        self, run: Callable[..., LocalResult | None], pull: Pull | None, copy: Tensors, private: Collection[str]
+    ) -> tuple[LocalResult, LocalResult] | None:
+        """Train theta, the copy, which is pulled to w, the model, and w follows it; `copy` is theta of the last round."""
+        assert pull is not None
+        self.load(copy)
+        before = self._user_accuracy(lambda: False)
+        theta = run(pull=pull, measure_before=False)
+        if theta is None:
+            return None
+        w = {name: pull.anchors[value].numpy() for name, value in self._trained.items() if name not in private}
+        return replace(theta, tensors=theta.tensors | w), replace(theta, user_accuracy_before=before)
+
+    def run(  # noqa: PLR0913  (each by name)
         self,
         tensors: Tensors,
         plan: TrainPlan,
@@ -94,6 +161,8 @@ class LocalTrainer:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
         measure_before: bool = True,
+        private: Collection[str] = (),
+        pull: Pull | None = None,
     ) -> LocalResult | None:
         """Train a model by a plan. Equal arguments give equal results.
 
@@ -105,6 +174,8 @@ class LocalTrainer:
             on_step: Called after each step with the steps done and their total.
             cancelled: Called before each batch; True cancels the training.
             measure_before: Whether to measure user accuracy before training.
+            private: Names of the values that do not travel.
+            pull: A pull of the values; None: that of `plan.prox` to `tensors`.
 
         Returns:
             The result; None after a cancel.
@@ -122,6 +193,7 @@ class LocalTrainer:
             )
         self.load(tensors)
         optimizer = self._optimizer(plan, tensors)
+        pull = pull or self._pull(plan.prox or 0.0, tensors, private)
         batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
         losses: list[float] = []
         try:
@@ -130,10 +202,10 @@ class LocalTrainer:
             with torch.random.fork_rng(devices=[]):  # dropout and the like repeat when a round is repeated
                 torch.default_generator.manual_seed((stream_seed + first_batch) % 2**63)
                 self.model.train()
-                for indices in batches:
+                for indices in self._in_phases(batches, plan, private):
                     if cancelled():
                         return None
-                    losses.append(self._step(optimizer, indices))
+                    losses.append(self._step(optimizer, indices, pull))
                     if not math.isfinite(losses[-1]):
                         raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
                     on_step(len(losses), total)
@@ -143,19 +215,57 @@ class LocalTrainer:
             after = self._user_accuracy(cancelled)
         except Cancelled:
             return None
+        finally:
+            self._let_learn("all", ())
         return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
+
+    def measure(self, tensors: Tensors, cancelled: Callable[[], bool]) -> float | None:
+        """Return the user accuracy of a model without training; None if this device does not count.
+
+        Args:
+            tensors: The model by name.
+            cancelled: Called before each batch; True raises Cancelled.
+        """
+        self.load(tensors)
+        return self._user_accuracy(cancelled)
 
     def load(self, tensors: Tensors) -> None:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})
 
-    def _step(self, optimizer: ClientOptimizer, indices: Array) -> float:
+    def _in_phases(self, batches: Iterator[Array], plan: TrainPlan, private: Collection[str]) -> Iterator[Array]:
+        """Return the batches; with each, the values of its phase learn, and only they."""
+        for phase in plan.parts:
+            if not self._let_learn(phase.train, private):
+                raise UsageError(f"the phase {phase.train} of the plan has nothing to train; nothing was trained")
+            yield from islice(batches, phase.steps_for(self.num_examples, plan.batch_size))
+
+    def _let_learn(self, part: str, private: Collection[str]) -> bool:
+        """Let only one of PARTS learn; return whether it has values."""
+        if part not in PARTS:
+            raise unknown_name("phase", part, PARTS)
+        for name, value in self._trained.items():
+            value.requires_grad_(part == "all" or (name in private) == (part == "private"))
+        return any(value.requires_grad for value in self._trained.values())
+
+    def _pull(self, strength: float, anchor: Tensors, private: Collection[str], follow: float = 0.0) -> Pull | None:
+        """Return the pull of the values that travel to those in `anchor`; None for a strength of 0."""
+        if not strength:
+            return None
+        pulled = {value: _tensor(anchor[name]).clone() for name, value in self._trained.items() if name not in private}
+        return Pull(strength, pulled, follow)
+
+    def _step(self, optimizer: ClientOptimizer, indices: Array, pull: Pull | None) -> float:
         x, y = self._train
         chosen = torch.from_numpy(indices)
         optimizer.zero_grad()
         loss = self.task.loss(self._forward(x[chosen]), y[chosen])
         loss.backward()  # type: ignore[no-untyped-call]
+        if pull is not None:
+            pull.add_gradients()
         optimizer.step()
+        if pull is not None:
+            pull.move_anchors()
         return float(loss.item())
 
     def _diverged(self, loss: float, where: str, plan: TrainPlan) -> UpdateRefused:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,17 +21,18 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
-from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.patch_store import INDEPENDENT, PERSONAL, PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
+from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
 from fedpatch.device_agent.training.local_only_training import IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
 from fedpatch.shared.app.files import refusals_of, write_atomic
-from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UpdateRefused, UsageError
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, UpdateRefused, UsageError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, require_whole_ties
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, listing
@@ -41,7 +43,7 @@ from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import from_plain
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import Manifest, TrainPlan, UpdateReport, is_delta
+from fedpatch.shared.wire.messages import Evaluation, Manifest, TrainPlan, UpdateReport, is_delta
 
 log = logging.getLogger("fedpatch.training")
 
@@ -126,36 +128,82 @@ class LocalUpdate:
         policy, schema = _agreed(trainer, command)
         public = self._allowed(command)
         self._require_bounded(command)
-        key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
+        key = _patch_key(trainer, policy, plan)
         before = self._store.load(key, command.key.run, command.key.round)
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
-        result = trainer.run(
+        copies, own = self._copy(command, key)
+        trained = trainer.train(
             merge(model, patch),
             plan,
+            copy=own.values,
             first_batch=before.batches_done,
             stream_seed=stream_seed(plan.seed, self._device_id),
             on_step=on_step,
             cancelled=cancelled,
+            private=policy.private_names(schema),
         )
-        if result is None:
+        if trained is None:
             return None
+        result, shown = trained
         update, patch = _taken_apart(result, policy, schema, public)
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
-        alone = self._independent.train(command, result, cancelled) if self._measures_alone(command) else None
+        if copies is not None:
+            copy = PatchState(shown.tensors, after.batches_done)
+            copies.save(PatchRecord(key, command.key.run, command.key.round, own, copy))
+        alone = self._independent.train(command, shown, cancelled) if self._measures_alone(command) else None
         if cancelled():
             return None
-        report = _report(command, result)
+        report = _report(command, shown)
         if alone:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
         if alone:
             self._independent.keep(alone)
-        self._trained = command, result
+        self._trained = command, shown
         return manifest, report
+
+    def _copy(
+        self, command: TrainCommand, key: PatchKey, *, after_round: bool = False
+    ) -> tuple[PatchStore | None, PatchState]:
+        """Return the store of personal copies and the copy before or after a round; None and no values for other plans."""
+        if not command.plan.personal:
+            return None, PatchState()
+        store = PatchStore(self._store.directory / PERSONAL)
+        return store, store.load(key, command.key.run, command.key.round + after_round)
+
+    def evaluate(self, command: TrainCommand, cancelled: Callable[[], bool]) -> Evaluation | None:
+        """Measure the device's model: the global one with its patch, or its personal copy. No file is written.
+
+        Args:
+            command: The command, with `evaluate`.
+            cancelled: Called before each batch; True cancels.
+
+        Returns:
+            The measurement; None after a cancel.
+
+        Raises:
+            WireError, SchemaMismatch, UpdateRefused, DataError, StateError: As `run` does.
+        """
+        trainer = self._trainer
+        policy, schema = _agreed(trainer, command)
+        public = self._allowed(command)
+        key = _patch_key(trainer, policy, command.plan)
+        known = self._store.load(key, command.key.run, command.key.round)
+        patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
+        model = read_global_model(replace(command, hold=False), public, self._held)
+        began_at = time.perf_counter()
+        try:
+            measured = trainer.measure(self._copy(command, key)[1].values or merge(model, patch), cancelled)
+        except Cancelled:
+            return None
+        finally:
+            if self._trained is not None:  # its personal model may be made later
+                trainer.load(self._trained[1].tensors)
+        return Evaluation(command.base, measured, len(trainer.test_data[0]), time.perf_counter() - began_at)
 
     def _allowed(self, command: TrainCommand) -> Schema:
         """Return the schema of the tensors that may leave; UpdateRefused("private_value") for a request below the floor."""
@@ -238,13 +286,18 @@ class LocalUpdate:
             else None
         )
         report, update = read_blob(command.update_path, manifest, public, base)
-        key = PatchKey(trainer.task.name, trainer.schema.digest, str(policy))
+        key = _patch_key(trainer, policy, command.plan)
         after = self._store.load(key, command.key.run, command.key.round + 1)
-        tensors = merge(update, _patch_values(after, policy.patch(schema), trainer.task, command.plan.seed))
+        copies, copy = self._copy(command, key, after_round=True)
+        if copies is not None and not copy.values:
+            raise StateError("its personal copy is gone")
+        tensors = copy.values or merge(
+            update, _patch_values(after, policy.patch(schema), trainer.task, command.plan.seed)
+        )
         load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
         known = from_plain(report, UpdateReport)
         return LocalResult(
-            tensors,
+            dict(tensors),
             known.num_examples,
             known.steps,
             known.train_loss,
@@ -339,6 +392,11 @@ def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, 
     schema = trainer.schema.with_moments(command.plan.moments)
     require_whole_ties(trainer.model, policy.private_names(schema))
     return policy, schema
+
+
+def _patch_key(trainer: LocalTrainer, policy: PatchPolicy, plan: TrainPlan) -> PatchKey:
+    """Return the key of a round's patch: one for each policy and kind of plan."""
+    return PatchKey(trainer.task.name, trainer.schema.digest, f"{policy} {plan.kind}".strip())
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:

@@ -146,7 +146,7 @@ class ModelExport:
             run=command.key.run,
             round=command.key.round,
             private=command.private,
-            private_values="none" if command.private == "none" else "trained",
+            private_values="none" if command.private == "none" and not command.plan.personal else "trained",
             schema=self._trainer.schema.digest,
             input_shape=inputs.shape[1:],
             input_dtype=inputs.dtype.name,

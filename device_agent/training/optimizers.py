@@ -7,6 +7,7 @@ Raspberry Pi, half a minute, for code that is never used here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,32 @@ class ClientOptimizer:
 
     def _step(self, parameters: list[nn.Parameter], grads: list[Tensor]) -> None:
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The term strength / 2 * |w - anchor|^2 of a loss, over the parameters w in `anchors`.
+
+    With `follow` each step moves the anchors in place by that share of their distance to the parameters.
+    """
+
+    strength: float
+    anchors: Mapping[nn.Parameter, Tensor]
+    follow: float = 0.0
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Add the term's gradient to those of the loss; a parameter without a gradient stays without."""
+        for parameter, anchor in self.anchors.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - anchor, alpha=self.strength)
+
+    @torch.no_grad()
+    def move_anchors(self) -> None:
+        """Let the anchors follow the parameters after a step."""
+        if self.follow:
+            for parameter, anchor in self.anchors.items():
+                anchor.lerp_(parameter, self.follow)
 
 
 class Sgd(ClientOptimizer):

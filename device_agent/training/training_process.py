@@ -26,6 +26,7 @@ from fedpatch.device_agent.job.job_effects import ContinueTraining, PauseTrainin
 from fedpatch.device_agent.job.training_messages import (
     Answer,
     CancelTraining,
+    Evaluated,
     MakeModel,
     MaskCommand,
     Masked,
@@ -296,6 +297,9 @@ def answer(
         if (num_examples := local_update.take_new_data()) is not None:
             log.info("the data have changed: %d training examples", num_examples)
             outbox.send(replace(ready, num_examples=num_examples))
+        if command.evaluate:
+            evaluation = local_update.evaluate(command, control.cancelled)
+            return TrainCancelled(command.key) if evaluation is None else Evaluated(command.key, evaluation)
         done = local_update.run(command, on_step, control.cancelled)
     except Exception as error:
         _log_unexpected(error)

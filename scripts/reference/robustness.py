@@ -28,6 +28,9 @@ def page() -> str:
         digits=attacks(cells["digits"], 0.2),
         mnist=attacks(cells["MNIST"], 0.2),
         gains=gains(cells, 0.2),
+        spread=spread({name: cells[name] for name in ("digits", "MNIST")}, 0.2),
+        few=attacks(cells["digits"], 0.1),
+        many=attacks(cells["digits"], 0.4),
         flower=beside(cells["digits"], read_cells(FOLDER / FLOWER)),
         backdoor=backdoor(cells, 0.2),
         found=found(cells["digits"], 0.2),
@@ -47,9 +50,14 @@ def whole_seeds(cells: Sequence[RobustnessCell]) -> list[RobustnessCell]:
     return [cell for own in by_seed.values() if {one.key[:3] for one in own} == keys for cell in own]
 
 
+def attacked_cells(cells: Sequence[RobustnessCell], share: float) -> list[RobustnessCell]:
+    """Return the cells with a share of bad devices, of whole seeds."""
+    return whole_seeds([cell for cell in cells if cell.bad == share])
+
+
 def attacked(cells: Sequence[RobustnessCell], share: float) -> list[RobustnessRow]:
     """Return the rows with a share of bad devices, over whole seeds."""
-    return summarise(whole_seeds([cell for cell in cells if cell.bad == share]))
+    return summarise(attacked_cells(cells, share))
 
 
 def cost(cells: dict[str, list[RobustnessCell]]) -> str:
@@ -85,6 +93,19 @@ def attacks(cells: Sequence[RobustnessCell], share: float) -> str:
         entries = (_entry(own.get(kind)) for kind in kinds)
         lines.append((f"`{rule}`", seeds, *entries, f"**{worst:.3f}**" if whole else "-"))
     return table(("rule", "seeds", *kinds, "worst"), lines)
+
+
+def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
+    """Format the range of user accuracy over seeds, in points: the median over rules and attacks, and the greatest."""
+    rows = []
+    for name, one in cells.items():
+        found: dict[tuple[str, str], list[float]] = {}
+        for cell in attacked_cells(one, share):
+            found.setdefault((cell.defence, cell.attack), []).append(cell.user_accuracy)
+        ranges = {key: 100 * (max(values) - min(values)) for key, values in found.items()}
+        (rule, kind), most = max(ranges.items(), key=lambda item: item[1])
+        rows.append((name, f"{statistics.median(ranges.values()):.0f}", f"{most:.0f}", f"`{rule}`, {kind}"))
+    return table(("task", "median range", "greatest range", "of"), rows)
 
 
 def gains(cells: dict[str, list[RobustnessCell]], share: float) -> str:

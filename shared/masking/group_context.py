@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.wire.codec import to_plain
 from fedpatch.shared.wire.masking_messages import (
     MASKED_ENCODINGS,
     MAX_GROUP,
@@ -177,6 +178,7 @@ def _plan(plan: TrainPlan) -> list[Any]:
     return [
         *(plan.client_optimizer, float(plan.learning_rate), plan.batch_size, plan.epochs, plan.steps),
         *(float(plan.beta_1), float(plan.beta_2), float(plan.epsilon), list(plan.moments), plan.seed),
+        *([to_plain(plan.terms)] if plan.terms else []),
     ]
 
 

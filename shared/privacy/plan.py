@@ -85,7 +85,7 @@ class Plan:
         remedy = f"it takes {self.least_devices:,} devices"
         if self.most_parameters:
             remedy += f", or at most {self.most_parameters:,} public values (keep more on the devices with --private)"
-        return f"{ratio}: nothing will be learnt; {remedy}, or fewer rounds"
+        return f"{ratio}: little or nothing will be learnt; {remedy}, or fewer rounds"
 
     @property
     def dp(self) -> str:

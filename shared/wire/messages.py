@@ -7,13 +7,22 @@ hexadecimal digits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
 from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
+from fedpatch.shared.wire.plan_terms import (
+    PLAN_TERMS,
+    EpochCount,
+    PersonalCopy,
+    Phases,
+    StepCount,
+    Strength,
+    TrainPhase,
+)
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, JobPhase, RefuseReason
 from fedpatch.shared.wire.run_status import RunStatus
@@ -35,8 +44,8 @@ ENCODINGS = (
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry")
-INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE = DEVICE_FEATURES
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS)
+INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVALUATE_FEATURE = DEVICE_FEATURES[:5]
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
@@ -97,6 +106,10 @@ class TrainPlan:
         epsilon: Term that the optimizer adds to a denominator.
         moments: Optimizer moments that are shared, such as `exp_avg`.
         seed: Seed of initial patch values and of the order of examples.
+        prox: mu of FedProx's term mu / 2 * |w - global|^2 over the values that travel. This and the following fields are left
+            out where they are not set; each is a feature of devices, by its name.
+        phases: Parts of a round, one after another, in place of `epochs` and `steps`.
+        personal: The second copy of the model that stays on the device.
 
     Example:
         >>> TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=2).steps_for(num_examples=100)
@@ -106,17 +119,43 @@ class TrainPlan:
     client_optimizer: Word
     learning_rate: Annotated[float, Meta(gt=0.0, le=1e3)]
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)]
-    epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
-    steps: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
+    epochs: EpochCount = 1
+    steps: StepCount = 0
     beta_1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
     beta_2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-7
     moments: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
     seed: Count = 0
+    prox: Strength | UnsetType = UNSET
+    phases: Phases | UnsetType = UNSET
+    personal: PersonalCopy | UnsetType = UNSET
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The fields of PLAN_TERMS that are set, by name."""
+        return {name: value for name in PLAN_TERMS if (value := getattr(self, name)) is not UNSET}
+
+    @property
+    def kind(self) -> str:
+        """Words for the terms without their numbers, "" without terms; a device's patch belongs to one kind of plan."""
+        words = ["prox"] if self.prox else []
+        words += [",".join(one.train for one in self.phases)] if self.phases else []
+        return " ".join([*words, self.personal.kind] if self.personal else words)
+
+    @property
+    def parts(self) -> tuple[TrainPhase, ...]:
+        """The phases; without any, one in which all values learn."""
+        return self.phases or (TrainPhase("all", self.epochs, self.steps),)
+
+    @property
+    def plain(self) -> TrainPlan:
+        """The plan without its terms."""
+        unset: dict[str, Any] = dict.fromkeys(self.terms, UNSET)
+        return replace(self, **unset)
 
     def steps_for(self, num_examples: int) -> int:
-        """Return the minibatches of a round: `steps`, or else max(1, round(num_examples / batch_size)) * `epochs`."""
-        return self.steps or max(1, round(num_examples / self.batch_size)) * self.epochs
+        """Return the minibatches of a round on so many training examples."""
+        return sum(part.steps_for(num_examples, self.batch_size) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -155,6 +194,8 @@ class WorkRequest:
             one without MASKED_PRIVACY_FEATURE never with those of Skellam noise.
         secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
             a masked update.
+        evaluate: True asks to measure the model with the device's patch, without training; the answer is `Evaluation`. A device
+            without EVALUATE_FEATURE is never asked. Left out of other requests, whose bytes stay those of earlier versions.
     """
 
     schema: Digest
@@ -169,6 +210,12 @@ class WorkRequest:
     measure_independent: bool = False
     privacy: PrivacyTerms | None = None
     secure: SecureTerms | None = None
+    evaluate: bool | UnsetType = UNSET
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the device shall only measure."""
+        return self.evaluate is True
 
 
 @dataclass(frozen=True)
@@ -376,8 +423,25 @@ class UpdateReport:
     user_accuracy_independent: Measure | None = None
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The answer to a request with `evaluate`, in place of an update.
+
+    Attributes:
+        base: Digest of the global model.
+        user_accuracy: Of the global model with the device's patch, on test data; None if the device's data do not count.
+        num_examples: Test examples.
+        seconds: Duration of the measurement.
+    """
+
+    base: Digest
+    user_accuracy: Measure | None
+    num_examples: Count
+    seconds: Seconds
+
+
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask
-UpBody = Accept | Decline | Need | Progress | Offer | Failed | Shares | Reveal
+UpBody = Accept | Decline | Need | Progress | Offer | Evaluation | Failed | Shares | Reveal
 StateBody = CoordinatorState | Claim | DeviceState | Vitals
 Body = DownBody | UpBody | StateBody | RunStatus
 

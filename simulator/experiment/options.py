@@ -20,6 +20,7 @@ from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.patch_policy import SHORTHANDS, check_private
 from fedpatch.shared.wire.masking_messages import MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problems
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
 from fedpatch.simulator.spec.study import BASELINES, EXACT, LEAST_GROUP, MEAN, UNBOUNDED, Study
@@ -79,6 +80,9 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     group_size: int = 32,
     keep: int = 1,
     clip: float | None = None,
+    prox: float = 0.0,
+    phases: str = "",
+    personal: str = "",
     attack: str = "",
     bad: float = 0.0,
 ) -> Study:
@@ -105,10 +109,13 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
     study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
+    make_terms(prox, phases, personal)
+    study = replace(study, prox=prox, phases=phases, personal=personal)
     study = replace(study, attack=str(parse_attack(attack)) if attack else "", bad=bad)
     if problems := [
         *_problems(study, metric),
         *_mask_problems(study),
+        *_term_problems(study),
         *_privacy_problems(study),
         *_misplaced(study, rates),
         *_noise_problems(data, noisy_fraction),
@@ -158,6 +165,24 @@ def _mask_problems(study: Study) -> Iterator[str]:
     yield from _masked_rule_problems(study)
     if study.clip is not None and not 0 < study.clip < math.inf:
         yield f"--clip: {study.clip} is not a number above 0"
+
+
+def _term_problems(study: Study) -> Iterator[str]:
+    """Terms of the plan that do not fit the study."""
+    if not 0 <= study.prox <= 1e6:
+        yield f"--prox: {study.prox:g} is not from 0 to 1e6"
+    fitting = term_problems(
+        prox=study.prox,
+        phases=study.phases,
+        personal=study.personal,
+        private=study.private,
+        epochs=study.epochs,
+        steps=study.steps,
+    )
+    yield from (f"{_option(name)}: {why}" for name, why, _ in fitting)
+    for term in PLAN_TERMS:
+        if getattr(study, term) and study.strategy in BASELINES:
+            yield f"--{term}: {study.strategy} trains in its own way; choose one of {', '.join(STRATEGIES.names())}"
 
 
 def _masked_rule_problems(study: Study) -> Iterator[str]:

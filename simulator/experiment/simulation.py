@@ -44,6 +44,7 @@ from fedpatch.shared.tasks.task import Task, data_root, find_task
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
 from fedpatch.simulator.attacks.backdoor import clients_with_tests
 from fedpatch.simulator.attacks.bad_clients import BadClients, bad_clients_of
 from fedpatch.simulator.clients.masked_uplink import MaskedUplink
@@ -58,6 +59,7 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
+from fedpatch.simulator.learners.reference_learner import copy_schema
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
 from fedpatch.simulator.spec.study import (
@@ -181,6 +183,7 @@ class Simulation:
             find_strategy(study.strategy, study.server_learning_rate) if study.strategy not in BASELINES else FedAvg()
         )
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
         with torch.random.fork_rng(devices=[]):
             model = task.build_model()
         check_baseline(study, model)
@@ -192,8 +195,10 @@ class Simulation:
         whole = schema.with_moments(self.strategy.moments)
         private = _private_names(study, whole)
         require_whole_ties(model, private)
+        require_fitting(plan, [one.name for one in schema.specs if one.trainable], private)
         self.public: Schema = schema.subset(set(schema.names) - private)
-        kept = Schema((*whole.subset(private).specs, *kept_between_rounds(study.strategy, schema).specs))
+        kept_besides = copy_schema(whole) if plan.personal else kept_between_rounds(study.strategy, schema)
+        kept = Schema((*whole.subset(private).specs, *kept_besides.specs))
         self.patches = Patches(kept, initial, study.clients)
         self.server: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
         self._batches = [0] * study.clients
@@ -453,6 +458,8 @@ def versions() -> dict[str, str]:
 
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
+        if ground.plan.terms:
+            raise UsageError(f"--{' and --'.join(ground.plan.terms)}: computed on the CPU only; use --device cpu")
         if ground.spool is not None:
             named = "--norm-bound, --aggregate, --attack, --dp and --secure"
             raise UsageError(f"{named} are computed on the CPU only; use --device cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,10 +14,32 @@ from fedpatch.device_agent.training.evaluation import user_accuracy
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors
-from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.simulator.clients.minibatches import Turn
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.spec.study import client_id
+
+COPY = "copy:"
+"""Prefix of the names of a client's personal copy among the values that it keeps."""
+TAKEN = "taken:"
+"""Whether a client has trained its copy."""
+
+
+def copy_schema(whole: Schema) -> Schema:
+    """Return the schema of a client's personal copy between rounds, of a model with moments."""
+    return Schema(
+        (
+            *(replace(one, name=f"{COPY}{one.name}", role="moment") for one in whole.specs),
+            TensorSpec(TAKEN, (), "bool", "moment"),
+        )
+    )
+
+
+def copy_in(patch: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the personal copy in the values that a client keeps; empty before the client has trained it."""
+    if not patch.get(TAKEN, False):
+        return {}
+    return {name.removeprefix(COPY): value for name, value in patch.items() if name.startswith(COPY)}
 
 
 class OneByOneLearner:
@@ -37,7 +60,8 @@ class OneByOneLearner:
     def measure(self, client: int) -> float:
         """User accuracy of the global model with this client's patch."""
         trainer, data = self._trainer(client), self._population.of(client)
-        tensors = self._round | self._patches.of(client)
+        patch = self._patches.of(client)
+        tensors = copy_in(patch) or self._round | patch
         load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
         return user_accuracy(trainer.model, self._task, data.test_x, data.test_y)
 
@@ -46,16 +70,21 @@ class OneByOneLearner:
 
     def train(self, client: int, first_batch: int, weight: float) -> float:
         """LocalUpdate; the patch is kept, the rest is added to the sums. Returns the mean loss over the steps."""
-        result = self._trainer(client).run(
-            self._round | self._patches.of(client),
+        patch = self._patches.of(client)
+        trained = self._trainer(client).train(
+            self._round | patch,
             self._plan,
+            copy=copy_in(patch),
             first_batch=first_batch,
             stream_seed=stream_seed(self._plan.seed, client_id(client)),
             on_step=lambda done, total: None,
             cancelled=lambda: False,
+            private=self._patches.private_names,
         )
-        assert result is not None
-        self._patches.keep(client, result.tensors)
+        assert trained is not None
+        result, shown = trained
+        copy = {f"{COPY}{name}": value for name, value in shown.tensors.items()}
+        self._patches.keep(client, result.tensors | copy | {TAKEN: np.array(True)})
         for name, total in self._total.items():
             total.add_(torch.from_numpy(np.array(result.tensors[name], np.float64)), alpha=weight)
         return result.train_loss

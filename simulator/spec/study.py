@@ -28,6 +28,9 @@ EXACT = "fp32"
 
 _OPTIONAL_TERMS = (
     ("encoding",),
+    ("prox",),
+    ("phases",),
+    ("personal",),
     ("norm_bound",),
     ("max_num_examples",),
     ("aggregate",),
@@ -50,6 +53,7 @@ class Study:
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
     `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
     no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.
+    `prox`, `phases` and `personal` are a run's settings.
     With `secure` "groups" updates are masked in groups of at most `group_size`, one of `keep` values travels in a round, and
     `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then of the way down alone.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
@@ -87,6 +91,9 @@ class Study:
     group_size: int = 32
     keep: int = 1
     clip: float | None = None
+    prox: float = 0.0
+    phases: str = ""
+    personal: str = ""
 
     @property
     def masked(self) -> bool:
@@ -196,8 +203,8 @@ class Outcome:
     Example:
         >>> import fedpatch
         >>> outcome = fedpatch.simulate(clients=4, rounds=1, strategy="fedavg", progress=False, workers=1)
-        >>> outcome.rounds_to_target is None, len(outcome.points)
-        (True, 2)
+        >>> outcome  # doctest: +ELLIPSIS
+        <Outcome: digits, fedavg, private affine, 4 clients, seed 0: user accuracy 0... after 1 rounds>
         >>> outcome.to_frame()["user_accuracy"].idxmax()  # doctest: +SKIP
         1
     """
@@ -207,6 +214,14 @@ class Outcome:
     complete: bool
     versions: Mapping[str, str] = field(default_factory=dict)
     attack: AttackOutcome | None = None
+
+    def __repr__(self) -> str:
+        """Return the terms and the result in a line: a curve of hundreds of points would fill a notebook."""
+        study, reached = self.study, self.rounds_to_target
+        accuracy = "nothing measured" if self.user_accuracy is None else f"user accuracy {self.user_accuracy:.3f}"
+        end = "" if reached is None else f", target reached after {reached}"
+        terms = f"{study.task}, {study.strategy}, private {study.private}, {study.clients} clients, seed {study.seed}"
+        return f"<Outcome: {terms}: {accuracy} after {max(0, len(self.points) - 1)} rounds{end}>"
 
     @property
     def rounds_to_target(self) -> int | None:

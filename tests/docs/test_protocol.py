@@ -43,6 +43,7 @@ from fedpatch.shared.wire.messages import (
     TrainPlan,
     UpdateReport,
 )
+from fedpatch.shared.wire.plan_terms import PersonalCopy, TrainPhase
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
@@ -50,7 +51,18 @@ from fedpatch.shared.wire.vitals import LastRound
 from tests.support.paths import ROOT
 
 TEXT = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
-WITHIN = (Manifest, ModelDelta, TrainPlan, PrivacyTerms, TaskCapability, LastRound, JobStatus, UpdateReport)
+WITHIN = (
+    Manifest,
+    ModelDelta,
+    TrainPlan,
+    TrainPhase,
+    PersonalCopy,
+    PrivacyTerms,
+    TaskCapability,
+    LastRound,
+    JobStatus,
+    UpdateReport,
+)
 WITHIN_MASKED = (SecureTerms, MaskingKeys, GroupMember)
 WITHIN_STATUS = (DeviceStatus, StateCount, RoundStatus, ReasonCount)
 SECTIONS: dict[str, type] = BODY_TYPES | {kind.__name__: kind for kind in (*WITHIN, *WITHIN_MASKED, *WITHIN_STATUS)}

@@ -71,6 +71,7 @@ def test_a_decoder_raises_nothing_but_what_it_documents(decoder):
     law()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", DECODERS, ids=NAME)
 def test_the_classic_attacks_are_refused_too(decoder):
     """Every cut, and the extremes of every notation all over what is valid: chance alone would rarely put them there."""

@@ -39,6 +39,7 @@ def test_each_alert_fires_and_stays_quiet_in_some_play():
     assert {one["alertname"] for one in moments if not one["exp_alerts"]} == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_play_fails_for_an_alert_that_never_or_always_fires(tmp_path, name):
     """The plays can detect a wrong rule."""

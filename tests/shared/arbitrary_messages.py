@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.codec import BODY_TYPES
 from fedpatch.shared.wire.messages import PROTOCOL_VERSION, Envelope
@@ -23,6 +23,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([of_type(arm) for arm in get_args(hint)])
     if hint is NoneType:
         return st.none()
+    if hint is UnsetType:
+        return st.just(UNSET)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return of_message(hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):

@@ -28,11 +28,13 @@ from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.patches import merge, parse_policy, split
+from fedpatch.shared.wire.plan_terms import make_terms
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.experiment.simulation import Simulation, limits_of, simulate
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
+from fedpatch.simulator.learners.reference_learner import COPY, TAKEN, copy_in
 from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
 from tests.support import oracle
 
@@ -169,7 +171,8 @@ class Deployed:
     def __init__(self, study: Study, task: Task = UNEVEN) -> None:
         self.study = study
         self.strategy = find_strategy(study.strategy, study.server_learning_rate)
-        self.plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
+        self.plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
         self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
         self.policy = parse_policy(study.private)
         self.public = self.policy.public(schema_of(task.build_model()))
@@ -180,6 +183,7 @@ class Deployed:
         specs = [study.data.format(index=index, count=study.clients, seed=study.seed) for index in range(study.clients)]
         self._trainers = [LocalTrainer(task, task.load_data(spec, Path("/nowhere"))) for spec in specs]
         self.patches: list[dict[str, Array]] = [dict(patch) for _ in specs]
+        self.copies: list[dict[str, Array]] = [{} for _ in specs]
         self._batches = [0] * study.clients
         self.accuracies_after: dict[int, float] = {}
         self.clipped = 0
@@ -194,20 +198,24 @@ class Deployed:
         """One round; mean user accuracy before it, and mean loss."""
         updates, counted, accuracies, losses = {}, {}, [], []
         for client in self.selected():
-            result = self._trainers[client].run(
+            trained = self._trainers[client].train(
                 merge(self.state.tensors, self.patches[client]),
                 self.plan,
+                copy=self.copies[client],
                 first_batch=self._batches[client],
                 stream_seed=stream_seed(self.study.seed, client_id(client)),
                 on_step=lambda done, total: None,
                 cancelled=lambda: False,
+                private=self.policy.private_names(self.schema),
             )
-            assert result is not None
+            assert trained is not None
+            result, shown = trained
+            self.copies[client] = shown.tensors if self.plan.personal else {}
             update, self.patches[client] = split(result.tensors, self.policy, self.schema)
             self._batches[client] += result.steps
             updates[client_id(client)], counted[client_id(client)] = update, result.num_examples
-            accuracies.append(result.user_accuracy_before)
-            self.accuracies_after[client] = result.user_accuracy_after or 0.0
+            accuracies.append(shown.user_accuracy_before)
+            self.accuracies_after[client] = shown.user_accuracy_after or 0.0
             losses.append(result.train_loss)
         folded = aggregate(
             counted,
@@ -269,5 +277,7 @@ def assert_like_deployed(study: Study, task: Task = UNEVEN, *, rounds: int = 3, 
         assert_close(simulation.server.tensors, deployed.state.tensors, tolerance)
         assert_close(simulation.server.server, deployed.state.server, tolerance)
     for client, patch in enumerate(deployed.patches):
-        assert_close(patch_of(simulation, client), patch, tolerance)
+        kept = patch_of(simulation, client)
+        assert_close({name: kept[name] for name in kept if not name.startswith((COPY, TAKEN))}, patch, tolerance)
+        assert_close(copy_in(kept), deployed.copies[client], tolerance)
     return simulation

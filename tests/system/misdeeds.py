@@ -68,7 +68,7 @@ MISDEEDS: dict[str, tuple[RefuseReason, Misdeed]] = {
     "another encoding": (RefuseReason.SCHEMA_MISMATCH, lambda update: update.upload("fp16")),
     "another shape": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias[:-1])),
     "another dtype": (RefuseReason.SCHEMA_MISMATCH, changed("fc3.bias", lambda bias: bias.astype(np.float64))),
-    "a tensor nobody agreed on": (
+    "a tensor outside the schema": (
         RefuseReason.SCHEMA_MISMATCH,
         lambda update: update.with_tensor("fc9.weight", np.zeros(3, np.float32)).upload(),
     ),

@@ -14,7 +14,7 @@ import pytest
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.device_agent.models.store import DIRECTORY
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, from_json
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema
@@ -39,6 +39,7 @@ CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [
     ("all", "fp32+zstd"),
     ("affine", "delta-int8"),
 ]
+TERMS = ({"phases": "private:1,public:1"}, "private,public"), ({"personal": "ditto:0.1"}, "ditto")
 
 
 @dataclass
@@ -92,23 +93,25 @@ def _own(certificates: Certified, device: str) -> list[str]:
     return ["--cert-file", str(cert_file), "--key-file", str(key_file)]
 
 
-def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str) -> tuple[str, Haystack]:
-    """A run of three rounds in which everybody takes part, and all that was on the broker meanwhile."""
-    terms = {"strategy": STRATEGY, "private": private, "encoding": encoding, "rounds": ROUNDS, "quorum": 1.0}
+def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str, **plan: Any) -> tuple[str, Haystack]:
+    """A run of three rounds and an evaluation, in which everybody takes part, and all that was on the broker meanwhile."""
+    terms = {"strategy": STRATEGY, "private": private, "encoding": encoding, "rounds": ROUNDS, "quorum": 1.0, **plan}
+    terms |= {"evaluate_every": ROUNDS}
     settings = replace(stage.fleet.settings(tmp_path, REFERENCE, **terms), **stage.coordinator)
     port, options = stage.recorder
     with Recorder(port, tmp_path, options) as recorder:
         summary = start_run(settings, Silent())
-    assert [record.reported for record in summary.rounds] == [len(DEVICES)] * ROUNDS
+    assert [record.reported for record in summary.rounds] == [len(DEVICES)] * (ROUNDS + 1)
+    assert summary.rounds[-1].outcome == "evaluated"
     return summary.run, Haystack(recorder.messages)
 
 
-def _patches(agent: AgentProcess, run: str, private: str, scratch: Path) -> list[dict[str, Array]]:
+def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict[str, Array]]:
     """What the device kept to itself after each round: its file holds two states, and the version before one more."""
-    key = PatchKey(TASK.name, schema_of(build_model()).digest, private)
+    key = PatchKey(TASK.name, schema_of(build_model()).digest, policy)
     scratch.mkdir()
-    shutil.copy(agent.patches / f"{key.file_name}.previous", scratch / key.file_name)
-    newest, before = PatchStore(agent.patches), PatchStore(scratch)
+    shutil.copy(directory / f"{key.file_name}.previous", scratch / key.file_name)
+    newest, before = PatchStore(directory), PatchStore(scratch)
     states = [before.load(key, run, ROUNDS - 1), newest.load(key, run, ROUNDS), newest.load(key, "another run", 0)]
     first, second, third = (state.batches_done for state in states)
     assert third - second == second - first > 0
@@ -149,21 +152,33 @@ def test_neither_names_nor_values_of_a_patch_are_on_the_wire(stage, tmp_path, pr
     _check_what_was_private(stage, tmp_path, private, encoding)
 
 
-def _check_what_was_private(stage: Stage, tmp_path: Path, private: str, encoding: str) -> None:
-    run, haystack = _recorded(stage, tmp_path, private, encoding)
+def _check_what_was_private(
+    stage: Stage, tmp_path: Path, private: str, encoding: str, kind: str = "", **plan: Any
+) -> None:
+    run, haystack = _recorded(stage, tmp_path, private, encoding, **plan)
+    policy = f"{private} {kind}".strip()
     private_names = parse_policy(private).private_names(_whole_schema())
     for device, agent in stage.fleet.agents.items():
-        for patch in _patches(agent, run, private, tmp_path / device):
+        for patch in _patches(agent.patches, run, policy, tmp_path / device):
             assert patch.keys() == private_names
             assert len(_telling(patch)) > len(patch) / 3
             assert haystack.names_of(patch) == set()
             assert haystack.values_of(patch) == set()
+        if plan.get("personal"):
+            for copy in _patches(agent.patches / PERSONAL, run, policy, tmp_path / f"{device}-copy")[1:]:
+                assert _telling(copy) and haystack.values_of(copy) == set()
         statistics = _input_statistics(agent)
         assert _telling(statistics) and haystack.values_of(statistics) == set()
     public = _published(tmp_path, run, tmp_path / "published")
     assert public.keys() == set(_whole_schema().names) - private_names
     assert haystack.names_of(public) == public.keys()
     assert haystack.values_of(public) == _telling(public)
+
+
+@pytest.mark.parametrize(("terms", "kind"), TERMS)
+def test_neither_patch_nor_personal_copy_of_a_plan_with_terms_are_on_the_wire(stage, tmp_path, terms, kind):
+    """Values of the copy; its names are those of the model."""
+    _check_what_was_private(stage, tmp_path, "affine", "fp32", kind, **terms)
 
 
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])

@@ -31,7 +31,7 @@ def test_plan_that_learns_prints_the_noise_and_ends_with_0(plan):
 def test_plan_of_the_2nn_at_ten_devices_ends_with_1_and_names_remedies(plan):
     ended = plan(10, 199_210)
     assert ended.code == 1
-    assert "71 times the clip: nothing will be learnt; it takes 1,418 devices" in ended.out
+    assert "71 times the clip: little or nothing will be learnt; it takes 1,418 devices" in ended.out
 
 
 def test_plan_in_json_has_the_promised_keys(plan):

@@ -21,6 +21,7 @@ from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
 
@@ -115,6 +116,15 @@ def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
     assert masked["device_masking"].verdict == "warn"
     assert masked["device_masking"].detail == "pi-1 cannot mask updates, and will not be asked"
     assert "device_encoding" not in masked
+
+
+@pytest.mark.broker
+def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema):
+    with told(settings, pi_1=state(schema), pi_2=state(schema, features=PLAN_TERMS)) as there:
+        plain, found = find(there), find(replace(there, prox=0.1))
+    assert "device_prox" not in plain
+    assert found["device_prox"].verdict == "warn"
+    assert found["device_prox"].detail == "pi-1 does not know prox, and will not be asked"
 
 
 @pytest.mark.broker

@@ -27,7 +27,7 @@ def _page(*runs: Run) -> ElementTree.Element:
     return ElementTree.fromstring(make_page(runs, 1.78e9, "0.1.0"))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     page = _page(*runs)
@@ -42,7 +42,7 @@ def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     assert {*re.findall(r'href="#(.*?)"|url\(#(.*?)\)', text)} <= {(id, "") for id in ids} | {("", id) for id in ids}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_picture(runs):
     """Also names with characters that no font has, or that begin with what matplotlib leaves out."""

@@ -11,7 +11,7 @@ from fedpatch.coordinator.rounds.known_devices import CANNOT_MASK, Fleet
 from fedpatch.coordinator.rounds.run_effects import EndRun, PublishModel
 from fedpatch.coordinator.rounds.run_events import DevicePresence, TimePassed
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.shared.wire.messages import Decline, TaskCapability
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, Decline, TaskCapability, TrainPlan
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.coordinator.engines import engine
 from tests.support.specs import SCHEMA, TASK, TASKS, gone, there
@@ -286,6 +286,14 @@ def test_device_that_can_mask_after_all_is_asked():
     fleet.update("a", there())
     fleet.update("a", replace(there(), features=("masked",)))
     assert (fleet.eligible(), fleet.left) == (["a"], set())
+
+
+def test_device_that_does_not_know_a_term_of_the_plan_is_not_asked():
+    fleet = engine(plan=TrainPlan("sgd", 0.1, 20, prox=0.1)).fleet
+    fleet.update("old", replace(there(), features=DEVICE_FEATURES[:4]))
+    fleet.update("new", replace(there(), features=DEVICE_FEATURES))
+    assert fleet.eligible() == ["new"]
+    assert "old: its version does not know prox" in fleet.missing_text(2, 60.0)
 
 
 def test_masking_is_kept_of_a_presence():

@@ -29,6 +29,11 @@ ROUNDS = 2
 VALUES = {"a": 0.1, "b": 0.7}
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    return memory_path
+
+
 class Killed(BaseException):
     """The process is gone: nothing catches it, and nothing is tidied up."""
 
@@ -147,6 +152,7 @@ def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_
     assert [(record[2], bool(record[4]), bool(record[5])) for record in records] == [(1, True, True), (2, True, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["mean", "centred", "bucketed"])
 def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared, aggregate):
     """Both ways: the next step is the same whether or not the one before it is still there to be offered."""
@@ -156,6 +162,7 @@ def test_kill_before_any_write_with_deltas_changes_no_result(tmp_path, prepared,
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [1, 2, 3, 5, 8])
 def test_second_kill_while_resuming_changes_no_result(tmp_path, prepared, second):
     """The second kill comes while the first one's traces are read."""

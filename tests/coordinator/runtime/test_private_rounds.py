@@ -28,6 +28,11 @@ from tests.coordinator.runtime.test_kill_anywhere import Guillotine, Killed, pla
 POLICY = PrivacyPolicy(1.0, 0.5)
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    return memory_path
+
+
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
     return prepare_private()
@@ -55,6 +60,7 @@ def play_with_kill(
     return model, [(one.round, one.outcome, one.reported, one.privacy) for one in records], kills
 
 
+@pytest.mark.slow
 def test_kill_before_any_write_uses_one_draw_a_round_and_its_bits(tmp_path, prepared):
     records = play_with_kill(tmp_path / "whole", prepared, 0, CountedDraws())[1]
     for fatal in itertools.count(1):

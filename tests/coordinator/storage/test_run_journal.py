@@ -27,6 +27,11 @@ ROUNDS = 4
 LOSE_RECORD_2 = "UPDATE rounds SET record = '{}' WHERE round = 2"
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    return memory_path
+
+
 def record_of(number: int) -> RoundRecord:
     seconds = PhaseSeconds(train=1.25)
     return RoundRecord(number, "aggregated", 4, 3, 1, 3, 0.5 + number / 100, phase_seconds=seconds, failures={"x": 1})

@@ -106,6 +106,7 @@ def test_a_device_that_would_decline(settings, tmp_path, admission, status, verd
     assert ("fedpatch-agent conditions" in found.remedy) is (verdict == "warn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("private", "record", "verdict", "words"),
     [

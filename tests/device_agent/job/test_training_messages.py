@@ -13,6 +13,7 @@ from fedpatch.device_agent.job.training_messages import (
     COMMANDS,
     MAX_FRAME_BYTES,
     CancelTraining,
+    Evaluated,
     MakeModel,
     MaskCommand,
     Masked,
@@ -35,6 +36,7 @@ from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.arrays import TensorSpec
+from fedpatch.shared.wire.messages import Evaluation
 from fedpatch.shared.wire.reason_codes import FailReason
 from tests.device_agent.delta_jobs import DELTAS
 from tests.device_agent.jobs import DIGEST, KEY, REQUEST
@@ -58,6 +60,7 @@ SENT_ANSWERS = (
     SetupFailed("no data", 3, lost=(KEY,)),
     TrainProgress(KEY, 3, 5),
     Trained(KEY, update(), report(), model_follows=True),
+    Evaluated(KEY, Evaluation(DIGEST, 0.75, 20, 0.5)),
     Masked(KEY, update()),
     ModelMade(KEY),
     ModelHeld(DIGEST),

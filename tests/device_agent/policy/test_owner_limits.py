@@ -60,10 +60,11 @@ def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
     [
         (TASK, {}),
         (TASK, {"private": "names:bn.*"}),
+        (TASK, {"plan": replace(REQUEST.plan, steps=100_000_000), "evaluate": True}),
         ("another", {"private": "none"}),
         (TASK, {"private": "none", "schema": "7e" * 32}),
     ],
-    ids=["as much", "more", "another task", "another schema"],
+    ids=["as much", "more", "steps that an evaluation does not take", "another task", "another schema"],
 )
 def test_a_request_within_the_limits_or_of_another_model_is_not_declined(tmp_path, task, changes):
     assert limits_of(tmp_path).refusal(task, replace(REQUEST, **changes)) is None

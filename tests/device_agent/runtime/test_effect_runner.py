@@ -17,6 +17,7 @@ from fedpatch.device_agent.job.job_events import (
     ChunkReceived,
     EffectFailed,
     MessageReceived,
+    ModelEvaluated,
     OwnerPaused,
     OwnerResumed,
     TrainingFailed,
@@ -35,7 +36,18 @@ from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut
-from fedpatch.shared.wire.messages import Accept, Body, Cancel, Committed, Failed, Offer, Progress, Refused, WorkRequest
+from fedpatch.shared.wire.messages import (
+    Accept,
+    Body,
+    Cancel,
+    Committed,
+    Evaluation,
+    Failed,
+    Offer,
+    Progress,
+    Refused,
+    WorkRequest,
+)
 from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase, RefuseReason
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
 from tests.device_agent.effect_runners import PlayedDevice, performer_of
@@ -320,6 +332,19 @@ class TestPersonalModelPutOff:
         assert device.performer.owes_model
         device.performer.make_owed_model()
         assert isinstance(device.trainer.given[-1], MakeModel)
+
+    def test_an_evaluate_round_leaves_it_due_and_is_not_put_off_itself(self, tmp_path):
+        device, _ = self.commit_second(tmp_path)
+        due = device.performer.next_deadline()
+        asked = replace(REQUEST, evaluate=True)
+        device.perform(device.job.handle(requested(said(asked, 3)), 0.0))
+        device.download()
+        command = device.trainer.given[-1]
+        assert (command.evaluate, command.make_model, command.hold) == (True, False, False)
+        evaluation = Evaluation(REQUEST.model.digest, 0.5, 20, 0.25)
+        device.perform(device.job.handle(ModelEvaluated(command.key, evaluation), 2.0))
+        assert device.performer.owes_model
+        assert device.performer.next_deadline() == due
 
     def test_next_training_drops_it(self, tmp_path):
         device, models = self.commit_second(tmp_path)

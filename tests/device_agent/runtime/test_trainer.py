@@ -229,6 +229,7 @@ def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_pat
     until_logged(caplog, "Traceback")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "data", "problem"),
     [

@@ -38,6 +38,11 @@ PUBLIC = Schema(
 OF = ResidualOf("delta-int8", PUBLIC.digest, "run", 1)
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    return memory_path
+
+
 def left(number: float) -> dict[str, np.ndarray]:
     """What a round left: its number everywhere."""
     return {"fc.weight:residual": np.full((64, 40), number, np.float32)}
@@ -178,6 +183,7 @@ class Device:
         return raw[raw.index(b"tensors") :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("private", "encoding"),
     [

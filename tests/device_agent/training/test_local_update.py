@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
@@ -21,9 +21,12 @@ from fedpatch.shared.tensors.patches import split
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
+from fedpatch.shared.wire.plan_terms import make_terms
 from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.toy_tasks import TIED, TOY, random_data
+
+DITTO = replace(SGD, **make_terms(0.0, personal="ditto:0.5"))
 
 PLANS = {"sgd": SGD, "adam": ADAM}
 
@@ -46,7 +49,7 @@ class Device:
         return self.local_update.run(command, lambda done, total: None, cancelled)
 
     def patch(self, scene):
-        key = PatchKey(scene.task.name, scene.model.digest, str(scene.policy))
+        key = PatchKey(scene.task.name, scene.model.digest, f"{scene.policy} {scene.plan.kind}".strip())
         return self.store.load(key, "another run", 0)
 
 
@@ -66,6 +69,62 @@ def test_public_tensors_leave_and_private_ones_stay(tmp_path, device, private, p
     scene.policy.patch(scene.whole).check(device.patch(scene).values)
     assert device.patch(scene).batches_done == report.steps == 5
     assert meta == {name: value for name, value in asdict(report).items() if name != "user_accuracy_independent"}
+
+
+def test_a_patch_of_one_plan_is_not_read_under_another(tmp_path, device):
+    """The second plan begins with the initial patch, as on a device that has never trained."""
+    plans = (replace(SGD, **make_terms(0.0, "public,private")), replace(SGD, **make_terms(0.0, "all")))
+    scene, other = (Scene(tmp_path, TOY, plan, "all") for plan in plans)
+    device.run(scene.command())
+    device.run(other.command())
+    new = Device(tmp_path, "new")
+    new.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), new.store, "ann", private="none")
+    new.run(other.command())
+    assert_equal(device.patch(other).values, new.patch(other).values)
+
+
+def copy_of(device, scene):
+    key = PatchKey(scene.task.name, scene.model.digest, f"{scene.policy} {scene.plan.kind}")
+    return dict(PatchStore(device.store.directory / PERSONAL).load(key, "another run", 0).values)
+
+
+def test_a_personal_copy_changes_no_bit_of_update_and_patch(tmp_path, device):
+    plain, ditto = (Scene(tmp_path, TOY, plan, "affine") for plan in (SGD, DITTO))
+    updates = [scene.update(device.run(scene.command())[0])[1] for scene in (plain, ditto)]
+    assert_equal(updates[1], updates[0])
+    assert_equal(device.patch(ditto).values, device.patch(plain).values)
+
+
+def test_a_repeated_round_trains_the_personal_copy_once(tmp_path, device):
+    scene = Scene(tmp_path, TOY, DITTO, "affine")
+    device.run(scene.command())
+    for _ in range(2):
+        device.run(scene.command(round=2))
+    other = Device(tmp_path, "other")
+    other.local_update = LocalUpdate(LocalTrainer(TOY, random_data("ann", 23)), other.store, "ann", private="none")
+    for round in (1, 2):
+        other.run(scene.command(round=round))
+    assert_equal(copy_of(device, scene), copy_of(other, scene))
+
+
+@pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
+@pytest.mark.parametrize("kind", ["ditto", "pfedme"])
+def test_an_update_holds_no_trace_of_the_personal_copy(tmp_path, device, encoding, kind):
+    """Statistics of batch norm are left out: pFedMe's model and copy have the same, which travel as the policy says."""
+    scene = Scene(tmp_path, TOY, replace(SGD, **make_terms(0.0, personal=f"{kind}:0.5")), "none")
+    for round in (1, 2):
+        device.run(scene.command(round=round, encoding=encoding))
+        raw, copy = raw_update(tmp_path / "update", encoding), copy_of(device, scene)
+        assert len(copy) == len(scene.model.names)
+        for name in (one.name for one in scene.model.specs if one.trainable):
+            assert not [trace for trace in traces(copy[name]) if trace in raw], name
+
+
+def test_owner_limit_counts_the_steps_of_the_personal_copy(tmp_path, device):
+    scene = Scene(tmp_path, TOY, DITTO, "affine")
+    device.local_update.bound(max_steps=9, max_epochs=0)
+    with pytest.raises(UsageError, match="10 training steps are asked for, those of the personal copy among them"):
+        device.run(scene.command())
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -15,7 +15,7 @@ import torch
 from fedpatch.device_agent.models.personal import PersonalModel
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
 from fedpatch.device_agent.state.model_cache import ModelCache
-from fedpatch.device_agent.state.patch_store import PatchStore
+from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.device_agent.training.model_export import ModelExport
@@ -24,6 +24,7 @@ from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import load_tensors, to_tensors
 from fedpatch.shared.wire.messages import UpdateReport, is_delta
+from fedpatch.shared.wire.plan_terms import PersonalCopy
 from tests.device_agent.device_rounds import ADAM, POLICIES, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 
@@ -363,6 +364,33 @@ def test_model_made_again_after_a_restart_is_that_of_the_round(tmp_path, private
     found = device.personal.predict(device.data.test_x)
     np.testing.assert_allclose(found, trained, atol=1e-4 if encoding == "fp32+zstd" else 0.1)
     assert device.personal.metadata.user_accuracy_before == done[1].user_accuracy_before
+
+
+def test_personal_copy_becomes_the_model_after_a_restart_too(tmp_path):
+    """The reported accuracies are those of the copy."""
+    device = Device(tmp_path, private="none")
+    ditto = replace(ADAM, personal=PersonalCopy("ditto", 0.1))
+    report = device.play(1, plan=ditto)
+    copy = PatchStore(tmp_path / "patches" / PERSONAL).load(
+        PatchKey("toy", device.trainer.schema.digest, "none ditto"), "run", 2
+    )
+    device.trainer.load(copy.values)
+    with torch.no_grad():
+        expected = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
+    np.testing.assert_allclose(device.personal.predict(device.data.test_x), expected, atol=1e-4)
+    assert device.personal.metadata.user_accuracy == report.user_accuracy_after
+    assert device.personal.metadata.private_values == "trained"
+    command = device.scene.command(round=2, plan=ditto)
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    with torch.no_grad():
+        expected = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
+    other = LocalTrainer(TOY, device.data)
+    export = ModelExport(other, ModelStore(tmp_path / "models"), 1.0)
+    restarted = LocalUpdate(other, PatchStore(tmp_path / "patches"), "ann", export=export, private="none")
+    restarted.make_model_again(command, done[0])
+    assert device.models.publish("toy", "run", 2) is not None
+    np.testing.assert_allclose(device.personal.predict(device.data.test_x), expected, atol=1e-4)
 
 
 def test_model_put_off_is_the_one_that_was_trained(tmp_path):

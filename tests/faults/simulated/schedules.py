@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 from fedpatch.coordinator.guard.stop_request import STOP_FILE
 from fedpatch.coordinator.settings import RunSettings
+from tests.faults.schedules import seeds
 from tests.faults.simulated.device import FLEET
 from tests.faults.simulated.verdict import judge
 from tests.faults.simulated.wire import Weather
@@ -37,6 +39,13 @@ class Schedule:
     def at(self, moment_s: float, fault: Fault) -> Schedule:
         self.faults.append((moment_s, fault))
         return self
+
+
+def chunks(quick: int, ci: int, size: int = 10) -> list[list[int]]:
+    """Seeds to draw from, by chunks: those of FAULT_SEEDS (`make faults`); without it the first few, more with CI=true."""
+    given = os.environ.get("FAULT_SEEDS")
+    chosen = seeds(given) if given else list(range(ci if os.environ.get("CI") else quick))
+    return [chosen[first : first + size] for first in range(0, len(chosen), size)]
 
 
 class Failed(AssertionError):

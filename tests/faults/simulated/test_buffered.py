@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from tests.faults.simulated.schedules import Schedule, buffered, draw_buffered, kill_coordinator, play, stop
-
-_CHUNK = 20
-SEEDS = range(200 if os.environ.get("CI") else 40)
+from tests.faults.simulated.schedules import Schedule, buffered, chunks, draw_buffered, kill_coordinator, play, stop
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +18,9 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", SEEDS[::_CHUNK])
-def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(first):
-    for seed in range(first, first + _CHUNK):
+@pytest.mark.parametrize("seeds", chunks(20, 60), ids=str)
+def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(seeds):
+    for seed in seeds:
         play(draw_buffered(seed))
 
 

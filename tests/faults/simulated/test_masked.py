@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.simulated.schedules import Schedule, draw_masked, masked, play
-
-_CHUNK = 10
-SEEDS = range(200 if os.environ.get("CI") else 20)
+from tests.faults.simulated.schedules import Schedule, chunks, draw_masked, masked, play
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +26,8 @@ def test_masked_rounds_without_faults_have_everybody_in_them():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", SEEDS[::_CHUNK])
-def test_drawn_schedule_of_masked_rounds_keeps_all_promises(first):
+@pytest.mark.parametrize("seeds", chunks(10, 40), ids=str)
+def test_drawn_schedule_of_masked_rounds_keeps_all_promises(seeds):
     """Kills before writes on both sides, lost and repeated messages, reboots, several epochs."""
-    for seed in range(first, first + _CHUNK):
+    for seed in seeds:
         play(draw_masked(seed))

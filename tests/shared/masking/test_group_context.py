@@ -43,7 +43,7 @@ def secure(**changes):
         replace(REQUEST, model=replace(REQUEST.model, digest="ac" * 32)),
         *(
             replace(REQUEST, plan=replace(REQUEST.plan, **one))
-            for one in ({"seed": 1}, {"learning_rate": 0.2}, {"steps": 3})
+            for one in ({"seed": 1}, {"learning_rate": 0.2}, {"steps": 3}, {"prox": 0.1})
         ),
         *(
             secure(**one)

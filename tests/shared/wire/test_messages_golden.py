@@ -5,6 +5,8 @@ A change here is a change of the protocol: devices in the field speak the old by
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedpatch.shared.wire.chunked_transfer import Chunk, decode_chunk, encode_chunk
@@ -31,6 +33,7 @@ from fedpatch.shared.wire.messages import (
     Decline,
     DeviceState,
     Envelope,
+    Evaluation,
     Failed,
     Grant,
     JobStatus,
@@ -128,6 +131,7 @@ BODIES: dict[str, Body] = {
     "need": Need(MODEL, b"\x0a"),
     "progress": Progress(JobPhase.TRAINING, 15, 30),
     "offer": Offer(Manifest(UPDATE, 200_000, 98_304, 3, "fp16+zstd", 400_000, SCHEMA)),
+    "evaluation": Evaluation(MODEL, 0.875, 100, 0.25),
     "failed": Failed(FailReason.UNWILLING, Condition.PAUSED),
     "coordinator_state": CoordinatorState(True, "c0ffee"),
     "claim": Claim("c0ffee"),
@@ -170,6 +174,13 @@ def test_messages_are_encoded_to_these_bytes(name):
 @pytest.mark.parametrize("name", sorted(BODIES))
 def test_golden_bytes_are_decoded_to_messages(name):
     assert decode(golden(name)) == envelope(name)
+
+
+def test_a_request_that_asks_to_measure_differs_by_one_key_and_any_other_request_by_none():
+    asked = replace(envelope("work_request"), body=replace(BODIES["work_request"], evaluate=True))
+    assert decode(encode(asked)).body.evaluates
+    assert encode(asked).endswith(b"\xa8evaluate\xc3")
+    assert b"evaluate" not in golden("work_request")
 
 
 def test_chunk_is_encoded_to_these_bytes():

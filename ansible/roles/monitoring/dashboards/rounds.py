@@ -102,6 +102,12 @@ def _quality() -> Section:
                 look,
             ),
             lines("What training adds", "Mean user accuracy before and after local training.", moments, look),
+            lines(
+                "All devices",
+                "User accuracy of all devices that answered the last evaluate round (evaluate_every), without training.",
+                [Query(f'fedpatch_evaluation{{{OF}, stat="{stat}"}}', stat) for stat in ("mean", "p10", "min")],
+                look,
+            ),
         ],
     )
 

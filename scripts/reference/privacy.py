@@ -1,0 +1,70 @@
+"""The page privacy.md: measured fleets from results/privacy, and the noise of planned fleets from shared.privacy."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from fedpatch.shared.privacy.plan import make_plan
+from scripts.reference.markdown import render, table
+from scripts.reference.robustness import RESULTS
+
+OUTCOMES = RESULTS / "privacy" / "outcomes.json"
+EPSILON = 8.0
+DEVICES = (10, 100, 1_000, 10_000)
+PLANNED = (
+    ("199,000 (2NN)", 199_000, 7),
+    ("199,000", 199_000, 50),
+    ("10,000 (adapter)", 10_000, 7),
+    ("1,000 (shared head, the rest frozen)", 1_000, 7),
+)
+
+
+def page() -> str:
+    """Return the page."""
+    outcomes = json.loads(OUTCOMES.read_text("utf-8"))
+    central = [one for one in outcomes if one["plan"].get("dp", "central") == "central"]
+    return render(
+        "privacy.md",
+        planned=planned(),
+        central=measured(central),
+        distributed=measured(one for one in outcomes if one not in central),
+    )
+
+
+def planned() -> str:
+    """Format the noise over the clip by public values, rounds and devices."""
+    rows = []
+    for words, parameters, rounds in PLANNED:
+        plans = (make_plan(devices=count, parameters=parameters, rounds=rounds, epsilon=EPSILON) for count in DEVICES)
+        rows.append((words, str(rounds), *(f"{float(f'{plan.ratio:.2g}'):g}" for plan in plans)))
+    return table(("public values", "rounds", *(f"{count:,} devices" for count in DEVICES)), rows)
+
+
+def measured(outcomes: Iterable[dict[str, Any]]) -> str:
+    """Format user accuracy with and without noise, means over the seeds."""
+    rows = [
+        (
+            one["fleet"],
+            f"{one['plan']['devices']}",
+            f"{one['plan']['rounds']}, {one['clip']:g}",
+            f"{one['plan']['ratio']:.2g}",
+            f"`{one['plan']['verdict']}`",
+            f"{len(one['seeds'])}",
+            *(f"{statistics.fmean(one[f'user_accuracy_{name}']):.3f}" for name in ("without", "with")),
+        )
+        for one in outcomes
+    ]
+    heads = (
+        "shared",
+        "devices",
+        "rounds, clip",
+        "noise / clip",
+        "verdict of `privacy plan`",
+        "seeds",
+        "UA without",
+        "UA with epsilon 8",
+    )
+    return table(heads, rows)

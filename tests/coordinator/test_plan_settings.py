@@ -1,0 +1,45 @@
+"""Settings of a run that are terms of its plan: they reach the plan, and nonsense is refused with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedpatch.coordinator.runtime.run_preparation import prepare
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError, UsageError
+from fedpatch.shared.wire.plan_terms import make_terms
+
+
+def loaded(**flags: Any) -> RunSettings:
+    return load(RunSettings, file=None, environ={}, flags=flags)
+
+
+@pytest.mark.parametrize("terms", [{}, {"prox": 0.1}, {"phases": "private:5,public:20s"}, {"personal": "ditto:0.1"}])
+def test_terms_of_the_settings_are_those_of_the_plan(terms):
+    plan = prepare(loaded(private="names:fc3.*", **terms)).plan
+    assert plan.terms == make_terms(**{"prox": 0.0, **terms})
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"prox": -1.0}, "prox"),
+        ({"phases": "head"}, "such as private:5,public:1"),
+        ({"phases": "private:1,public:1", "private": "none"}, "set private to head"),
+        ({"phases": "private:1"}, "add public or all"),
+        ({"phases": "public:1", "steps": 5}, "leave epochs and steps out"),
+        ({"phases": "public:1", "personal": "ditto:1"}, "leave phases or personal out"),
+        ({"personal": "ditto"}, r"such as ditto:0\.1"),
+    ],
+)
+def test_terms_that_do_not_fit_are_refused(flags, words):
+    with pytest.raises(ConfigError, match=words):
+        loaded(**flags)
+
+
+def test_phase_without_trained_values_is_refused():
+    with pytest.raises(UsageError, match="phase private has nothing to train"):
+        prepare(loaded(private="stats", phases="private:1,public:1"))
