@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ class RoundSettings(Settings):
         le=100_000,
         unit="updates",
         default_means="the share quorum",
-        help="Number of updates that end a round, in place of the share quorum.",
+        help="Number of updates that end a round, in place of the share quorum; a round aims for as many devices at least.",
     )
     late: str = setting(
         "refuse",
@@ -198,7 +198,9 @@ class RoundSettings(Settings):
         help="Longest time of a round. auto: 600 s for the first round, then three times the time of earlier rounds, at "
         "least 60 s, doubled after a quorum missed for lack of time.",
     )
-    grace_s: float = _deadline(10.0, ge=0.0, help="Time for other devices after the quorum.")
+    grace_s: float = _deadline(
+        10.0, ge=0.0, help="Time for other devices after the quorum; with late = carry, 0 if not set."
+    )
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
     encoding: str = setting("delta-int8", group=_TRANSFER, choices=(*ENCODINGS, *MASKED_ENCODINGS), help=ENCODING_HELP)
@@ -397,10 +399,11 @@ class RoundSettings(Settings):
 
     @classmethod
     def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the defaults of a masked run, where `secure` is set."""
+        """Return the defaults of buffered rounds and of a masked run, where `late` or `secure` is set."""
+        fitting: dict[str, Any] = fitting_grace(values)
         if values["secure"] == "off":
-            return {}
-        return {
+            return fitting
+        return fitting | {
             "strategy": "fedavg",
             "norm_bound": "off",
             "max_num_examples": "off",
@@ -525,8 +528,15 @@ class RoundSettings(Settings):
     def _uncarriable(self) -> list[tuple[str, ...]]:
         """Problems of settings that do not fit buffered rounds, and of settings of these in another run."""
         if self.late != "carry":
-            words = f"{self.concurrency} limits devices with carried work; set late = carry, or use participation"
-            return [("concurrency", words, "late")] if self.concurrency is not None else []
+            return [
+                (
+                    name,
+                    f"{getattr(self, name)} has no effect with late = {self.late}; set late = carry, or leave it out",
+                    "late",
+                )
+                for name in ("max_staleness", "staleness_power", "concurrency")
+                if getattr(self, name) != next(one.default for one in fields(self) if one.name == name)
+            ]
         problems: list[tuple[str, ...]] = []
         if self.masked:
             words = (
@@ -545,9 +555,11 @@ class RoundSettings(Settings):
                 "use mean, or late = refuse"
             )
             problems.append(("aggregate", words, "late"))
-        if self.quorum_updates and self.concurrency and self.concurrency < self.quorum_updates:
-            words = f"{self.concurrency} is less than quorum_updates = {self.quorum_updates}, so no round would end; raise it"
-            problems.append(("concurrency", words, "quorum_updates"))
+        for name in ("quorum_updates", "min_cohort"):
+            least = getattr(self, name)
+            if least and self.concurrency and self.concurrency < least:
+                words = f"{self.concurrency} is less than {name} = {least}, so no round would end; raise it"
+                problems.append(("concurrency", words, name))
         return problems
 
     def _unreadable(self) -> list[tuple[str, ...]]:
@@ -575,6 +587,11 @@ class RoundSettings(Settings):
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
+
+
+def fitting_grace(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of `grace_s` of buffered rounds, where a device after the quorum loses nothing."""
+    return {"grace_s": 0.0} if values["late"] == "carry" else {}
 
 
 def _needs_16_bits(values: Mapping[str, Any]) -> bool:

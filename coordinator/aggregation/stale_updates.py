@@ -24,7 +24,7 @@ class Staleness:
 
     Attributes:
         versions: Versions that the model has advanced since its base.
-        factor: Factor of its weight, above 0 and at most 1.
+        factor: Factor of its weight, above 0; above 1 where the power is negative.
         base: The tensors of its base.
     """
 

@@ -115,20 +115,20 @@ class WeightedMean:
         """The examples of all updates."""
         return self._sum.weight
 
-    def add(self, tensors: Tensors, num_examples: int, share: float = 1.0) -> None:
+    def add(self, tensors: Tensors, num_examples: int, factor: float = 1.0) -> None:
         """Add one update.
 
         Args:
             tensors: The update.
             num_examples: The examples that it weighs.
-            share: The share of that weight that counts.
+            factor: Factor of that weight.
 
         Raises:
             SchemaMismatch, UpdateRefused: The update does not fit; the mean is unchanged.
         """
         _check_num_examples(num_examples)
         self.schema.check(tensors)
-        self._sum.add(tensors, num_examples * share)
+        self._sum.add(tensors, num_examples * factor)
         self.num_updates += 1
 
     def result(self) -> dict[str, Array]:

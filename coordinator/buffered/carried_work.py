@@ -2,7 +2,7 @@
 
 With `late = "carry"` the end of a round cancels no device that trains or uploads. Its work is carried: the update is accepted
 in a later round, and aggregated as the difference from its own base (coordinator.aggregation.stale_updates). The device
-notices nothing: its messages bear the epoch and the round of its request, and so do the answers.
+learns nothing of it: its messages bear the epoch and the round of its request, and so do the answers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CarriedWork:
         version: Completed rounds of its base model (ServerState.round).
         base: Digest of its base model.
         encoding: The encoding of its update.
-        busy: Whether the device is at it, as far as is known. A device that is not may still offer its update.
+        busy: Whether the device is known to work. A device without this sign may still offer its update.
     """
 
     round: int
@@ -90,6 +90,14 @@ class CarriedDevices:
         """Return the work of a device for a round; None if it has none."""
         work = self.works.get(device)
         return work if work is not None and work.round == round_number else None
+
+    def add(self, works: Mapping[str, CarriedWork]) -> None:
+        """Add the work of devices at the end of a round."""
+        self.works |= works
+
+    def take(self, device: str) -> CarriedWork:
+        """Remove and return the work of a device."""
+        return self.works.pop(device)
 
     def note(self, device: str, *, busy: bool, epoch: int | None = None) -> None:
         """Note a sign of a device with carried work.

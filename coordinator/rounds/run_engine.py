@@ -148,6 +148,8 @@ class Engine:
         self.carried = CarriedDevices(carried)
         self._waiting: dict[str, CommittedUpdate] = dict(waiting or {})
         self._speeds = SpeedClasses()
+        # Works that were too old for the model of the open round.
+        self._expired = 0
         self._uploads = new_scheduler(spec, jitter)
         needs = {PRIVACY_FEATURE: NO_PRIVACY} if spec.privacy is not None else {}
         if spec.secure is not None:
@@ -267,10 +269,10 @@ class Engine:
         if known_boot and known_boot != self.fleet.boot(device):
             self._absences.restarted(device)
         effects = self.open.on_presence(device, known_boot, state, now) if self.open and not repeated else []
-        self._note_carrier(device, state, now)
+        self._note_carrier(device, known_boot, state, now)
         return effects + self._advance(now)
 
-    def _note_carrier(self, device: str, state: DeviceState, now: float) -> None:
+    def _note_carrier(self, device: str, known_boot: str, state: DeviceState, now: float) -> None:
         """Note by its presence whether a device is still at its carried work."""
         work = self.carried.works.get(device)
         if work is None:
@@ -279,6 +281,8 @@ class Engine:
         if state.online:
             busy = job is not None and (job.run, job.round) == (self.spec.run, work.round)
             self.carried.note(device, busy=busy)
+            if not busy and state.boot not in (known_boot, ""):
+                self._uploads.release(device)
         self._count_expected(now)
 
     def _count_expected(self, now: float) -> None:
@@ -316,15 +320,17 @@ class Engine:
         if self.open is not None and device in self.open.works:
             return self.open.on_message(device, envelope.body, now)
         body = envelope.body
-        work = replace(work, epoch=envelope.epoch)
+        work = replace(work, epoch=envelope.epoch, busy=True)
         match body:
             case Offer() if self.open is not None and self.open.takes(device):
-                del self.carried.works[device]
+                self.carried.take(device)
                 self.open.admit(device, work, now)
                 self._count_expected(now)
                 return self.open.on_message(device, body, now)
             case Offer() if self.open is not None and device in self.open.round.participants:
-                return self._envelopes.answer_stale(device, envelope, self._word(device, RefuseReason.SUPERSEDED))
+                return self._envelopes.answer_stale(
+                    device, envelope, self._known_reason(device, RefuseReason.SUPERSEDED)
+                )
             case Offer():
                 # Between two rounds: the next one takes the update.
                 pause_s = min(KEEP_S, max(BETWEEN_ROUNDS_S, self._next_round_at - now))
@@ -333,18 +339,18 @@ class Engine:
                 # Chunks on their way still arrive. Missing ones of an older model are not published again; those of deltas are.
                 if self.open is not None and self.open.publishes(body.digest):
                     return self.open.resend(body, now)
-                del self.carried.works[device]
+                self.carried.take(device)
                 self._count_expected(now)
                 return [self._envelopes.answer_carried(device, work, Cancel("stale"))]
             case Failed() | Decline():
-                del self.carried.works[device]
+                self.carried.take(device)
                 self._count_expected(now)
             case Accept() | Progress():
                 self.carried.note(device, busy=True, epoch=envelope.epoch)
                 self._count_expected(now)
         return []
 
-    def _word(self, device: str, reason: RefuseReason) -> RefuseReason:
+    def _known_reason(self, device: str, reason: RefuseReason) -> RefuseReason:
         """Return a reason that the device knows."""
         return reason if self.fleet.knows(device, CARRY_FEATURE) else RefuseReason.LATE
 
@@ -394,26 +400,39 @@ class Engine:
     def _suspend(self, now: float) -> list[Effect]:
         pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
         self.open = None
-        return [*pause, *self._stop(Stopped.FAILED, "")]
+        # No cancels: a resume takes the updates of the devices that are at work.
+        self.stopped = Stopped.FAILED
+        return [*pause, EndRun(Stopped.FAILED, "")]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
         # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.
         current = self._current(event)
         current.version = event.version
-        if self.spec.carry is not None:
-            self.carried.expire(event.version, self.spec.carry.max_staleness)
+        # After a crash between a checkpoint and its record, work may be too old already.
+        self._expired, cancels = self._expire(event.version)
         begun = current.begin(event.manifest, now, event.deltas, event.secure)
-        return begun + self._take_uploads(current, now) + self._advance(now)
+        self._take_uploads(current, now)
+        return cancels + begun + self._advance(now)
 
-    def _take_uploads(self, current: ActiveRound, now: float) -> list[Effect]:
+    def _expire(self, version: int) -> tuple[int, list[Effect]]:
+        """Return the number of works whose base is too old for the next version, and the effects that end them."""
+        if self.spec.carry is None:
+            return 0, []
+        stale = self.carried.expire(version, self.spec.carry.max_staleness)
+        for device in stale:
+            self._uploads.release(device)
+        return len(stale), [
+            self._envelopes.answer_carried(device, work, Cancel("stale")) for device, work in sorted(stale.items())
+        ]
+
+    def _take_uploads(self, current: ActiveRound, now: float) -> None:
         """Take in the devices that were uploading when the last round ended, so that their uploads go on."""
         for device in [device for device in self.carried.works if self._uploads.holds(device)]:
             if current.takes(device):
-                current.admit(device, self.carried.works.pop(device), now)
+                current.admit(device, self.carried.take(device), now)
                 current.round.handle(device, ParticipantEvent.OFFER, now)
         if self.spec.carry is not None:
             self._count_expected(now)
-        return []
 
     def _on_update_stored(self, event: UpdateStored, now: float) -> list[Effect]:
         # Algorithm 1, lines 15 to 18: the upload of a client is complete.
@@ -519,7 +538,7 @@ class Engine:
         current = (spec.run, spec.epoch, self.open.round.number if self.open else 0)
         if self.open is None or (envelope.run, envelope.epoch, envelope.round) != current:
             older = self.spec.carry is not None and envelope.run == spec.run and envelope.round <= self.last_round
-            return self._word(device, RefuseReason.STALE) if older else RefuseReason.LATE
+            return self._known_reason(device, RefuseReason.STALE) if older else RefuseReason.LATE
         if device not in self.open.round.participants:
             return RefuseReason.NOT_INVITED
         phase = self.open.round.phase
@@ -564,7 +583,7 @@ class Engine:
             spent_s = opening.ledger.spent_s + now - self._started_at
             taken = {device for device, update in opening.updates.items() if update.work is not None}
             for device in taken & self.carried.works.keys():
-                del self.carried.works[device]
+                self.carried.take(device)
             return self._open_round(replace(opening, ledger=replace(opening.ledger, spent_s=spent_s)), now)
         spec = self.spec
         # An evaluate round after a training round asks the devices that are there, and does not wait for others.
@@ -581,7 +600,8 @@ class Engine:
     def _select(self, number: int) -> RoundStart:
         # Algorithm 1, line 3: select the clients of the round, a share C of those that can be asked.
         spec, meant = self.spec, self._meant()
-        engaged = self.carried.busy | self._waiting.keys()
+        uploading = {device for device in self.carried.works if self._uploads.holds(device)}
+        engaged = self.carried.busy | uploading | self._waiting.keys()
         room = meant if spec.carry is None else max(0, meant - len(self._waiting) - self._at_carried_work())
 
         def draw_some(devices: Sequence[str]) -> Selection:
@@ -638,8 +658,8 @@ class Engine:
         if self.evaluates_next:
             return max(1, devices_meant(self._standing, spec.evaluate_participation, policy.quorum, 1))
         if spec.carry is not None and spec.carry.concurrency is not None:
-            return max(policy.min_cohort, spec.carry.concurrency)
-        least = policy.min_cohort if spec.secure is None else max(policy.min_cohort, spec.secure.least)
+            return spec.carry.concurrency
+        least = max(policy.min_cohort, policy.quorum_updates or 0, 0 if spec.secure is None else spec.secure.least)
         return max(least, devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort))
 
     def _needed(self) -> int:
@@ -738,7 +758,9 @@ class Engine:
             # Owners' conditions and links change with time, so the pause grows with each failure.
             pause_s = min(self.spec.wait_s, self.spec.longest_pause_s, RETRY_S * 2 ** min(self._failed - 1, 30))
             self._pause_until = max(self._pause_until, now + pause_s)
-        if record.buffered is not None and self._stop_reason(now) is not None:
+        ends = self._stop_reason(now)
+        # A run that is stopped by its operator goes on with a resume, and so does its carried work.
+        if record.buffered is not None and ends is not None and ends[0] is not Stopped.INTERRUPTED:
             record = replace(record, buffered=replace(record.buffered, waiting=0, unused=len(self._waiting)))
             self.records[-1], self._waiting = record, {}
             return [*effects, RetractModel(), SaveRecord(record)]
@@ -755,29 +777,21 @@ class Engine:
 
     def _carry_on(self, current: ActiveRound, record: RoundRecord) -> tuple[RoundRecord, list[Effect]]:
         """Carry the work of a round that is over into the next one, and end work whose base is too old for that."""
-        carry = self.spec.carry
-        assert carry is not None
         aggregated = record.outcome == "aggregated"
         self._waiting = {} if aggregated else current.committed_work()
         staleness: Counter[str] = Counter()
         if aggregated:
             for device in current.reports:
                 staleness[str(self._age(current, device))] += 1
-        self.carried.works |= current.work_left()
-        version = current.version + aggregated
-        stale = self.carried.expire(version, carry.max_staleness)
+        self.carried.add(current.work_left())
+        stale, cancels = self._expire(current.version + aggregated)
         figures = BufferedFigures(
             carried=len(self.carried.works),
             waiting=len(self._waiting),
-            stale=len(stale),
+            stale=stale + self._expired,
             staleness=dict(sorted(staleness.items(), key=lambda one: int(one[0]))),
             weights=self._speeds.shares(self._weights_in(current)) if aggregated else (),
         )
-        cancels: list[Effect] = [
-            self._envelopes.answer_carried(device, work, Cancel("stale")) for device, work in sorted(stale.items())
-        ]
-        for device in stale:
-            self._uploads.release(device)
         return replace(record, buffered=figures), cancels
 
     def _age(self, current: ActiveRound, device: str) -> int:

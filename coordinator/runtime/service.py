@@ -192,7 +192,9 @@ class Service:
     def _handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Interrupt():
-                self._view.say("interrupted: cancelling the devices' work, saving")
+                goes_on = self._engine.spec.carry is not None
+                work = "the devices' work goes on" if goes_on else "cancelling the devices' work"
+                self._view.say(f"interrupted: {work}, saving")
                 return self._engine.handle(Interrupted(), now)
             case Connected():
                 _log.info("connected, MQTT %s", event.protocol)

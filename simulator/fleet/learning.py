@@ -7,7 +7,7 @@ carried work included (coordinator.aggregation). Updates travel exactly; their s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -99,7 +99,7 @@ class FleetLearning:
         self._folded: tuple[dict[str, int], tuple[float, ...]] = ({}, ())
 
     def _make_cohort(self, task: Task, ground: LearnerContext) -> Cohort:
-        self._learner: Learner = make_learner(task, LearnerContext(**{**vars(ground), "features": None}))
+        self._learner: Learner = make_learner(task, replace(ground, features=None))
         self._plan: TrainPlan = ground.plan
         return InProcess(self._learner)
 
@@ -234,7 +234,7 @@ class FleetLearning:
         return self._study.reached(learned.user_accuracy)
 
     def close(self) -> None:
-        """Free what the training holds."""
+        """Free the memory and the processes of the training."""
         self._simulation.close()
 
 

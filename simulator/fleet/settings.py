@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
-from fedpatch.coordinator.settings import RoundSettings
+from fedpatch.coordinator.settings import RoundSettings, fitting_grace
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
 
@@ -148,6 +149,11 @@ class FleetTerms(Settings):
         """Size of a chunk, of the model and of an update."""
         return self.chunk_kib * 1024
 
+    @classmethod
+    def fit(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of buffered rounds, as in a run."""
+        return fitting_grace(values)
+
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of a run's settings, and those of the simulation alone."""
         shared = {one.name: getattr(self, one.name) for one in fields(self) if one.name in _OF_A_RUN}
@@ -156,9 +162,10 @@ class FleetTerms(Settings):
             if getattr(self, name) > self.chunk_bytes * MAX_CHUNKS:
                 text = f"{getattr(self, name)} are more than {MAX_CHUNKS} chunks; make chunk_kib larger"
                 problems.append((name, text, "chunk_kib"))
-        if self.min_cohort > self.devices:
-            text = f"{self.min_cohort} is more than devices = {self.devices}, so no round would begin; make it smaller"
-            problems.append(("min_cohort", text, "devices"))
+        for name in ("min_cohort", "quorum_updates"):
+            if (getattr(self, name) or 0) > self.devices:
+                text = f"{getattr(self, name)} is more than devices = {self.devices}, so no round would begin; make it smaller"
+                problems.append((name, text, "devices"))
         return problems
 
     def run_spec(self, *, chunk_bytes: int) -> RunSpec:

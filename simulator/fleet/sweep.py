@@ -60,11 +60,14 @@ def combine(terms: FleetTerms, axes: Sequence[SweepAxis]) -> list[tuple[dict[str
     names = [axis.name for axis in axes]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--compare {twice}: is there twice; put all its values behind one")
+    given = public_values(terms)
+    # A default is left out, since it may follow from a value that is compared.
+    usual = {one.name: one.default for one in settings_of(FleetTerms)} | FleetTerms.fit(given)
+    shared = {name: value for name, value in given.items() if value != usual[name]}
     combined = []
     for values in itertools.product(*(axis.values for axis in axes)):
         changes = dict(zip(names, values, strict=True))
-        flags = {**public_values(terms), **changes}
-        combined.append((changes, load(FleetTerms, file=None, environ={}, flags=flags)))
+        combined.append((changes, load(FleetTerms, file=None, environ={}, flags={**shared, **changes})))
     return combined
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.run_effects import (
     AggregateUpdates,
@@ -19,10 +21,14 @@ from fedpatch.coordinator.rounds.run_events import (
     Aggregated,
     ChunkReceived,
     DevicePresence,
+    Interrupted,
     ModelPublished,
+    StopRequested,
+    Suspended,
     TimePassed,
     UpdateStored,
 )
+from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import (
     Accept,
@@ -244,6 +250,78 @@ def test_committed_updates_that_no_version_takes_are_counted_unused():
     assert saved.record.buffered is not None
     assert (saved.record.buffered.waiting, saved.record.buffered.unused) == (0, 1)
     assert saved.carried == {}
+
+
+def test_stop_after_the_round_keeps_carried_work_and_waiting_updates_for_a_resume():
+    made = carrying("abcd")
+    send(made, "d", TRAINING, 6.5)
+    next_version(made)
+    upload(made, "c", 1)
+    made.handle(StopRequested(), 9.0)
+    effects = made.handle(TimePassed(), 308.0)
+    [saved] = [one for one in effects if isinstance(one, SaveRecord)]
+    assert saved.record.buffered is not None
+    assert (saved.record.buffered.waiting, saved.record.buffered.unused) == (1, 0)
+    assert sorted(saved.carried) == ["c", "d"]
+    assert made.stopped is Stopped.INTERRUPTED
+    assert not [body for device, body in told(effects) if device in "cd"]
+
+
+@pytest.mark.parametrize("end", [Interrupted(), Suspended()])
+def test_end_of_the_process_cancels_no_carried_training(end):
+    made = carrying()
+    next_version(made)
+    assert not [body for device, body in told(made.handle(end, 8.0)) if device == "c"]
+
+
+@pytest.mark.parametrize("moment", ["before the offer", "between rounds"])
+def test_device_whose_upload_goes_on_is_not_invited_to_another_round(moment):
+    """A presence that is older than the job may come before the upload, and between two rounds."""
+    made = carrying(round_interval_s=20.0)
+    made.handle(TimePassed(), 20.0)
+    next_version(made, 20.0)
+    if moment == "before the offer":
+        made.handle(DevicePresence("c", there("b1")), 20.2)
+    assert isinstance(told(send(made, "c", Offer(update(BLOB)), 20.5, 1))[0][1], Grant)
+    made.handle(ChunkReceived("c", cut(BLOB, update(BLOB), 0)), 20.6)
+    report_all(made, "ab", 21.0)
+    made.handle(Aggregated(), 22.0)
+    if moment == "between rounds":
+        made.handle(DevicePresence("c", there("b1")), 22.5)
+    made.handle(TimePassed(), 40.0)
+    assert "c" not in [device for device, body in told(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
+    last = [made.handle(ChunkReceived("c", cut(BLOB, update(BLOB), index)), 40.5) for index in (1, 2, 3)][-1]
+    [stored] = [one for one in last if isinstance(one, StoreUpdate)]
+    assert stored.work is not None
+    assert stored.base_round == 1
+
+
+def test_upload_of_a_device_that_restarted_without_its_work_is_forgotten_between_rounds():
+    made = carrying(round_interval_s=20.0)
+    made.handle(TimePassed(), 20.0)
+    next_version(made, 20.0)
+    send(made, "c", Offer(update(BLOB)), 20.5, 1)
+    report_all(made, "ab", 21.0)
+    made.handle(Aggregated(), 22.0)
+    made.handle(DevicePresence("c", there("b2")), 22.5)
+    made.handle(TimePassed(), 40.0)
+    assert "c" in [device for device, body in told(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
+
+
+def test_work_that_is_too_old_for_a_published_model_is_cancelled():
+    made = carrying()
+    assert ("c", Cancel("stale")) in told(next_version(made, 7.0, 4))
+    assert made.carried.works == {}
+    report_all(made, "ab", 8.0)
+    made.handle(Aggregated(), 9.0)
+    assert made.records[-1].buffered is not None
+    assert made.records[-1].buffered.stale == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"carry": CARRY, "carries": True}])
+def test_round_of_a_share_aims_for_the_updates_that_end_it(changes):
+    made = asking("abcde", participation=0.2, quorum_updates=3, **changes)
+    assert len(current(made).round.participants) == 3
 
 
 def test_late_work_is_cancelled_where_late_updates_are_refused():

@@ -361,7 +361,7 @@ def test_run_fails_after_max_failed_rounds_that_follow_a_successful_one():
 
 
 class TestUnwilling:
-    """Devices that are there, but whose owners' preferences come first."""
+    """Online devices whose owners' preferences come first."""
 
     def test_device_is_not_invited_before_its_retry_time(self):
         made = waiting_engine("a", "b", rounds=9, devices=2, quorum=0.5)

@@ -278,6 +278,7 @@ class Oracle:
             counted = [device for owner, _, device in self._pool if owner == run]
             counted += [key[2] for key, number in self.folded.items() if (key[0], number) == (run, record.round)]
             if record.buffered is not None and record.buffered.unused:
+                assert self._is_last(run, record), f"round {record.round} leaves updates unused, and the run goes on"
                 self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run}
         if self._world.settings.masked:
             assert set(self.summed.get(run, ())) <= set(counted) or record.outcome == "failed"
@@ -289,6 +290,14 @@ class Oracle:
         assert in_books == expected, (
             f"round {record.round} counts {in_books} updates and examples, committed are {expected}: {_names(counted)}"
         )
+
+    def _is_last(self, run: str, record: RoundRecord) -> bool:
+        """Whether a run ends with this round: it is the last one, or one of too many that failed in a row."""
+        settings = self._world.settings
+        ended = {number: one.outcome for (owner, number), one in self.records.items() if owner == run}
+        before = range(record.round - settings.max_failed_rounds + 1, record.round)
+        failed = record.outcome == "failed" and all(ended.get(number) == "failed" for number in before)
+        return failed or record.round >= settings.rounds
 
     def _roll_back(self, run: str, last: int) -> None:
         assert self.damaged, f"the run goes back to round {last} though no checkpoint was damaged"

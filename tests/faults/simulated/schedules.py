@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedpatch.coordinator.guard.stop_request import STOP_FILE
 from fedpatch.coordinator.settings import RunSettings
 from tests.faults.schedules import seeds
 from tests.faults.simulated.device import FLEET
@@ -21,6 +22,7 @@ from tests.faults.simulated.world import Broken, World
 
 _MEMORY = Path("/dev/shm")
 _HORIZON_S = 90.0
+_STOPPED_SHARE = 0.3
 Fault = Callable[[World], None]
 
 
@@ -154,12 +156,17 @@ def draw_buffered(seed: int) -> Schedule:
         rounds=rng.randint(4, 7),
         quorum_updates=rng.choice((None, 1, 2, devices)),
         max_staleness=rng.choice((1, 2, 4)),
-        concurrency=rng.choice((None, devices)),
-        staleness_power=rng.choice((0.0, 0.5, 1.0)),
+        staleness_power=rng.choice((-1.0, 0.0, 0.5, 1.0)),
         round_interval_s=rng.choice((0.0, 0.0, 20.0)),
         grace_s=rng.choice((0.0, 5.0)),
     )
-    return replace(plain, settings=given)
+    # Fewer devices than the fleet, and no fewer than a round needs.
+    least = max(given.min_cohort, given.quorum_updates or 0)
+    given = replace(given, concurrency=rng.choice((None, rng.randint(least, devices))))
+    schedule = replace(plain, settings=given)
+    if rng.random() < _STOPPED_SHARE:
+        schedule.at(rng.uniform(1.0, _HORIZON_S), partial(stop, pause_s=rng.choice((1.0, 20.0))))
+    return schedule
 
 
 def draw(seed: int) -> Schedule:
@@ -240,6 +247,15 @@ def interrupt(world: World, *, pause_s: float) -> None:
     """Ctrl-C, and `fedpatch resume` later."""
     world.say(f"fault: Ctrl-C, for {pause_s:g} s")
     world.coordinator.interrupt(pause_s)
+
+
+def stop(world: World, *, pause_s: float) -> None:
+    """`fedpatch stop`: the run ends after its open round; and `fedpatch resume` later."""
+    directory = world.coordinator.directory / "runs" / world.oracle.run
+    if world.oracle.run and directory.is_dir():
+        world.say(f"fault: a stop after the open round, for {pause_s:g} s")
+        world.coordinator.pause_s = pause_s
+        (directory / STOP_FILE).touch()
 
 
 def reboot(world: World, *, jump_s: float, pause_s: float) -> None:

@@ -34,6 +34,7 @@ def test_a_policy_has_the_limits_of_a_run():
     [
         ({"recruit_deadline_s": 700.0, "deadline_s": 600.0}, "recruit_deadline_s"),
         ({"min_cohort": 31}, "min_cohort"),
+        ({"quorum_updates": 31}, "quorum_updates"),
         ({"upload_slots": 100, "upload_window": 100}, "upload_window"),
         ({"update_bytes": 2**31, "chunk_kib": 8}, "update_bytes"),
     ],
@@ -84,6 +85,13 @@ def test_every_combination_is_checked_before_any_is_played():
         combine(replace(SMALL, deadline_s=600.0), [SweepAxis("recruit_deadline_s", (1.0, 900.0))])
     with pytest.raises(UsageError, match="is there twice"):
         combine(SMALL, [SweepAxis("quorum", (0.5,)), SweepAxis("quorum", (0.6,))])
+
+
+def test_default_that_follows_from_a_compared_value_is_derived_in_each_combination():
+    rows = combine(SMALL, [SweepAxis("late", ("refuse", "carry"))])
+    assert [terms.grace_s for _, terms in rows] == [10.0, 0.0]
+    [(_, given)] = combine(replace(SMALL, grace_s=3.0), [SweepAxis("late", ("carry",))])
+    assert given.grace_s == 3.0
 
 
 def test_a_comparison_has_a_row_for_each_combination():
