@@ -63,6 +63,11 @@ class PatchKey:
     schema: str
     policy: str
 
+    @classmethod
+    def of_plan(cls, task: str, schema: str, policy: str, kind: str) -> PatchKey:
+        """Return the key of the patch under a kind of plan (`TrainPlan.kind`), "" for a plan without terms."""
+        return cls(task, schema, f"{policy} {kind}".strip())
+
     @property
     def file_name(self) -> str:
         """Name of the patch's file. A policy's text is no file name, so a hash distinguishes keys."""

@@ -64,12 +64,11 @@ class Storage:
             request: The work request.
             plan: The download that leads to the request's model.
         """
-        return self._patch_problem(PatchKey(task, request.schema, request.private)) or self._space_problem(
-            PatchKey(task, request.schema, request.private), request, plan
-        )
+        name = PatchKey.of_plan(task, request.schema, request.private, request.plan.kind).file_name
+        patch = self._directory / PATCHES / name
+        return self._patch_problem(patch) or self._space_problem(patch, request, plan)
 
-    def _patch_problem(self, key: PatchKey) -> StorageProblem | None:
-        path = self._directory / PATCHES / key.file_name
+    def _patch_problem(self, path: Path) -> StorageProblem | None:
         stamp = path, stamp_of(path), stamp_of(previous_of(path))
         known = self._known
         if known is None or known[0] != stamp:
@@ -80,13 +79,13 @@ class Storage:
         verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
         return StorageProblem(f"{known[1]}; {patch_mend(path)}", verdict)
 
-    def _space_problem(self, key: PatchKey, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
+    def _space_problem(self, patch: Path, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         try:
             disk = os.statvfs(self._directory)
         except OSError:
             return None
         needed = expected_bytes(request, plan) + _SPARE_BYTES
-        needed += _size(self._directory / PATCHES / key.file_name)
+        needed += _size(patch) + _size(patch.parent / PERSONAL / patch.name)
         # Parts of the same model are gone on with, others make room for it.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize

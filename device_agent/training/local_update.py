@@ -396,7 +396,7 @@ def _agreed(trainer: LocalTrainer, command: TrainCommand) -> tuple[PatchPolicy, 
 
 def _patch_key(trainer: LocalTrainer, policy: PatchPolicy, plan: TrainPlan) -> PatchKey:
     """Return the key of a round's patch: one for each policy and kind of plan."""
-    return PatchKey(trainer.task.name, trainer.schema.digest, f"{policy} {plan.kind}".strip())
+    return PatchKey.of_plan(trainer.task.name, trainer.schema.digest, str(policy), plan.kind)
 
 
 def _patch_values(state: PatchState, schema: Schema, task: Task, seed: int) -> dict[str, Array]:

@@ -91,6 +91,17 @@ def test_request_with_both_patches_damaged_is_declined_with_a_reason_it_knows(st
         PatchStore(state_dir / "patches").load(PATCH, RUN, 3)
 
 
+def test_request_whose_kind_of_plan_has_a_damaged_patch_is_declined(tmp_path: Path):
+    request = replace(NOW, plan=replace(NOW.plan, prox=0.1))
+    key = PatchKey.of_plan(TASK, request.schema, request.private, "prox")
+    PatchStore(tmp_path / "patches").save(PatchRecord(key, RUN, 1, PatchState(), PatchState({}, 1)))
+    spoil(tmp_path / "patches" / key.file_name)
+    assert isinstance(answer(tmp_path), Accept)
+    declined = answer(tmp_path, request)
+    assert isinstance(declined, Decline)
+    assert declined.reason is DeclineReason.STORAGE
+
+
 def test_request_with_one_patch_damaged_or_of_another_task_is_accepted(state_dir: Path):
     newest, before = paths(state_dir)
     for one in (newest, before):

@@ -107,6 +107,16 @@ def test_a_repeated_round_trains_the_personal_copy_once(tmp_path, device):
     assert_equal(copy_of(device, scene), copy_of(other, scene))
 
 
+def test_an_evaluation_measures_the_personal_copy_and_writes_nothing(tmp_path, device):
+    scene = Scene(tmp_path, TOY, DITTO, "affine")
+    _, report = device.run(scene.command())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    command = replace(scene.command(round=2), evaluate=True)
+    measured = device.local_update.evaluate(command, lambda: False)
+    assert measured.user_accuracy == report.user_accuracy_after
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 @pytest.mark.parametrize("kind", ["ditto", "pfedme"])
 def test_an_update_holds_no_trace_of_the_personal_copy(tmp_path, device, encoding, kind):
