@@ -15,6 +15,7 @@ import msgspec
 from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count
 
 BOOK = "privacy-book.fp"
@@ -28,6 +29,9 @@ class _Pages:
     earlier: dict[str, Count] = field(default_factory=dict)
     digest: str = ""
     devices: tuple[str, ...] = ()
+
+
+learn_types(_Pages)
 
 
 class PrivacyBook:

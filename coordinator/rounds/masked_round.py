@@ -23,6 +23,7 @@ from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.masking.keys import pair_mask_seed
 from fedpatch.shared.masking.signed_keys import check_signed_keys
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.masking_messages import GroupMember, MaskingKeys, Reveal, Roster, SecureTerms, Shares
 from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Progress
@@ -401,6 +402,9 @@ class _Names:
     """The content of an entry with a set of devices."""
 
     names: tuple[str, ...]
+
+
+learn_types(_Names)
 
 
 def _continue(group: MaskedGroup, updates: frozenset[str], *, closing: bool) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from fedpatch.shared.app.formatting import accuracy
 from fedpatch.shared.scripting.frames import frame_of
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count, Measure, Positive
 from fedpatch.shared.wire.messages import UpdateReport
 
@@ -284,6 +285,9 @@ class RoundRecord:
             raise ValueError(str(error)) from error
         check_figures(record.independent)
         return record
+
+
+learn_types(RoundRecord)
 
 
 def last_user_accuracy(records: Sequence[RoundRecord]) -> float | None:

@@ -20,6 +20,7 @@ from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
 from fedpatch.shared.tensors.schema import TensorSpec
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Evaluation, Manifest, ModelDelta, TrainPlan, UpdateReport
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
@@ -273,6 +274,8 @@ Answer = (
 
 COMMANDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 ANSWERS: dict[str, type[Answer]] = {kind.__name__: kind for kind in get_args(Answer)}
+_NAMED = tuple[str, msgspec.Raw]
+learn_types(_NAMED, *COMMANDS.values(), *ANSWERS.values())
 
 
 def write_message(stream: BinaryIO, message: Command | Answer) -> None:
@@ -303,7 +306,7 @@ def _read(stream: BinaryIO, kinds: dict[str, type[Message]]) -> Message | None:
     if len(frame) < length:
         raise WireError(f"training channel: the stream ended after {len(frame)} of a frame's {length} bytes")
     try:
-        name, fields = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
+        name, fields = msgspec.msgpack.decode(frame, type=_NAMED)
         return msgspec.msgpack.decode(fields, type=kinds[name])
     except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
         raise WireError(f"training channel: not a message: {error}") from error

@@ -35,6 +35,7 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
+from fedpatch.shared.typed_values import learn_types
 
 MARK = ".attempt"
 
@@ -104,6 +105,9 @@ class StoredModel:
     run: str
     round: int
     why: str
+
+
+learn_types(StoredModel)
 
 
 class ModelStore:

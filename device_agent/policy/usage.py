@@ -28,6 +28,7 @@ from msgspec import Meta
 
 from fedpatch.device_agent.policy.quiet_hours import local_now
 from fedpatch.shared.app.files import write_atomic
+from fedpatch.shared.typed_values import learn_types
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Duration = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -95,6 +96,9 @@ class DayUsage:
     def note(self, more: Usage) -> DayUsage:
         """The usage with `more` added."""
         return replace(self, latest=DailyBudget(self.latest.day, self.latest.spent.plus(more)))
+
+
+learn_types(DayUsage)
 
 
 class JobUsage:

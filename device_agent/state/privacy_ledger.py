@@ -20,6 +20,7 @@ from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.privacy.skellam import Release
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count
 
 LEDGER_NAME = "privacy-ledger"
@@ -77,6 +78,9 @@ class RunAccount:
 @dataclass(frozen=True)
 class _Content:
     runs: tuple[RunAccount, ...] = field(default=())
+
+
+learn_types(_Content)
 
 
 class PrivacyLedger:

@@ -12,6 +12,7 @@ from fedpatch.device_agent.state.download_files import file_digest
 from fedpatch.shared.app.checksummed_file import seal, unseal
 from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfinished, sync_directory, write_atomic
 from fedpatch.shared.errors import StateError, WireError
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.messages import Manifest, WorkRequest
 
@@ -29,6 +30,9 @@ class Spooled:
     key: JobKey
     manifest: Manifest
     request: WorkRequest | None = None
+
+
+learn_types(Spooled)
 
 
 class UpdateSpool:

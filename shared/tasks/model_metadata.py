@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fedpatch.shared.errors import StateError
+from fedpatch.shared.typed_values import learn_types
 
 FORMAT = 1
 OPSET = 17
@@ -107,6 +108,9 @@ class ModelMetadata:
     task_ref: str = ""
     prepare: Preparation | None = None
     inputs: InputStatistics | None = None
+
+
+learn_types(ModelMetadata)
 
 
 def to_json(metadata: ModelMetadata) -> bytes:

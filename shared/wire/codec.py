@@ -14,8 +14,9 @@ import msgpack
 import msgspec
 
 from fedpatch.shared.errors import WireError
+from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count, Word
-from fedpatch.shared.wire.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Envelope
+from fedpatch.shared.wire.messages import MAX_CHUNKS, PROTOCOL_VERSION, Body, Envelope, UpdateReport
 
 T = TypeVar("T")
 
@@ -62,6 +63,9 @@ class _Frame:
     e: Count
     n: Count
     b: dict[str, Any]
+
+
+learn_types(_Frame, UpdateReport, *BODY_TYPES.values())
 
 
 def encode(envelope: Envelope) -> bytes:
