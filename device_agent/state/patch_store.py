@@ -65,7 +65,14 @@ class PatchKey:
 
     @classmethod
     def of_plan(cls, task: str, schema: str, policy: str, kind: str) -> PatchKey:
-        """Return the key of the patch under a kind of plan (`TrainPlan.kind`), "" for a plan without terms."""
+        """Return the key of a round's patch.
+
+        Args:
+            task: Name of the task.
+            schema: Digest of the model's schema without moments.
+            policy: Text of the policy.
+            kind: Kind of the plan (`TrainPlan.kind`), "" for a plan without terms.
+        """
         return cls(task, schema, f"{policy} {kind}".strip())
 
     @property
