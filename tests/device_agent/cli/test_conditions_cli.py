@@ -41,7 +41,7 @@ def test_the_facts_are_told_with_their_sources(agent):
 def test_what_speaks_against_work_is_told_in_sentences(agent):
     lines = ["it would not accept work now:", "  it runs on its battery"]
     assert agent().out.splitlines()[-2:] == lines
-    lines = ["it would accept work now", "  whatever its preferences say: it runs on its battery"]
+    lines = ["it would accept work now", "  independent of its preferences: it runs on its battery"]
     assert agent("--admission", "always").out.splitlines()[-2:] == lines
 
 
