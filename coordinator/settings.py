@@ -91,7 +91,7 @@ class RoundSettings(Settings):
         group=_TRAINING,
         ge=0.0,
         le=1e6,
-        help="mu of FedProx: the loss of a device gets mu / 2 times its squared distance from the round's model.",
+        help="FedProx's mu: the loss of a device gets mu / 2 times its squared distance from the round's model.",
     )
     phases: str = setting(
         "",
