@@ -105,6 +105,8 @@ class _Fleet(Collector):
         yield _gauge("devices_showing", ("sign",), [((sign,), 1) for sign in signs])
         accuracies = [((s, m), 0.9) for s in ("mean", "p10", "min") for m in ("before", "after")]
         yield _gauge("user_accuracy", ("stat", "moment"), accuracies)
+        evaluation = [(("mean",), 0.9), (("p10",), 0.8), (("min",), 0.7), (("devices",), len(DEVICES))]
+        yield _gauge("evaluation", ("stat",), evaluation)
 
     def _counters(self) -> Iterator[Metric]:
         for name, (label, values) in _COUNTERS.items():
