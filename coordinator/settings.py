@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -535,7 +535,7 @@ class RoundSettings(Settings):
                     "late",
                 )
                 for name in ("max_staleness", "staleness_power", "concurrency")
-                if getattr(self, name) != next(one.default for one in fields(self) if one.name == name)
+                if getattr(self, name) != getattr(RoundSettings, name)
             ]
         problems: list[tuple[str, ...]] = []
         if self.masked:

@@ -86,7 +86,7 @@ class SpooledUpdates:
 
 
 def main() -> None:
-    """Memory that folding adds to this process."""
+    """Print the memory that folding adds to this process, in bytes."""
     task, count, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     with tempfile.TemporaryDirectory(prefix="fedpatch-aggregation-") as folder:
         updates = SpooledUpdates(task, count, Path(folder), resident=kind == "pass")

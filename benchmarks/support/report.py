@@ -116,7 +116,7 @@ def begun(benchmark: str, turns: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the line that names the machine. The load is that of other programs at the start of the measurement."""
+    """Return the processor, the versions and the load of other programs, on which the seconds depend."""
     return {
         "cpu": processor_name(),
         "commit": source_commit(),

@@ -29,7 +29,7 @@ _POLL_S = 0.05
 
 
 def play_alone(hosts: Hosts, dataset: Dataset, rounds: int) -> dict[str, Any]:
-    """Train without communication; yield the seconds of the slowest device in each round."""
+    """Train without communication; return the seconds of the slowest device in each round."""
     with contextlib.ExitStack() as stack:
         processes = {}
         for number, device in enumerate(device_names()):

@@ -15,7 +15,7 @@ from fedpatch.simulator.kernels.sparse_features import used_features
 
 
 class MatrixProducts:
-    """Return the matrix products of a model of linear layers, for the first `clients` clients (None: all).
+    """The matrix products of a model of linear layers, for the first `clients` clients (None: all).
 
     With `used_only`, the first layer has for each client only the features that its data use.
     """

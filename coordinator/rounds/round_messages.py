@@ -227,7 +227,7 @@ class ActiveRound:
         self._bytes_up = 0
         self._listen_at = now + PROBE_S
         self._unresponsive = UnresponsiveDevices(now)
-        # An evaluate round waits for all devices, whatever its quorum.
+        # An evaluate round waits for all devices, with any quorum.
         self._probed_at_quorum = ledger.evaluates
 
     def begin(

@@ -204,11 +204,7 @@ def resume_run(  # noqa: PLR0913 - one keyword per choice of the user
         run = registry.run(name)
         changes: dict[str, Any] = {"broker": broker, "rounds": rounds, "target_ua": target_ua, "metrics": metrics}
         changes |= {"encoding": encoding, "insecure": insecure or None}
-        changes["password_file"] = str(password_file.absolute()) if password_file else None
-        flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
-        settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
-        # A password that is given now replaces the file that the run began with.
-        settings = replace(settings, password=password, password_file=None) if password else settings
+        settings = _settings_of(run, state_dir, changes, password, password_file)
         return _go_on(registry, run, settings, view, ports)
 
 
@@ -249,10 +245,7 @@ def evaluate_run(
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)
-        changes = {"broker": broker, "password_file": str(password_file.absolute()) if password_file else None}
-        flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
-        settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
-        settings = replace(settings, password=password, password_file=None) if password else settings
+        settings = _settings_of(run, state_dir, {"broker": broker}, password, password_file)
         if hidden := next(replace(settings, late="refuse").unevaluable(), None):
             raise UsageError(
                 f"run {run.id} has {hidden[2]} = {getattr(settings, hidden[2])}; an evaluate round {hidden[1]}"
@@ -272,6 +265,17 @@ def evaluate_run(
     if stopped is Stopped.FAILED or not last:
         raise FedpatchError(f"run {run.id} was not evaluated: no device came")
     return last[0]
+
+
+def _settings_of(
+    run: RunInfo, state_dir: Path, changes: Mapping[str, Any], password: str | None, password_file: Path | None
+) -> RunSettings:
+    """Return the settings of a run, changed where a value is given."""
+    changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
+    flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
+    settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
+    # A password that is given now replaces the file that the run began with.
+    return replace(settings, password=password, password_file=None) if password else settings
 
 
 def _go_on(registry: Registry, run: RunInfo, settings: RunSettings, view: View, ports: Ports) -> RunSummary:

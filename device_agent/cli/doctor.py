@@ -136,7 +136,7 @@ def _check_private(private: Mapping[str, Any], checkup: Checkup) -> None:
 
 
 def _private_of_agent(settings: AgentSettings, directory: Path) -> Mapping[str, Any]:
-    """Return the facts that the running agent wrote; before that, the facts known without its model."""
+    """Return the private values that the running agent names; before that, those known without its model."""
     with suppress(FedpatchError):
         if private := read_standing(directory).status.get("private"):
             return dict(private)

@@ -169,7 +169,7 @@ def _in_words(standing: AgentStatus, now: float) -> list[str]:
 
 
 def _answer_in_words(status: Mapping[str, Any]) -> list[str]:
-    """Return the answer that an offer of work would get now."""
+    """Return the lines that say which answer an offer of work would get now."""
     if status.get("state") == STARTING:
         return ["it would not accept work now: its task is still being loaded"]
     if status.get("declines"):

@@ -145,7 +145,7 @@ def terms() -> frozenset[str]:
 
 
 def _mask_problems(study: Study) -> Iterator[str]:
-    """Return the settings that masked groups exclude, each with its option."""
+    """Yield the settings that masked groups exclude, each with its option."""
     if study.secure not in SECURE:
         yield f"--secure: {study.secure!r} is none of {', '.join(SECURE)}"
     if not study.masked:
@@ -195,7 +195,7 @@ def _masked_rule_problems(study: Study) -> Iterator[str]:
 
 
 def _problems(study: Study, metric: MetricTerms) -> Iterator[str]:
-    """Return the values out of range, each with its option."""
+    """Yield the values out of range, each with its option."""
     if study.clients < 1:
         yield f"--clients: {study.clients} is too few; at least 1"
     if not 0 < study.participation <= 1:

@@ -49,7 +49,7 @@ class NetworkLine:
 
 
 class FleetWire:
-    """Return the message as the receiver gets it: encoded and decoded if `real`, else the same object, which is faster."""
+    """The way of a message to its receiver: encoded and decoded if `real`, else the same object, which is faster."""
 
     def __init__(self, *, real: bool) -> None:
         self._real = real

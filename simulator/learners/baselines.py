@@ -153,7 +153,7 @@ def kind_of_steps(strategy: str, plan: TrainPlan) -> type[ClientSteps]:
 
 
 def kept_between_rounds(strategy: str, schema: Schema) -> Schema:
-    """Return the values that every client of a baseline keeps beside its patch, of a model with this schema."""
+    """Return the schema of the values that every client of a baseline keeps beside its patch, for a model with this one."""
     if strategy not in _KINDS:
         return Schema(())
     specs = [TensorSpec(TAKEN, (), "int64", "moment")]

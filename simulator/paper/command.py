@@ -305,7 +305,7 @@ def _read_measured(path: Path) -> dict[str, Any]:
 
 
 def _require_whole(measured: dict[str, Any], which: str, seed: int) -> None:
-    """Draw a figure once all its parts are measured."""
+    """Raise UsageError unless all parts of a figure are measured."""
     parts, there = {
         "fig3": (("ind", "fl", "mtfl", "layers"), measured),
         "fig4": (("none", "stats", "affine", "all"), measured.get("policies", {})),

@@ -42,7 +42,18 @@ def test_every_panel_finds_data_of_a_real_run(tmp_path):
     scene = Scene(tmp_path / "machine")
     scene.whole()
     scrape = {"job_name": "fedpatch", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
-    options = ["--task", "digits", "--devices", len(DEVICES), "--rounds", 1_000_000, "--quorum", 0.5, "--evaluate-every", 3]
+    options = [
+        "--task",
+        "digits",
+        "--devices",
+        len(DEVICES),
+        "--rounds",
+        1_000_000,
+        "--quorum",
+        0.5,
+        "--evaluate-every",
+        3,
+    ]
     with (
         Prometheus(yaml.safe_dump({"scrape_configs": [scrape]})) as prometheus,
         Mosquitto() as broker,
