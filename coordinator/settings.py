@@ -107,6 +107,13 @@ class RoundSettings(Settings):
         help="Second copy of the model that stays on each device and is its personal model. ditto:LAMBDA: it is trained with "
         "LAMBDA / 2 times its squared distance from the round's model. pfedme:LAMBDA: the model follows the copies.",
     )
+    finish: str = setting(
+        "",
+        group=_TRAINING,
+        default_means="none",
+        help="Training of a copy of the round's model on each device, with the phases of this option; the copy is the personal "
+        "model, and nothing of it travels. private:5 after phases public:1 is FedBABU, all:1 is FedAvg with fine-tuning.",
+    )
     seed: int = setting(
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
     )
@@ -420,6 +427,7 @@ class RoundSettings(Settings):
             prox=self.prox,
             phases=self.phases,
             personal=self.personal,
+            finish=self.finish,
             private=self.private,
             epochs=self.epochs,
             steps=self.steps,
@@ -581,6 +589,7 @@ class RoundSettings(Settings):
             tracker=check_names,
             phases=lambda text: text and parse_phases(text),
             personal=lambda text: text and parse_personal(text),
+            finish=lambda text: text and parse_phases(text),
         )
         if not problems and (
             why := refusal_of_rule(parse_aggregate_rule(self.aggregate), find_strategy(self.strategy))

@@ -131,6 +131,9 @@ Phases = Annotated[
 Personal = Annotated[
     str, typer.Option(metavar="KIND:LAMBDA", help="Second copy of the model of each client, as of fedpatch run.")
 ]
+Finish = Annotated[
+    str, typer.Option(metavar="PART:N,...", help="Training of a copy that is the personal model, as of fedpatch run.")
+]
 AttackKind = Annotated[
     str,
     typer.Option(
@@ -184,6 +187,7 @@ def simulate(
     prox: Prox = 0.0,
     phases: Phases = "",
     personal: Personal = "",
+    finish: Finish = "",
     attack: AttackKind = "",
     bad: Bad = 0.0,
     workers: Workers = None,

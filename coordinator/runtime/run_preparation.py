@@ -115,7 +115,7 @@ def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
         )
     batch_size = settings.batch_size or task.batch_size
     plan = strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
-    return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal))
+    return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal, settings.finish))
 
 
 def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:

@@ -101,7 +101,8 @@ class TrainCommand:
         secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
         make_model: Whether the personal model is made right after the training.
         privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
-        evaluate: Whether the model is only measured: nothing is trained, and no file is written.
+        evaluate: Whether the model is only measured: no update is trained, and no file is written. By a plan with `finish` the
+            model is finished first, and with `make_model` becomes the personal model.
     """
 
     key: JobKey
@@ -214,10 +215,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The model was measured, as the command's `evaluate` asks."""
+    """The model was measured, as the command's `evaluate` asks. `model_follows` is as in `Trained`."""
 
     key: JobKey
     evaluation: Evaluation
+    model_follows: bool = False
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,12 @@ class LocalTrainer:
         cancelled: Callable[[], bool],
         private: Collection[str] = (),
     ) -> tuple[LocalResult, LocalResult] | None:
-        """Train a model, and by a plan with `personal` the device's own copy of it.
+        """Train a model, and by a plan with `personal` or `finish` the device's own copy of it.
 
         Args:
             tensors: The model by name, as for `run`.
             plan: The training plan.
-            copy: The copy after the device's last round; empty: it begins with `tensors`.
+            copy: With `personal` the copy after the device's last round; empty: it begins with `tensors`.
             first_batch: As for `run`.
             stream_seed: As for `run`.
             on_step: As for `run`.
@@ -119,24 +119,72 @@ class LocalTrainer:
             FedpatchError: As `run` does.
         """
         run = partial(self.run, first_batch=first_batch, stream_seed=stream_seed, cancelled=cancelled, private=private)
-        if not plan.personal:
+        if not plan.personal and not plan.finish:
             result = run(tensors, plan, on_step=on_step)
             return (result, result) if result else None
-        if plan.personal.kind not in COPIES:
-            raise unknown_name("personal copy", plan.personal.kind, COPIES)
-        strength = plan.personal.strength
-        if plan.personal.kind == PFEDME:
+        if plan.personal and plan.personal.kind == PFEDME:
+            strength = plan.personal.strength
             pull = self._pull(strength, tensors, private, plan.learning_rate * strength)
             return self._pfedme(partial(run, tensors, plan.plain, on_step=on_step), pull, copy or tensors, private)
-        # Ditto: the model is trained as without a copy, and then the copy, which is pulled to the model of the round.
-        result = run(tensors, plan, on_step=lambda done, total: on_step(done, 2 * total), measure_before=False)
+        if plan.personal:
+            if plan.personal.kind not in COPIES:
+                raise unknown_name("personal copy", plan.personal.kind, COPIES)
+            steps, pull = plan.steps_for(self.num_examples), self._pull(plan.personal.strength, tensors, private)
+            train_copy = partial(run, copy or tensors, plan.plain, pull=pull)
+        else:
+            steps = plan.finishing.steps_for(self.num_examples)
+            train_copy = partial(
+                self.finish, tensors, plan, stream_seed=stream_seed, cancelled=cancelled, private=private
+            )
+        # The model is trained as without a copy, and then the copy.
+        result = run(tensors, plan, on_step=lambda done, total: on_step(done, total + steps), measure_before=False)
         if result is None:
             return None
-        pull = self._pull(strength, tensors, private)
-        own = run(copy or tensors, plan.plain, on_step=lambda done, total: on_step(total + done, 2 * total), pull=pull)
+        known = result.steps
+        own = train_copy(on_step=lambda done, _: on_step(known + done, known + steps))
         if own is None:
             return None
-        return result, replace(own, train_loss=result.train_loss, train_s=result.train_s + own.train_s)
+        return result, replace(own, steps=known, train_loss=result.train_loss, train_s=result.train_s + own.train_s)
+
+    def finish(
+        self,
+        tensors: Tensors,
+        plan: TrainPlan,
+        *,
+        stream_seed: int,
+        cancelled: Callable[[], bool],
+        on_step: Callable[[int, int], None] = lambda done, total: None,
+        private: Collection[str] = (),
+    ) -> LocalResult | None:
+        """Train a copy of a global model with the device's patch, by `plan.finish` (FedBABU: Oh et al. 2022, section 4.2).
+
+        It begins with the device's first batch, so that the result depends on no earlier round.
+
+        Args:
+            tensors: The model by name, as for `run`.
+            plan: The training plan, with `finish`.
+            stream_seed: As for `run`.
+            cancelled: As for `run`.
+            on_step: As for `run`.
+            private: As for `run`.
+
+        Returns:
+            The result, with the finished model's user accuracy as that before training too; None after a cancel.
+
+        Raises:
+            FedpatchError: As `run` does.
+        """
+        own = self.run(
+            tensors,
+            plan.finishing,
+            first_batch=0,
+            stream_seed=stream_seed,
+            on_step=on_step,
+            cancelled=cancelled,
+            measure_before=False,
+            private=private,
+        )
+        return own and replace(own, user_accuracy_before=own.user_accuracy_after)
 
     def _pfedme(
         self, run: Callable[..., LocalResult | None], pull: Pull | None, copy: Tensors, private: Collection[str]

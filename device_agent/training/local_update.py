@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -169,14 +169,21 @@ class LocalUpdate:
     def _copy(
         self, command: TrainCommand, key: PatchKey, *, after_round: bool = False
     ) -> tuple[PatchStore | None, PatchState]:
-        """Return the store of personal copies and the copy before or after a round; None and no values for other plans."""
-        if not command.plan.personal:
+        """Return the store of personal copies and the copy before or after a round; None and no values for other plans.
+
+        Before a round there is no copy of a plan with `finish`, which begins with the global model.
+        """
+        if not command.plan.personal and not command.plan.finish:
             return None, PatchState()
         store = PatchStore(self._store.directory / PERSONAL)
+        if command.plan.finish and not after_round:
+            return store, PatchState()
         return store, store.load(key, command.key.run, command.key.round + after_round)
 
     def evaluate(self, command: TrainCommand, cancelled: Callable[[], bool]) -> Evaluation | None:
-        """Measure the device's model: the global one with its patch, or its personal copy. No file is written.
+        """Measure the device's model: the global one with its patch, its personal copy, or the finished model.
+
+        No file is written. A finished model is kept for `make_model`.
 
         Args:
             command: The command, with `evaluate`.
@@ -186,7 +193,7 @@ class LocalUpdate:
             The measurement; None after a cancel.
 
         Raises:
-            WireError, SchemaMismatch, UpdateRefused, DataError, StateError: As `run` does.
+            WireError, SchemaMismatch, UsageError, UpdateRefused, DataError, StateError: As `run` does.
         """
         trainer = self._trainer
         policy, schema = _agreed(trainer, command)
@@ -196,6 +203,8 @@ class LocalUpdate:
         patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
         model = read_global_model(replace(command, hold=False), public, self._held)
         began_at = time.perf_counter()
+        if command.plan.finish:
+            return self._finish(command, merge(model, patch), policy.private_names(schema), cancelled)
         try:
             measured = trainer.measure(self._copy(command, key)[1].values or merge(model, patch), cancelled)
         except Cancelled:
@@ -204,6 +213,21 @@ class LocalUpdate:
             if self._trained is not None:  # its personal model may be made later
                 trainer.load(self._trained[1].tensors)
         return Evaluation(command.base, measured, len(trainer.test_data[0]), time.perf_counter() - began_at)
+
+    def _finish(
+        self, command: TrainCommand, tensors: Tensors, private: Collection[str], cancelled: Callable[[], bool]
+    ) -> Evaluation | None:
+        """Finish the model of an evaluate round, and measure it."""
+        self._require_bounded(command)
+        self._trained = None
+        if self._export:
+            self._export.begin()
+        seed = stream_seed(command.plan.seed, self._device_id)
+        own = self._trainer.finish(tensors, command.plan, stream_seed=seed, cancelled=cancelled, private=private)
+        if own is None:
+            return None
+        self._trained = command, own
+        return Evaluation(command.base, own.user_accuracy_after, len(self._trainer.test_data[0]), own.train_s)
 
     def _allowed(self, command: TrainCommand) -> Schema:
         """Return the schema of the tensors that may leave; UpdateRefused("private_value") for a request below the floor."""

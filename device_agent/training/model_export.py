@@ -140,13 +140,14 @@ class ModelExport:
         inputs = self._trainer.test_data[0].numpy()
         outputs = model.run(inputs)
         require_named_outputs(task, outputs)
+        has_copy = bool(command.plan.personal or command.plan.finish)
         return ModelMetadata(
             kind="personal",
             task=task.name,
             run=command.key.run,
             round=command.key.round,
             private=command.private,
-            private_values="none" if command.private == "none" and not command.plan.personal else "trained",
+            private_values="none" if command.private == "none" and not has_copy else "trained",
             schema=self._trainer.schema.digest,
             input_shape=inputs.shape[1:],
             input_dtype=inputs.dtype.name,

@@ -176,7 +176,7 @@ def main() -> int:
         if isinstance(command, TrainCommand):
             done = answer(local_update, ready, command, control, outbox)
             outbox.send(done)
-            if isinstance(done, Trained) and done.model_follows:
+            if isinstance(done, Trained | Evaluated) and done.model_follows:
                 # Now, and not before: the update travels meanwhile.
                 local_update.make_model(control.stopped)
                 outbox.send(ModelMade(command.key))
@@ -299,14 +299,20 @@ def answer(
             outbox.send(replace(ready, num_examples=num_examples))
         if command.evaluate:
             evaluation = local_update.evaluate(command, control.cancelled)
-            return TrainCancelled(command.key) if evaluation is None else Evaluated(command.key, evaluation)
+            if evaluation is None:
+                return TrainCancelled(command.key)
+            return Evaluated(command.key, evaluation, _model_follows(local_update, command))
         done = local_update.run(command, on_step, control.cancelled)
     except Exception as error:
         _log_unexpected(error)
         return TrainFailed(command.key, fail_reason(error), error_text(error))
     if done is None:
         return TrainCancelled(command.key)
-    return Trained(command.key, *done, model_follows=local_update.makes_models and command.make_model)
+    return Trained(command.key, *done, model_follows=_model_follows(local_update, command))
+
+
+def _model_follows(local_update: LocalUpdate, command: TrainCommand) -> bool:
+    return local_update.makes_models and command.make_model
 
 
 def masked(command: MaskCommand) -> Masked | TrainFailed:

@@ -110,6 +110,7 @@ class TrainPlan:
             out where they are not set; each is a feature of devices, by its name.
         phases: Parts of a round, one after another, in place of `epochs` and `steps`.
         personal: The second copy of the model that stays on the device.
+        finish: Phases in which the device trains a copy of the global model, which is then its personal model.
 
     Example:
         >>> TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=2).steps_for(num_examples=100)
@@ -129,6 +130,7 @@ class TrainPlan:
     prox: Strength | UnsetType = UNSET
     phases: Phases | UnsetType = UNSET
     personal: PersonalCopy | UnsetType = UNSET
+    finish: Phases | UnsetType = UNSET
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -137,7 +139,10 @@ class TrainPlan:
 
     @property
     def kind(self) -> str:
-        """Words for the terms without their numbers, "" without terms; a device's patch belongs to one kind of plan."""
+        """Words for the terms without their numbers, "" without terms; a device's patch belongs to one kind of plan.
+
+        `finish` has no word, since it changes no patch.
+        """
         words = ["prox"] if self.prox else []
         words += [",".join(one.train for one in self.phases)] if self.phases else []
         return " ".join([*words, self.personal.kind] if self.personal else words)
@@ -152,6 +157,11 @@ class TrainPlan:
         """The plan without its terms."""
         unset: dict[str, Any] = dict.fromkeys(self.terms, UNSET)
         return replace(self, **unset)
+
+    @property
+    def finishing(self) -> TrainPlan:
+        """The plan of the finishing: that of `finish`, without other terms and without moments that travel."""
+        return replace(self.plain, moments=(), phases=self.finish)
 
     def steps_for(self, num_examples: int) -> int:
         """Return the minibatches of a round on so many training examples."""

@@ -83,6 +83,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     prox: float = 0.0,
     phases: str = "",
     personal: str = "",
+    finish: str = "",
     attack: str = "",
     bad: float = 0.0,
 ) -> Study:
@@ -109,8 +110,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
     study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
-    make_terms(prox, phases, personal)
-    study = replace(study, prox=prox, phases=phases, personal=personal)
+    make_terms(prox, phases, personal, finish)
+    study = replace(study, prox=prox, phases=phases, personal=personal, finish=finish)
     study = replace(study, attack=str(parse_attack(attack)) if attack else "", bad=bad)
     if problems := [
         *_problems(study, metric),
@@ -175,6 +176,7 @@ def _term_problems(study: Study) -> Iterator[str]:
         prox=study.prox,
         phases=study.phases,
         personal=study.personal,
+        finish=study.finish,
         private=study.private,
         epochs=study.epochs,
         steps=study.steps,

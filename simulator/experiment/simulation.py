@@ -183,7 +183,7 @@ class Simulation:
             find_strategy(study.strategy, study.server_learning_rate) if study.strategy not in BASELINES else FedAvg()
         )
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
+        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
         with torch.random.fork_rng(devices=[]):
             model = task.build_model()
         check_baseline(study, model)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from fedpatch.device_agent.training.batches import stream_seed
@@ -46,7 +47,9 @@ class OneByOneLearner:
     """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
 
     def __init__(self, task: Task, ground: LearnerContext) -> None:
-        self._task, self._plan = task, ground.plan
+        self._task = task
+        # What a round trains; a finished model leaves no trace in it.
+        self._plan, self._finishing = replace(ground.plan, finish=UNSET), ground.plan if ground.plan.finish else None
         self._population, self._patches = ground.population, ground.patches
         self._travelling = ground.travelling
         self._round: dict[str, Array] = {}
@@ -58,10 +61,20 @@ class OneByOneLearner:
         self._total = self._nothing()
 
     def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch."""
+        """User accuracy of the global model with this client's patch, of its copy, or of the finished model."""
         trainer, data = self._trainer(client), self._population.of(client)
         patch = self._patches.of(client)
-        tensors = copy_in(patch) or self._round | patch
+        tensors: Mapping[str, Array] = copy_in(patch) or self._round | patch
+        if self._finishing is not None:
+            own = trainer.finish(
+                tensors,
+                self._finishing,
+                stream_seed=stream_seed(self._finishing.seed, client_id(client)),
+                cancelled=lambda: False,
+                private=self._patches.private_names,
+            )
+            assert own is not None
+            tensors = own.tensors
         load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
         return user_accuracy(trainer.model, self._task, data.test_x, data.test_y)
 

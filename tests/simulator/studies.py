@@ -21,7 +21,7 @@ from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
-from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 from fedpatch.shared.tasks.task import DeviceData, Task
@@ -172,7 +172,7 @@ class Deployed:
         self.study = study
         self.strategy = find_strategy(study.strategy, study.server_learning_rate)
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-        self.plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
+        self.plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
         self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
         self.policy = parse_policy(study.private)
         self.public = self.policy.public(schema_of(task.build_model()))
@@ -193,6 +193,18 @@ class Deployed:
         ids = {client_id(client): client for client in range(self.study.clients)}
         chosen = select(list(ids), self.study.participation, 1.0, 1, self.study.seed, self.state.round + 1)
         return [ids[one] for one in chosen.invited]
+
+    def finished(self, client: int) -> LocalResult:
+        """What the client makes of the present model in an evaluate round, by a plan with `finish`."""
+        own = self._trainers[client].finish(
+            merge(self.state.tensors, self.patches[client]),
+            self.plan,
+            stream_seed=stream_seed(self.study.seed, client_id(client)),
+            cancelled=lambda: False,
+            private=self.policy.private_names(self.schema),
+        )
+        assert own is not None
+        return own
 
     def play(self) -> tuple[float, float]:
         """One round; mean user accuracy before it, and mean loss."""

@@ -1,4 +1,4 @@
-"""FedProx, FedRep, Ditto and pFedMe as their papers have them, to check the system against, beside tests.support.oracle.
+"""FedProx, FedRep, FedBABU, Ditto and pFedMe as in their papers, to check the system against, beside tests.support.oracle.
 
 It imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are those of the papers.
 """
@@ -74,6 +74,18 @@ def fedrep(learning_rate: float, head: Sequence[str], head_share: float) -> Clie
             heads_turn = number < round(head_share * len(data))
             g, w = gradient(model, w, batch)
             w = w | {name: w[name] - learning_rate * g[name] for name in g if (name in head) == heads_turn}
+        return w
+
+    return update
+
+
+def fine_tune(learning_rate: float, part: Sequence[str]) -> ClientUpdate:
+    """Oh et al. 2022, section 4.2: after the rounds, SGD on `part` of the global model; the head for FedBABU."""
+
+    def update(model: nn.Module, w: Values, client: Client, data: list[Batch]) -> Values:
+        for batch in data:
+            g, w = gradient(model, w, batch)
+            w = w | {name: w[name] - learning_rate * g[name] for name in part}
         return w
 
     return update
