@@ -16,6 +16,7 @@ from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id, fleet_l
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
@@ -37,7 +38,7 @@ from fedpatch.shared.wire.messages import (
     CoordinatorState,
     DeviceState,
 )
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS
+from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -210,6 +211,10 @@ def _lacking_features(
         if getattr(settings, term) and old:
             remedy = f"install fedpatch {__version__} there, or leave {term} out"
             yield f"device_{term}", old, f"does not know {term}, and will not be asked", remedy
+    old = [name for name, state in online.items() if CONTROL not in state.features]
+    if CONTROL in find_strategy(settings.strategy).moments and old:
+        remedy = f"install fedpatch {__version__} there, or use strategy fedavg"
+        yield "device_control", old, "does not know control variates, and will not be asked", remedy
     unmeasured = [name for name, state in online.items() if EVALUATE_FEATURE not in state.features]
     if settings.evaluate_every and unmeasured:
         words = "cannot measure without training, and will not be asked in evaluate rounds"

@@ -103,6 +103,7 @@ class TrainCommand:
         privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
         evaluate: Whether the model is only measured: no update is trained, and no file is written. By a plan with `finish` the
             model is finished first, and with `make_model` becomes the personal model.
+        counted: `WorkRequest.counted`.
     """
 
     key: JobKey
@@ -124,6 +125,7 @@ class TrainCommand:
     make_model: bool = True
     privacy: PrivacyTerms | None = None
     evaluate: bool = False
+    counted: int = 0
 
 
 @dataclass(frozen=True)

@@ -409,9 +409,11 @@ class EffectRunner:
         what = "measuring" if evaluates else "training on"
         _log.info("%s round %d: %s %s", effect.key.run, effect.key.round, what, plan, extra=about)
         command = self._command(effect.key, effect.request)
-        due = bool(effect.request.plan.finish) if evaluates else self._clock() >= self._model_due
-        if not evaluates:
+        finishes = evaluates and bool(effect.request.plan.finish)
+        due = finishes if evaluates else self._clock() >= self._model_due
+        if finishes or not evaluates:
             self._usage.begins_round()
+        if not evaluates:
             self._model_put_off = self._models is not None and not due
         if due:
             self._model_due = self._clock() + self._model_every_s
@@ -446,6 +448,7 @@ class EffectRunner:
             download_s=0.0,
             chunk_bytes=request.chunk_bytes,
             evaluate=request.evaluates,
+            counted=request.counted or 0,
         )
 
     def _end_download(self, *, keep: bool = False) -> None:

@@ -21,6 +21,14 @@ STATE_FILES: Sequence[StateFile] = (
         "starts again",
     ),
     StateFile(
+        "patches/personal/",
+        "personal copies and finished models of runs [that have them](../how-to/personalisation.md)",
+        "a new copy; no other model of a finished round after a restart",
+    ),
+    StateFile(
+        "patches/control/", "control variates of [SCAFFOLD](../how-to/own-strategy.md#scaffold)", "begin at zero"
+    ),
+    StateFile(
         "patches/TASK.private",
         "names and roles of all tensors that ever stayed private",
         "made from the patches; tensors of lost patches [are no longer protected](preferences.md#what-stays-private)",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
-from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Pull, Sgd
+from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.model_metadata import InputStatistics
@@ -39,6 +39,7 @@ class LocalResult:
 
     User accuracies are None if the device does not count (`DeviceData.counts_in_ua`). `tensors` is the whole model, with
     private tensors and the moments of the plan. `train_loss` is the mean over the steps, `train_s` their time in seconds.
+    `control` is the device's own control variate after a plan that has them, by name of the moment.
     """
 
     tensors: dict[str, Array]
@@ -48,6 +49,7 @@ class LocalResult:
     user_accuracy_before: float | None
     user_accuracy_after: float | None
     train_s: float
+    control: dict[str, Array] = field(default_factory=dict)
 
 
 class LocalTrainer:
@@ -87,7 +89,7 @@ class LocalTrainer:
             self._input_statistics = statistics_of(self._train[0].numpy())
         return self._input_statistics
 
-    def train(
+    def train(  # noqa: PLR0913  (each by name)
         self,
         tensors: Tensors,
         plan: TrainPlan,
@@ -98,6 +100,7 @@ class LocalTrainer:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
         private: Collection[str] = (),
+        control: Tensors | None = None,
     ) -> tuple[LocalResult, LocalResult] | None:
         """Train a model, and by a plan with `personal` or `finish` the device's own copy of it.
 
@@ -110,6 +113,7 @@ class LocalTrainer:
             on_step: As for `run`.
             cancelled: As for `run`.
             private: Names of the values that do not travel.
+            control: As for `run`.
 
         Returns:
             The result of the model, and that of the personal model, which the trainer holds then: the copy, or without one the
@@ -120,7 +124,7 @@ class LocalTrainer:
         """
         run = partial(self.run, first_batch=first_batch, stream_seed=stream_seed, cancelled=cancelled, private=private)
         if not plan.personal and not plan.finish:
-            result = run(tensors, plan, on_step=on_step)
+            result = run(tensors, plan, on_step=on_step, control=control)
             return (result, result) if result else None
         if plan.personal and plan.personal.kind == PFEDME:
             strength = plan.personal.strength
@@ -137,7 +141,13 @@ class LocalTrainer:
                 self.finish, tensors, plan, stream_seed=stream_seed, cancelled=cancelled, private=private
             )
         # The model is trained as without a copy, and then the copy.
-        result = run(tensors, plan, on_step=lambda done, total: on_step(done, total + steps), measure_before=False)
+        result = run(
+            tensors,
+            plan,
+            on_step=lambda done, total: on_step(done, total + steps),
+            control=control,
+            measure_before=False,
+        )
         if result is None:
             return None
         known = result.steps
@@ -211,6 +221,7 @@ class LocalTrainer:
         measure_before: bool = True,
         private: Collection[str] = (),
         pull: Pull | None = None,
+        control: Tensors | None = None,
     ) -> LocalResult | None:
         """Train a model by a plan. Equal arguments give equal results.
 
@@ -224,6 +235,7 @@ class LocalTrainer:
             measure_before: Whether to measure user accuracy before training.
             private: Names of the values that do not travel.
             pull: A pull of the values; None: that of `plan.prox` to `tensors`.
+            control: By a plan with control variates the device's own, by name of the moment; a missing one is zero.
 
         Returns:
             The result; None after a cancel.
@@ -240,7 +252,8 @@ class LocalTrainer:
                 "the plan has neither steps nor epochs, so there is nothing to train; give it at least one"
             )
         self.load(tensors)
-        optimizer = self._optimizer(plan, tensors)
+        controls = ControlVariates(self._trained, tensors, control or {}, private) if plan.has_controls else None
+        optimizer = controls.optimizer(plan.learning_rate) if controls else self._optimizer(plan, tensors)
         pull = pull or self._pull(plan.prox or 0.0, tensors, private)
         batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
         losses: list[float] = []
@@ -258,14 +271,15 @@ class LocalTrainer:
                         raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
                     on_step(len(losses), total)
             train_s = time.perf_counter() - started
-            result = to_tensors(self.model) | self._moments(optimizer, plan)
+            sent, kept = controls.after(total, plan.learning_rate) if controls else (self._moments(optimizer, plan), {})
+            result = to_tensors(self.model) | sent
             require_finite(result)
             after = self._user_accuracy(cancelled)
         except Cancelled:
             return None
         finally:
             self._let_learn("all", ())
-        return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
+        return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s, kept)
 
     def measure(self, tensors: Tensors, cancelled: Callable[[], bool]) -> float | None:
         """Return the user accuracy of a model without training; None if this device does not count.

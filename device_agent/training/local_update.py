@@ -21,7 +21,15 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
-from fedpatch.device_agent.state.patch_store import INDEPENDENT, PERSONAL, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.patch_store import (
+    CONTROLS,
+    INDEPENDENT,
+    PERSONAL,
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+)
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
@@ -133,6 +141,7 @@ class LocalUpdate:
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
         copies, own = self._copy(command, key)
+        controls, own_control = self._control(command, key)
         trained = trainer.train(
             merge(model, patch),
             plan,
@@ -142,6 +151,7 @@ class LocalUpdate:
             on_step=on_step,
             cancelled=cancelled,
             private=policy.private_names(schema),
+            control=own_control.values,
         )
         if trained is None:
             return None
@@ -150,6 +160,8 @@ class LocalUpdate:
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
+        if controls is not None:
+            controls.save(PatchRecord(key, command.key.run, command.key.round, own_control, PatchState(result.control)))
         if copies is not None:
             copy = PatchState(shown.tensors, after.batches_done)
             copies.save(PatchRecord(key, command.key.run, command.key.round, own, copy))
@@ -179,6 +191,21 @@ class LocalUpdate:
         if command.plan.finish and not after_round:
             return store, PatchState()
         return store, store.load(key, command.key.run, command.key.round + after_round)
+
+    def _control(self, command: TrainCommand, key: PatchKey) -> tuple[PatchStore | None, PatchState]:
+        """Return the store of control variates and c_i of the last update that counted; None and no values for other plans.
+
+        It is zero where there is none of this run, or none that can be read.
+        """
+        if not command.plan.has_controls:
+            return None, PatchState()
+        store = PatchStore(self._store.directory / CONTROLS)
+        try:
+            return store, store.load(key, command.key.run, command.counted + 1, same_run=True)
+        except StateError as error:
+            log.warning("control variate: %s; it begins at zero", error)
+            store.forget(key)
+            return store, PatchState()
 
     def evaluate(self, command: TrainCommand, cancelled: Callable[[], bool]) -> Evaluation | None:
         """Measure the device's model: the global one with its patch, its personal copy, or the finished model.

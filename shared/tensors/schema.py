@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,7 +194,7 @@ class Schema:
 
     def with_moments(self, moments: Sequence[str]) -> Schema:
         """Return this schema plus the moments of every trainable tensor. Raises SchemaMismatch for an unknown moment."""
-        unknown = set(moments) - set(MOMENTS)
+        unknown = set(moments) - {*MOMENTS, CONTROL}
         if unknown:
             raise SchemaMismatch(f"unknown optimizer moment {listing(unknown)} (known: {', '.join(MOMENTS)})")
         added = [_moment_spec(spec, moment) for spec in self.specs if spec.trainable for moment in moments]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PLAN_TERMS = ("prox", "phases", "personal", "finish")
 """Fields of a TrainPlan that travel only where they are set. Each name is a feature of devices and a setting of runs too."""
+CONTROL = "control"
+"""The control variate of SCAFFOLD, which travels like a moment of SGD; in a plan's `moments`, and a feature of devices."""
 PARTS = ("all", "private", "public")
 MAX_PHASES = 4
 DITTO, PFEDME = COPIES = ("ditto", "pfedme")
@@ -126,6 +128,10 @@ def require_fitting(plan: TrainPlan, trained: Collection[str], private: Collecti
             raise UsageError(
                 f"the phase {lacking[0]} has nothing to train; leave it out of {name}, or set private to head"
             )
+    if plan.has_controls and (unfit := [name for name in ("prox", "phases", "personal") if name in plan.terms]):
+        raise UsageError(
+            f"{unfit[0]}: control variates correct steps of plain SGD; leave {unfit[0]} out, or use strategy fedavg"
+        )
     if not plan.personal or plan.personal.kind != PFEDME:
         return
     rate, strength = plan.learning_rate, plan.personal.strength

@@ -9,6 +9,7 @@ from inspect import signature
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
+from fedpatch.coordinator.aggregation.server_optimizers import has_controls
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
@@ -182,9 +183,19 @@ def _term_problems(study: Study) -> Iterator[str]:
         steps=study.steps,
     )
     yield from (f"{_option(name)}: {why}" for name, why, _ in fitting)
+    yield from _control_problems(study)
     for term in PLAN_TERMS:
         if getattr(study, term) and study.strategy in BASELINES:
             yield f"--{term}: {study.strategy} trains in its own way; choose one of {', '.join(STRATEGIES.names())}"
+
+
+def _control_problems(study: Study) -> Iterator[str]:
+    """Terms that part the control variate of the server from those of the clients."""
+    if study.strategy in BASELINES or not has_controls(find_strategy(study.strategy)):
+        return
+    for name, fits in (("norm_bound", UNBOUNDED), ("max_num_examples", UNBOUNDED), ("attack", "")):
+        if getattr(study, name) != fits:
+            yield f"{_option(name)}: {study.strategy} keeps control variates, whose mean it would change; leave it out"
 
 
 def _masked_rule_problems(study: Study) -> Iterator[str]:

@@ -30,6 +30,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
@@ -59,7 +60,7 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
-from fedpatch.simulator.learners.reference_learner import copy_schema
+from fedpatch.simulator.learners.reference_learner import control_schema, copy_schema
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
 from fedpatch.simulator.spec.study import (
@@ -198,6 +199,8 @@ class Simulation:
         require_fitting(plan, [one.name for one in schema.specs if one.trainable], private)
         self.public: Schema = schema.subset(set(schema.names) - private)
         kept_besides = copy_schema(whole) if plan.personal else kept_between_rounds(study.strategy, schema)
+        if plan.has_controls:
+            kept_besides = control_schema(self.public)
         kept = Schema((*whole.subset(private).specs, *kept_besides.specs))
         self.patches = Patches(kept, initial, study.clients)
         self.server: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
@@ -340,6 +343,12 @@ class Simulation:
         if folded is not None:
             self.server = replace(self.server, references=folded.references)
         aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
+        if has_controls(self.strategy):
+            ids, number = [client_id(client) for client in selected], self.server.round + 1
+            aggregate, counted = add_controls(
+                self.server, aggregate, ids, round_number=number, population=self.study.clients
+            )
+            self.server = replace(self.server, counted=counted)
         self.server = (
             self.strategy.finish(self.server, aggregate, self.public)
             if len(self.public)
@@ -399,7 +408,8 @@ class Simulation:
 
     def _members(self, selected: list[int]) -> list[CohortMember]:
         examples = self.population.num_examples
-        weighs = example_weights({client_id(one): examples[one] for one in selected}, self._limits.examples)
+        counts = {client_id(one): 1 if has_controls(self.strategy) else examples[one] for one in selected}
+        weighs = example_weights(counts, self._limits.examples)
         total = sum(weighs.values())
         return [CohortMember(one, self._batches[one], weighs[client_id(one)] / total) for one in selected]
 
@@ -458,6 +468,8 @@ def versions() -> dict[str, str]:
 
 def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
     if device != "cpu":
+        if ground.plan.has_controls:
+            raise UsageError(f"--strategy {ground.study.strategy}: computed on the CPU only; use --device cpu")
         if ground.plan.terms:
             raise UsageError(f"--{' and --'.join(ground.plan.terms)}: computed on the CPU only; use --device cpu")
         if ground.spool is not None:

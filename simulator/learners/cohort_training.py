@@ -26,10 +26,10 @@ CHUNKS = 16
 
 
 def make_learner(task: Task, ground: LearnerContext) -> Learner:
-    """The fastest learner that can train the task's model on a CPU; a plan with terms is trained by the device's own code."""
+    """The fastest learner for the task's model on a CPU; the device's own code trains plans with terms or control variates."""
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
-    layers = None if ground.plan.terms else layers_of(model)
+    layers = None if ground.plan.terms or ground.plan.has_controls else layers_of(model)
     learner: Learner = OneByOneLearner(task, ground) if layers is None else FusedLearner(task, model, layers, ground)
     return spooled(encoded(learner, ground), ground)
 

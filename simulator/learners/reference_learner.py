@@ -15,13 +15,16 @@ from fedpatch.device_agent.training.evaluation import user_accuracy
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors
-from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec, moment_name
+from fedpatch.shared.wire.plan_terms import CONTROL
 from fedpatch.simulator.clients.minibatches import Turn
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.spec.study import client_id
 
 COPY = "copy:"
 """Prefix of the names of a client's personal copy among the values that it keeps."""
+OWN = "own:"
+"""The same of its control variate."""
 TAKEN = "taken:"
 """Whether a client has trained its copy."""
 
@@ -34,6 +37,19 @@ def copy_schema(whole: Schema) -> Schema:
             TensorSpec(TAKEN, (), "bool", "moment"),
         )
     )
+
+
+def control_schema(public: Schema) -> Schema:
+    """Return the schema of a client's own control variate, of a public model without moments."""
+    moments = public.with_moments((CONTROL,)).subset(
+        moment_name(one.name, CONTROL) for one in public.specs if one.trainable
+    )
+    return Schema(tuple(replace(one, name=f"{OWN}{one.name}") for one in moments.specs))
+
+
+def control_in(patch: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the control variate in the values that a client keeps."""
+    return {name.removeprefix(OWN): value for name, value in patch.items() if name.startswith(OWN)}
 
 
 def copy_in(patch: Mapping[str, Array]) -> dict[str, Array]:
@@ -93,11 +109,13 @@ class OneByOneLearner:
             on_step=lambda done, total: None,
             cancelled=lambda: False,
             private=self._patches.private_names,
+            control=control_in(patch),
         )
         assert trained is not None
         result, shown = trained
         copy = {f"{COPY}{name}": value for name, value in shown.tensors.items()}
-        self._patches.keep(client, result.tensors | copy | {TAKEN: np.array(True)})
+        control = {f"{OWN}{name}": value for name, value in result.control.items()}
+        self._patches.keep(client, result.tensors | copy | control | {TAKEN: np.array(True)})
         for name, total in self._total.items():
             total.add_(torch.from_numpy(np.array(result.tensors[name], np.float64)), alpha=weight)
         return result.train_loss

@@ -355,6 +355,7 @@ class TestPersonalModelPutOff:
         device.download()
         command = device.trainer.given[-1]
         assert (command.evaluate, command.make_model) == (True, True)
+        assert device.performer._usage.spent(0.0).rounds == 3  # the owner's daily limits count it
         evaluation = Evaluation(REQUEST.model.digest, 0.5, 20, 0.25)
         device.performer.measured(Evaluated(command.key, evaluation, model_follows=True))
         device.perform(device.job.handle(ModelEvaluated(command.key, evaluation), 2.0))

@@ -40,6 +40,12 @@ def carried() -> FleetReport:
     return played(late="carry", quorum_updates=3, rounds=12, max_staleness=16)
 
 
+def test_control_variates_are_refused():
+    [(name, words)] = FleetTerms(**{**TERMS, "strategy": "scaffold"}).check()
+    assert name == "strategy"
+    assert "scaffold keeps control variates, which `fedpatch simulate` alone computes" in words
+
+
 def test_models_learn_in_virtual_time(carried):
     learned = [one.learned for one in carried.rounds if one.learned is not None]
     assert learned[-1].user_accuracy > learned[0].user_accuracy
