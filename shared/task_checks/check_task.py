@@ -31,6 +31,7 @@ from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.schema import Frozen
 
 _MOSTLY = 0.9
 _LARGE = 100.0
@@ -96,6 +97,8 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
     else:
         text = f"built twice with the same names but other values for one seed: {built}"
         checkup.warn("model", text, "let build_model draw its values from torch's random state alone")
+    if schema.frozen.names:
+        _check_frozen(task, schema.frozen, checkup)
     try:
         names = resolve_private(private, module, task.head).private_names(schema)
     except UsageError as error:
@@ -107,6 +110,13 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
     )
     checkup.good("patch", f"with private {private}, {kept}")
     return module
+
+
+def _check_frozen(task: Task, frozen: Frozen, checkup: Checkup) -> None:
+    if task.frozen_file is None:
+        checkup.good("frozen", f"{frozen}, of build_model")
+    else:
+        checkup.good("frozen", f"{frozen}, of {task.frozen_file.folder}/{task.frozen_file.name}")
 
 
 def _load(question: Question, checkup: Checkup) -> DeviceData | None:

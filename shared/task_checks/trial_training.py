@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
+from fedpatch.shared.tasks.frozen_values import freeze
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import evaluating, initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema, listing
@@ -187,10 +188,16 @@ def _build(task: Task) -> nn.Module:
         raise UsageError(f"task {task.name!r}: build_model failed: {_words(error)}; correct it in the task") from error
     if not isinstance(found, nn.Module):
         raise UsageError(f"task {task.name!r}: build_model returned a {type(found).__name__}; return a torch.nn.Module")
-    return found
+    return freeze(found, task)
 
 
 def _difference(one: Schema, other: Schema) -> str:
+    if one.frozen != other.frozen:
+        names = listing(one.frozen.names, 3)
+        return (
+            f"the frozen values {names} are others: draw them from a generator of their own with a fixed seed, or bring them "
+            "in a file, Task.frozen_file"
+        )
     ours, theirs = ({spec.name: spec for spec in schema.specs} for schema in (one, other))
     if only := sorted(ours.keys() ^ theirs.keys()):
         return f"{listing(only)} in one of them only"
