@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
-from fedpatch.shared.tasks.frozen_values import freeze
+from fedpatch.shared.tasks.frozen_values import freeze, require_unchanged
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import evaluating, initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema, listing
@@ -37,7 +37,7 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
 
     Raises:
         DataError: The model refuses the inputs, the loss refuses the targets, or the metric is not an allowed number.
-        UsageError: Two calls of `build_model` give different models.
+        UsageError: Two calls of `build_model` give different models, or training changes frozen values.
     """
     with _trial():
         module = require_repeatable(task)
@@ -77,6 +77,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
 
     Raises:
         DataError: The step failed.
+        UsageError: The step changes frozen values.
     """
     rows = _telling_rows(data.train_y, task.batch_size)
     x, y = _tensor(data.train_x[rows], "train_x", holder), _tensor(data.train_y[rows], "train_y", holder)
@@ -102,6 +103,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
             f"task {task.name!r}: the gradient of its loss failed for {_kind(outputs)} outputs and {_kind(y)} targets of "
             f"{holder}: {_words(error)}; return targets of the dtype that the loss takes"
         ) from error
+    require_unchanged(module, task)
     return float(loss.item())
 
 

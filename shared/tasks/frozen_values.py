@@ -116,6 +116,16 @@ def frozen_names(module: nn.Module, task: Task) -> frozenset[str]:
     return frozenset(names)
 
 
+def require_unchanged(module: nn.Module, task: Task) -> None:
+    """Raise UsageError where frozen values of `module`, which `freeze` returned, have changed in a training step."""
+    state, known = module.state_dict(keep_vars=True), frozen_in(module)
+    if known.names and _digest({name: state[name] for name in known.names}) != known.digest:
+        remedy = "let no forward pass write to them, or leave out of frozen the buffers that it writes to"
+        raise UsageError(
+            f"task {task.name!r}: a training step changes frozen values ({listing(known.names, 3)}); {remedy}"
+        )
+
+
 def _require_apart(module: nn.Module, state: Mapping[str, torch.Tensor], names: set[str], task: Task) -> None:
     """Raise UsageError for a frozen value that has another name, or that training would change."""
     held = {id(state[name]) for name in names}

@@ -1,0 +1,79 @@
+"""A small model with a frozen base, LoRA matrices and a head, and tasks of it: from build_model, and with a file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpatch.shared.tasks.downloads import DataFile
+from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tensors.arrays import Array
+from tests.system.oracle_task import CLASSES, FEATURES
+from tests.system.oracle_task import TASK as ORACLE
+
+HIDDEN, RANK = 10, 2
+BASE = ("base.bias", "base.weight")
+HEAD = frozenset({"head.bias", "head.weight"})
+
+
+class FrozenBase(nn.Module):
+    """A frozen layer with LoRA of rank 2, two kinds of normalisation, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(FEATURES, HIDDEN)
+        self.lora_A = nn.Parameter(0.3 * torch.randn(RANK, FEATURES))
+        self.lora_B = nn.Parameter(0.3 * torch.randn(HIDDEN, RANK))
+        self.norm, self.bn = nn.LayerNorm(HIDDEN), nn.BatchNorm1d(HIDDEN)
+        self.head = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.base(x) + x @ self.lora_A.T @ self.lora_B.T)
+        outputs: Tensor = self.head(self.bn(torch.tanh(x)))
+        return outputs
+
+
+def base_values(seed: int = 3) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    shapes = {"base.weight": (HIDDEN, FEATURES), "base.bias": (HIDDEN,)}
+    return {name: rng.uniform(-0.5, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def build_model(seed: int = 3) -> nn.Module:
+    model = FrozenBase()
+    model.base.requires_grad_(requires_grad=False)
+    model.base.load_state_dict(
+        {name.removeprefix("base."): torch.from_numpy(value) for name, value in base_values(seed).items()}
+    )
+    return model
+
+
+def build_other() -> nn.Module:
+    """Return a model with another base."""
+    return build_model(4)
+
+
+def build_without_base() -> nn.Module:
+    """Return a model whose base has no values of its own: they come with a file."""
+    model = build_model()
+    nn.init.zeros_(model.get_parameter("base.weight"))
+    return model
+
+
+def write_base(root: Path, urls: tuple[str, ...] = ()) -> DataFile:
+    """Write the file of the base below a data folder and return its description."""
+    path = root / "frozen" / "base.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **base_values())  # type: ignore[arg-type]  # its second argument is no array
+    return DataFile("frozen", path.name, hashlib.sha256(path.read_bytes()).hexdigest(), urls)
+
+
+TASK = replace(ORACLE, name="frozen", build_model=build_model, head=("head.*",), frozen=True, input_shape=(FEATURES,))
+OTHER: Task = replace(TASK, build_model=build_other)
+FROM_FILE = replace(TASK, build_model=build_without_base)
+REFERENCE = "tests.support.frozen_tasks:TASK"
