@@ -83,7 +83,7 @@ def build_model() -> nn.Module:
         for name, value in model.named_parameters():
             if "lora_" in name:
                 continue
-            value.requires_grad_(requires_grad=False)
+            value.requires_grad = False
             if ".norm" not in f".{name}":
                 drawn = rng.random(tuple(value.shape), dtype=np.float32) - np.float32(0.5)
                 value.copy_(torch.from_numpy(drawn * _power_of_two(value.shape[-1])))

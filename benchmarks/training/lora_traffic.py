@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,8 +76,12 @@ def _measure(folder: Path, devices: int, rounds: int, model_bytes: int) -> list[
             line = [sys.executable, "-m", "fedpatch.device_agent", "run", "--admission", "always", *options]
             agents.append((stack.enter_context(running(folder / f"{name}.log", line)), folder / name))
         for agent, state in agents:
-            wait_until(agent, lambda state=state: status_of(state).get("tasks"), "is ready")
+            wait_until(agent, partial(_is_ready, state), "is ready")
         return [_run(url, folder, policy, devices, rounds, model_bytes) for policy in POLICIES]
+
+
+def _is_ready(state: Path) -> object:
+    return status_of(state).get("tasks")
 
 
 def _run(url: str, folder: Path, policy: str, devices: int, rounds: int, model_bytes: int) -> dict[str, Any]:

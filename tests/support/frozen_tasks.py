@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedpatch.shared.tasks.downloads import DataFile
-from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.arrays import Array
 from tests.system.oracle_task import CLASSES, FEATURES
 from tests.system.oracle_task import TASK as ORACLE
 
 HIDDEN, RANK = 10, 2
 BASE = ("base.bias", "base.weight")
-HEAD = frozenset({"head.bias", "head.weight"})
+URL = "FROZEN_BASE_URL"
+"""Variable of the environment with the address from which the file of the base can be fetched."""
 
 
 class FrozenBase(nn.Module):
@@ -65,15 +66,16 @@ def build_without_base() -> nn.Module:
     return model
 
 
-def write_base(root: Path, urls: tuple[str, ...] = ()) -> DataFile:
-    """Write the file of the base below a data folder and return its description."""
-    path = root / "frozen" / "base.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **base_values())  # type: ignore[arg-type]  # its second argument is no array
-    return DataFile("frozen", path.name, hashlib.sha256(path.read_bytes()).hexdigest(), urls)
+def base_file() -> bytes:
+    """Return the bytes of the file of the base; they are the same on each call."""
+    file = io.BytesIO()
+    np.savez(file, **base_values())  # type: ignore[arg-type]  # its second argument is no array
+    return file.getvalue()
 
 
 TASK = replace(ORACLE, name="frozen", build_model=build_model, head=("head.*",), frozen=True, input_shape=(FEATURES,))
-OTHER: Task = replace(TASK, build_model=build_other)
-FROM_FILE = replace(TASK, build_model=build_without_base)
-REFERENCE = "tests.support.frozen_tasks:TASK"
+OTHER = replace(TASK, build_model=build_other)
+"""The same task with another base."""
+FILE = DataFile("frozen", "base.npz", hashlib.sha256(base_file()).hexdigest(), tuple(os.environ.get(URL, "").split()))
+FROM_FILE = replace(TASK, build_model=build_without_base, frozen_file=FILE)
+REFERENCE = "tests.support.frozen_tasks:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, resolve_private, schema_of, to_tensors
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Schema
-from tests.support.frozen_tasks import BASE, FROM_FILE, TASK, FrozenBase, build_model, write_base
+from tests.support.frozen_tasks import BASE, FILE, FROM_FILE, TASK, FrozenBase, base_file, build_model
 from tests.system.oracle_task import device_data
 
 PARAMETERS = sorted(name for name, _ in FrozenBase().named_parameters())
@@ -58,6 +59,13 @@ def with_frozen(names: set[str] | frozenset[str], changed: str = "") -> Task:
         return model
 
     return replace(TASK, build_model=build, frozen=tuple(names) or False)
+
+
+def write_base(root: Path) -> Path:
+    path = FILE.path(root)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(base_file())
+    return path
 
 
 @given(
@@ -103,32 +111,33 @@ def test_frozen_values_keep_their_bits_when_tensors_are_loaded():
 
 def test_values_of_a_file_equal_those_of_build_model(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path))
-    task = replace(FROM_FILE, frozen_file=write_base(tmp_path))
-    assert schema_of(new_model(task)).digest == schema_of(new_model(TASK)).digest
-    require_trainable(task, device_data("n=20,test=5,seed=1"), "device pi")
+    write_base(tmp_path)
+    assert schema_of(new_model(FROM_FILE)).digest == schema_of(new_model(TASK)).digest
+    require_trainable(FROM_FILE, device_data("n=20,test=5,seed=1"), "device pi")
 
 
 def test_a_file_of_other_values_is_refused_with_its_path_and_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path))
-    file = write_base(tmp_path)
-    path = file.path(tmp_path)
+    path = write_base(tmp_path)
 
-    def refused(words: str, **change: object) -> None:
+    def refused(words: str, **change: Any) -> None:
         with pytest.raises(DataError, match=words) as caught:
-            new_model(replace(FROM_FILE, frozen_file=replace(file, **change)))
+            new_model(replace(FROM_FILE, frozen_file=replace(FILE, **change)))
         assert str(path.parent) in str(caught.value)
 
     refused("expected 00; replace it", sha256="00")
     refused("absent.npz could not be downloaded .* bring it here by other means", name="absent.npz")
 
-    def written(name: str, content: bytes) -> dict[str, object]:
+    def written(name: str, content: bytes) -> dict[str, Any]:
         (path.parent / name).write_bytes(content)
         return {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
 
     refused("is no file of numpy.savez", **written("noise.npz", b"noise"))
-    np.savez(path.parent / "part.npz", **{"base.bias": np.zeros(10, np.float32)})
+    part: dict[str, Any] = {"base.bias": np.zeros(10, np.float32)}
+    np.savez(path.parent / "part.npz", **part)
     refused("lacks the frozen values 'base.weight'", **written("part.npz", (path.parent / "part.npz").read_bytes()))
-    np.savez(path.parent / "wide.npz", **{"base.bias": np.zeros(10), "base.weight": np.zeros((10, 12))})
+    wide: dict[str, Any] = {"base.bias": np.zeros(10), "base.weight": np.zeros((10, 12))}
+    np.savez(path.parent / "wide.npz", **wide)
     refused(
         "has 'base.bias' as float64 .*the model as float32",
         **written("wide.npz", (path.parent / "wide.npz").read_bytes()),
