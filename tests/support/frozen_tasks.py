@@ -73,7 +73,15 @@ def base_file() -> bytes:
     return file.getvalue()
 
 
-TASK = replace(ORACLE, name="frozen", build_model=build_model, head=("head.*",), frozen=True, input_shape=(FEATURES,))
+TASK = replace(
+    ORACLE,
+    name="frozen",
+    build_model=build_model,
+    demo_data="n=25,test=9,seed={index}",
+    head=("head.*",),
+    frozen=True,
+    input_shape=(FEATURES,),
+)
 OTHER = replace(TASK, build_model=build_other)
 """The same task with another base."""
 FILE = DataFile("frozen", "base.npz", hashlib.sha256(base_file()).hexdigest(), tuple(os.environ.get(URL, "").split()))
