@@ -16,7 +16,7 @@ from torch import nn
 from fedpatch.shared.app.formatting import duration, size
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import check_memory
-from fedpatch.shared.errors import ExportRefused, FedpatchError, UsageError
+from fedpatch.shared.errors import DataError, ExportRefused, FedpatchError, UsageError
 from fedpatch.shared.task_checks.data_checks import INPUTS, Fitted, arrays_of, fit, problems_of
 from fedpatch.shared.task_checks.trial_training import (
     begins_with_batch_norm,
@@ -88,7 +88,9 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
         module = require_repeatable(task)
         schema = schema_of(module)
     except FedpatchError as error:
-        checkup.fail("model", error_text(error), "correct build_model in the task")
+        of_file = "put the file of the frozen values below the data folder, or correct frozen_file in the task"
+        remedy = of_file if isinstance(error, DataError) else "correct build_model, or frozen, in the task"
+        checkup.fail("model", error_text(error), remedy)
         return None
     values = sum(int(np.prod(spec.shape)) for spec in schema.specs)
     built = f"{len(schema.names)} tensors with {values} values, schema {schema.digest[:12]}"

@@ -38,7 +38,7 @@ def stacked(task: Task, ground: LearnerContext) -> Cohort:
 
 
 def played(task: Task, make_cohort: MakeCohort, **terms: Any) -> Simulation:
-    given = {"clients": CLIENTS, "rounds": ROUNDS, "strategy": "fedavg", "data": DATA} | terms
+    given: dict[str, Any] = {"clients": CLIENTS, "rounds": ROUNDS, "strategy": "fedavg", "data": DATA} | terms
     study = make_study(task=task, task_ref=f"{REFERENCE}TASK", **given)
     population = load_population(task, study.data, study.clients, study.seed, Path())
     simulation = Simulation(study, task, population, make_cohort)
