@@ -173,9 +173,11 @@ def _fitting(found: torch.Tensor, value: torch.Tensor, where: str) -> torch.Tens
 
 
 def _digest(values: Mapping[str, torch.Tensor]) -> str:
+    """Return the digest of values as `values_digest` has it, for any dtype."""
     digest = hashlib.sha256()
     for name, value in values.items():
-        digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
+        header = json.dumps([name, str(value.dtype).removeprefix("torch."), list(value.shape)], separators=(",", ":"))
+        digest.update(f"{header}\n".encode())
         digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

@@ -18,6 +18,8 @@ from tests.system.oracle_task import TASK as ORACLE
 
 HIDDEN, RANK = 10, 2
 BASE = ("base.bias", "base.weight")
+SEED, SEED_VARIABLE = 3, "FROZEN_BASE_SEED"
+"""Seed of the base, and the variable of the environment by which a process has another one."""
 URL = "FROZEN_BASE_URL"
 """Variable of the environment with the address from which the file of the base can be fetched."""
 
@@ -39,13 +41,13 @@ class FrozenBase(nn.Module):
         return outputs
 
 
-def base_values(seed: int = 3) -> dict[str, Array]:
+def base_values(seed: int = SEED) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     shapes = {"base.weight": (HIDDEN, FEATURES), "base.bias": (HIDDEN,)}
     return {name: rng.uniform(-0.5, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def build_model(seed: int = 3) -> nn.Module:
+def build_model(seed: int = int(os.environ.get(SEED_VARIABLE, SEED))) -> nn.Module:
     model = FrozenBase()
     model.base.requires_grad_(requires_grad=False)
     model.base.load_state_dict(
@@ -56,7 +58,7 @@ def build_model(seed: int = 3) -> nn.Module:
 
 def build_other() -> nn.Module:
     """Return a model with another base."""
-    return build_model(4)
+    return build_model(SEED + 1)
 
 
 def build_without_base() -> nn.Module:

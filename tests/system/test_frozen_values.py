@@ -19,7 +19,7 @@ from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.app.files import write_atomic
 from tests.support.brokers import Mosquitto
-from tests.support.frozen_tasks import BASE, FILE, REFERENCE, TASK, URL, base_file, base_values
+from tests.support.frozen_tasks import BASE, FILE, REFERENCE, SEED, SEED_VARIABLE, TASK, URL, base_file, base_values
 from tests.system.commands import run as command
 from tests.system.fleet import Fleet
 from tests.system.recording import Haystack, Recorder, telling_windows
@@ -128,6 +128,19 @@ def test_the_file_is_fetched_once_and_models_for_applications_hold_its_values(sc
     for path in (exported, *personal):
         content = path.read_bytes()
         assert all(window in content for window in telling_windows(base_values()["base.bias"])), path
+
+
+def test_a_killed_run_goes_on_with_the_same_base_and_with_no_other(scene, tmp_path):
+    _, fleet = scene
+    terms = {"task": f"{REFERENCE}TASK", "devices": 2, "rounds": 12, "quorum": 1.0}
+    with fleet.coordinator(tmp_path, **terms) as coordinator:
+        coordinator.wait(lambda: list(tmp_path.rglob("checkpoint-000001.fp")), "has played a round")
+        coordinator.kill()
+    resume = ("fedpatch", "resume", "last", "--json", "--state-dir", tmp_path)
+    refused = command(*resume, environment={SEED_VARIABLE: str(SEED + 1)})
+    assert refused.code != 0 and "install the version of the task that it was begun with" in refused.err
+    done = command(*resume)
+    assert (done.code, len(done.document["rounds"])) == (0, 12), done.err
 
 
 def test_a_device_with_other_frozen_values_declines_and_doctor_names_it(scene, tmp_path):

@@ -20,8 +20,9 @@ from fedpatch.shared.tasks.downloads import DataFile
 from fedpatch.shared.tasks.frozen_values import frozen_in, new_model
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, resolve_private, schema_of, to_tensors
+from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Schema
+from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Schema, TensorSpec
 from tests.support.frozen_tasks import BASE, FILE, FROM_FILE, TASK, FrozenBase, base_file, build_model
 from tests.system.oracle_task import device_data
 
@@ -106,6 +107,9 @@ def test_frozen_values_keep_their_bits_when_tensors_are_loaded():
     before = {name: module.state_dict()[name].clone() for name in BASE}
     load_tensors(module, {name: value + 1 for name, value in to_tensors(module).items()})
     assert all(torch.equal(module.state_dict()[name], before[name]) for name in BASE)
+    frozen = {name: before[name].numpy() for name in BASE}
+    specs = tuple(TensorSpec(name, value.shape, "float32", "buffer") for name, value in frozen.items())
+    assert frozen_in(module).digest == values_digest(frozen, Schema(specs))
     assert frozen_in(module).nbytes == sum(value.nbytes for value in before.values())
 
 
