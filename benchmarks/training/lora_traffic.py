@@ -54,6 +54,7 @@ def lora_traffic(
     as_json: AsJson = False,
 ) -> None:
     """Count the bytes of a round, per device, with all LoRA matrices shared and with the matrices B private."""
+    shares = 20 if toy else devices
     if toy:
         devices, rounds = 1, 2
     document = begun("training.lora_traffic", rounds)
@@ -61,17 +62,17 @@ def lora_traffic(
     values = sum(value.nbytes for value in model.state_dict().values())
     document |= {"devices": devices, "model_bytes": values, "frozen_bytes": frozen.nbytes, "encoding": ENCODING}
     with interruptible(), tempfile.TemporaryDirectory(prefix="fedpatch-lora-") as folder:
-        document["runs"] = _measure(Path(folder), devices, rounds, values)
+        document["runs"] = _measure(Path(folder), devices, shares, rounds, values)
     deliver(document, _lines, out, as_json)
 
 
-def _measure(folder: Path, devices: int, rounds: int, model_bytes: int) -> list[dict[str, Any]]:
+def _measure(folder: Path, devices: int, shares: int, rounds: int, model_bytes: int) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         url = stack.enter_context(shipped_broker(folder)).url
         agents = []
         for number in range(devices):
             name = f"device-{number}"
-            options = ["--device-id", name, "--task", REFERENCE, "--data", f"shard:{number}/{devices}"]
+            options = ["--device-id", name, "--task", REFERENCE, "--data", f"shard:{number}/{shares}"]
             options += ["--broker", url, "--private", "none", "--state-dir", str(folder / name)]
             line = [sys.executable, "-m", "fedpatch.device_agent", "run", "--admission", "always", *options]
             agents.append((stack.enter_context(running(folder / f"{name}.log", line)), folder / name))
