@@ -100,6 +100,8 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
     model = size(prepared.public.nbytes)
     text = f"{prepared.task.name} with {prepared.strategy.name}, private {prepared.policy}: {model} of model are shared"
     checkup.good("task", f"{text}, schema {prepared.schema.digest[:12]}")
+    if prepared.schema.frozen.names:
+        checkup.good("frozen", f"{prepared.schema.frozen}; devices have these values from the task")
     needed = RUN_FACTOR * prepared.travelling.nbytes
     check_memory(needed, f"a run that sends {size(prepared.travelling.nbytes)} to a device", checkup)
     return prepared
@@ -198,8 +200,9 @@ def _misfits(
         yield "device_task", without, f"cannot train {task}, and will not be asked", remedy
     others = [name for name, known in schemas.items() if known.get(task, schema) != schema]
     if others:
+        frozen = ", with the same frozen values" if prepared.schema.frozen.names else ""
         words = f"built another model for {task} (schema {schemas[others[0]][task][:12]}, here {schema[:12]}), and will decline"
-        yield "device_schema", others, words, f"install the same version of the task {task} there and here"
+        yield "device_schema", others, words, f"install the same version of the task {task}{frozen} there and here"
 
 
 def _lacking_features(

@@ -628,7 +628,8 @@ def reason_to_decline(
         detail = f"task {task!r} is not installed here (here: {offered})"
         return Decline(DeclineReason.UNKNOWN_TASK, detail[:500])
     if own.schema != request.schema:
-        detail = f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
+        remedy = "install the same task version on both, with the same frozen values if it has any"
+        detail = f"coordinator has {request.schema}, this device {own.schema}; {remedy}"
         return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
     if request.secure is not None and not can_mask:
         return Decline(DeclineReason.UNSUPPORTED, "this device does not mask updates")

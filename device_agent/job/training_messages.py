@@ -19,7 +19,7 @@ from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, Paus
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
-from fedpatch.shared.tensors.schema import TensorSpec
+from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Frozen, TensorSpec
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Evaluation, Manifest, ModelDelta, TrainPlan, UpdateReport
@@ -171,13 +171,14 @@ class CancelTraining:
 class Ready:
     """Answer to `WorkerSetup`: name of the task, digest of its model's schema, number of training examples.
 
-    `tensors` are those of the schema; the agent compares policies by them.
+    `tensors` and `frozen` are those of the schema; the agent compares policies by them.
     """
 
     task: str
     schema: str
     num_examples: int
     tensors: tuple[TensorSpec, ...] = ()
+    frozen: Frozen = NOTHING_FROZEN
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class OwnerLimits:
 
     def take(self, ready: Ready) -> None:
         """Take the model and data that the training process has loaded. UsageError where the setting does not fit the model."""
-        schema = Schema(ready.tensors)
+        schema = Schema(ready.tensors, ready.frozen)
         if schema.digest != ready.schema:
             raise WireError("training channel: the digest of the schema is not that of its tensors")
         floor = PrivateFloor(self._patch_dir, ready.task, self._private)

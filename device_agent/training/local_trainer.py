@@ -22,6 +22,7 @@ from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
 from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.model_metadata import InputStatistics
 from fedpatch.shared.tasks.task import DeviceData, Task
@@ -61,7 +62,7 @@ class LocalTrainer:
 
     def __init__(self, task: Task, data: DeviceData) -> None:
         with torch.random.fork_rng(devices=[]):
-            self.model: nn.Module = task.build_model()
+            self.model: nn.Module = new_model(task)
         self.task = task
         self.schema: Schema = schema_of(self.model)
         self.take(data)

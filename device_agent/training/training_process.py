@@ -48,6 +48,7 @@ from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
+from fedpatch.shared.tasks.task import use_data_root
 from fedpatch.shared.wire.reason_codes import FailReason
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def main() -> int:
         if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         apply_limits(setup)
+        use_data_root(Path(setup.data_root))  # where a task finds its file of frozen values
         local_update, ready = set_up(setup, _model_cache(setup, outbox))
         inbox.on_end = outbox.on_end = local_update.flush
     except Exception as error:
@@ -233,7 +235,7 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
         trainer = LocalTrainer(task, data.load(partial(require_trainable, task, holder=holder)))
     store = PatchStore(Path(setup.patch_dir))
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
-    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
+    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs, trainer.schema.frozen)
     export = _model_export(setup, trainer, data)
     if held:
         held.tidy()

@@ -40,8 +40,9 @@ from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from fedpatch.shared.scripting.turns import TORCH_TURN
 from fedpatch.shared.task_checks.trial_training import require_trainable
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tasks.task import Task, data_root, find_task
+from fedpatch.shared.tasks.task import Task, data_root, find_task, use_data_root
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
@@ -109,6 +110,8 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
     task = task or find_task(study.task)
+    if root is not None and task.frozen_file is not None:
+        use_data_root(root)
     folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
     with one_thread():
         with TORCH_TURN:
@@ -186,7 +189,7 @@ class Simulation:
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
         plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
         with torch.random.fork_rng(devices=[]):
-            model = task.build_model()
+            model = new_model(task)
         check_baseline(study, model)
         _check_steps(study)
         if not any(population.counts_in_ua):

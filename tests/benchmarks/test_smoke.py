@@ -147,6 +147,12 @@ def test_an_agent_is_small_and_quiet(toy):
     assert document["quiet"]["bytes_written"] == 0
 
 
+def test_a_round_with_lora_takes_a_fiftieth_of_the_model_and_half_of_that_with_private_b(toy):
+    every, half = toy("training.lora_traffic")["runs"]
+    assert every["share_of_model"] <= 0.02
+    assert half["download"] + half["upload"] == pytest.approx((every["download"] + every["upload"]) / 2, rel=0.05)
+
+
 def test_metrics_have_series_for_devices(toy):
     """Of what is measured, something is there."""
     document = toy("network.metrics_cost")
