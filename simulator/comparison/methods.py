@@ -68,7 +68,7 @@ METHODS: Mapping[str, Method] = {
         Method("fedrep", "head", {"phases": "private:{},public:1"}, 5),
         Method("fedbabu", "head", {"phases": "public:1"}),
         Method("ditto", "none", {"personal": "ditto:{}"}, 0.1),
-        Method("pfedme", "none", {"personal": "pfedme:{}"}, 3, strategy="fedavg"),
+        Method("pfedme", "none", {"personal": "pfedme:{}"}, 1, strategy="fedavg"),
         Method("fedprox", "none", {"prox": "{}"}, 0.01),
     )
 }
