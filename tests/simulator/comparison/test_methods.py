@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.simulator.cli import app
-from fedpatch.simulator.comparison import command
 from fedpatch.simulator.comparison.cells import TUNING_SEED, CellPlayer, ComparisonCell, TaskComparison
-from fedpatch.simulator.comparison.methods import ALONE, METHODS, PUBLISHED, parse_methods
+from fedpatch.simulator.comparison.methods import ALONE, METHODS, PUBLISHED, Method, parse_methods
 from fedpatch.simulator.comparison.recommend import Arm, recommend, rows
 from fedpatch.simulator.comparison.tables import TaskTable, markdown
-from fedpatch.simulator.spec.study import Outcome, Point
+from fedpatch.simulator.spec.study import Outcome, Point, Study
 
 COMPARE = ["compare", "--clients", "2", "--rounds", "1", "--workers", "1", "--strategy", "fedavg"]
 TERMS = {"clients": 2, "data": "", "participation": 1.0, "rounds": 1, "epochs": 1, "target_ua": None}
@@ -70,7 +70,7 @@ def fake_simulate(accuracy_of, calls):
 
 
 def test_rate_is_the_best_on_a_seed_that_is_not_reported_and_one_rate_costs_no_simulation():
-    calls = []
+    calls: list[Study] = []
     terms = comparison(rates=(0.1, 0.2, 0.3))
     player = CellPlayer(
         terms, terms.file(None, ""), fake_simulate(lambda s: 1 - abs(s.learning_rate - 0.2), calls), None, print, {}
@@ -117,7 +117,7 @@ def test_file_of_other_terms_is_refused_with_their_names(tmp_path):
 
 
 def test_interrupted_comparison_keeps_its_cells_and_ends_with_the_code_of_interrupts(tmp_path, monkeypatch):
-    played = []
+    played: list[Method] = []
 
     class Stops(CellPlayer):
         def play(self, method, rate, seed):
@@ -128,7 +128,7 @@ def test_interrupted_comparison_keeps_its_cells_and_ends_with_the_code_of_interr
 
     monkeypatch.setattr("fedpatch.simulator.comparison.cells.CellPlayer", Stops)
     done = CliRunner().invoke(app, [*COMPARE, "--methods", "fedavg,fedper", "--out", str(tmp_path)])
-    assert done.exit_code == command.EXIT_INTERRUPTED
+    assert done.exit_code == EXIT_INTERRUPTED
     assert "the same command goes on" in done.stderr
     assert len(json.loads((tmp_path / "digits.json").read_text())["cells"]) == 1
 
