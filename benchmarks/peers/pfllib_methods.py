@@ -41,6 +41,7 @@ from fedpatch.simulator.experiment.simulation import simulate
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+PFLLIB, FEDPATCH = SIDES = ("PFLlib", "fedpatch")
 MU = 0.1
 SERVERS = {
     "fedavg": ("serveravg", "FedAvg"),
@@ -81,7 +82,7 @@ class PeerCell:
 
     Attributes:
         method: The method, as of `fedpatch simulate compare`.
-        side: "PFLlib" or "fedpatch".
+        side: One of SIDES.
         seed: The seed.
         accuracy: Share of all test images that their clients' models classify rightly, PFLlib's measure.
         mean: Mean user accuracy over clients.
@@ -223,13 +224,13 @@ def compare_methods(
         torch.manual_seed(seed)
         initial = TwoLayers()
         for name in SERVERS:
-            for side in ("PFLlib", "fedpatch"):
+            for side in SIDES:
                 if (name, side, seed) in table.cells:
                     continue
                 say(f"{name}, {side}, seed {seed}")
                 found = (
                     play_pfllib(name, split, initial, terms, seed)
-                    if side == "PFLlib"
+                    if side == PFLLIB
                     else play_fedpatch(parse_methods(name)[0], split, initial, terms, seed)
                 )
                 counts = [len(client["test_y"]) for client in split]

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
@@ -41,6 +43,12 @@ def test_options_of_a_method_are_those_of_a_run():
 def test_published_stands_for_the_eight_and_learning_alone_comes_last_and_once():
     found = parse_methods("independent,published,fedavg,ditto:0.5")
     assert [str(one) for one in found] == [*PUBLISHED, "ditto:0.5", ALONE.name]
+
+
+@given(st.sampled_from([one for one in METHODS.values() if one.number]), st.floats(1e-3, 1e5))
+def test_a_method_with_any_number_is_read_back_from_its_text(method, number):
+    chosen = replace(method, number=float(f"{number:g}"))
+    assert parse_methods(str(chosen))[0] == chosen
 
 
 @pytest.mark.parametrize(
