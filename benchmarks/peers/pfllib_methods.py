@@ -187,6 +187,7 @@ def play_fedpatch(method: Method, split: Split, initial: nn.Module, terms: Terms
         accuracy,
         batch_size=terms.batch_size,
         simulation_data="{index}",
+        validation_share=0.0,  # PFLlib trains on all training images
         head=("fc.*",),
     )
     study = make_study(
