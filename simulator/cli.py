@@ -18,7 +18,7 @@ import typer
 from fedpatch.shared.app.command import AsJson, Group, command, say, with_debug
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
 from fedpatch.shared.errors import UsageError
-from fedpatch.simulator.experiment.compare_command import compare
+from fedpatch.simulator.comparison.command import compare
 from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.fleet.command import fleet
 from fedpatch.simulator.paper.command import paper

@@ -22,12 +22,17 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "aggregation": aggregation.tables,
     "rules": rules.tables,
     "device": device.tables,
+    "device-steps": device.tables,
     "masked-cost": cost.tables,
     "masked-round-time": round_time.tables,
     "masked-rounds": rounds.tables,
     "buffered-rounds": buffered_rounds.tables,
 }
-_NAMES = {"masked-rounds": rounds.BENCHMARK, "buffered-rounds": buffered_rounds.BENCHMARK}
+_NAMES = {
+    "device-steps": device.BENCHMARK,
+    "masked-rounds": rounds.BENCHMARK,
+    "buffered-rounds": buffered_rounds.BENCHMARK,
+}
 
 
 def tables_text(name: str, results: Path = RESULTS) -> str:

@@ -19,7 +19,7 @@ BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
 MEAN = "mean"
 EVERYTHING = "names:*"
-"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.experiment.compare)."""
+"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.comparison)."""
 MAX_GROUP_OF_U8 = 42
 """Larger groups have 16 bits for a masked value."""
 LEAST_GROUP = 8

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.simulator.cli import app
-from fedpatch.simulator.experiment.compare import ALONE, Arm, recommend, rows
+from fedpatch.simulator.comparison.recommend import ALONE, Arm, recommend, rows
 
 
 def arm(name, *values):
@@ -55,7 +55,7 @@ def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one
 def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no_policy_is_better():
     choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
     assert choice == ALONE
-    assert sentence.startswith("no policy is better than learning alone beyond the noise")
+    assert sentence.startswith("no method is better than learning alone beyond the noise")
     assert "federation does not pay" in sentence
 
 
@@ -91,7 +91,7 @@ NO_MODEL = replace(DIGITS, build_model=_no_model)
 
 
 def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
-    task = "tests.simulator.experiment.test_compare:NO_MODEL"
+    task = "tests.simulator.comparison.test_compare:NO_MODEL"
     done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
     said = done.stderr + str(done.exception)
     assert f"task '{task}' failed in the simulation: ValueError: no layers given" in said, (done.output, done.exception)
@@ -101,7 +101,7 @@ NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)
 
 
 def test_compare_of_a_model_without_batch_norm_leaves_policies_out():
-    task = "tests.simulator.experiment.test_compare:NO_BATCH_NORM"
+    task = "tests.simulator.comparison.test_compare:NO_BATCH_NORM"
     terms = ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"]
     done = CliRunner().invoke(app, terms)
     assert done.exit_code == 0, (done.output, done.exception)
