@@ -186,6 +186,15 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0.0,
         help="By how much a new personal model may be worse on validation data, in the task's metric.",
     )
+    alone_every: int = setting(
+        10,
+        group=_MODEL,
+        ge=0,
+        le=1_000_000,
+        unit="rounds",
+        help="Rounds of this device between trainings of a model on its own data only, after the first 3 rounds, which all "
+        "train one. It becomes the personal model where it is better on validation data. 0: never.",
+    )
 
     metrics: str | None = setting(
         None,

@@ -15,6 +15,7 @@ from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.model_metadata import SOURCES
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.models.personal import PersonalModel
@@ -182,7 +183,8 @@ def _in_words(task: str, version: ModelVersion) -> str:
         return f"{mark} of {task}: {version.problem}"
     measured = _measured(known)
     made = f"of round {known.round} of run {known.run}, made {known.created}"
-    return f"{mark} of {task}{measured}: {made}, {size(known.size_bytes)}, {version.path}"
+    source = f"{SOURCES.get(known.source, known.source)} ({known.reason}), " if known.reason else ""
+    return f"{mark} of {task}{measured}: {source}{made}, {size(known.size_bytes)}, {version.path}"
 
 
 def _measured(known: ModelMetadata) -> str:

@@ -51,6 +51,8 @@ class WorkerSetup:
         private: The owner's policy of tensors that stay at least; "" for the default.
         max_steps: Most training steps of a round; 0 for no limit.
         max_epochs: Most passes over the data in a round; 0 for no limit.
+        alone_every: Rounds of this device from one training alone to the next (device_agent.training.local_only_training);
+            0 to train alone only where a request measures it.
     """
 
     task_ref: str
@@ -67,6 +69,7 @@ class WorkerSetup:
     private: str = ""
     max_steps: int = 0
     max_epochs: int = 0
+    alone_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class TrainCommand:
         make_model: Whether the personal model is made right after the training.
         privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
         evaluate: Whether the model is only measured: nothing is trained, and no file is written.
+        ends_at: End of the round, by the clock of `independent_ends_at`; 0 where it is unknown, and nothing is trained alone
+            unless it is measured.
     """
 
     key: JobKey
@@ -123,6 +128,7 @@ class TrainCommand:
     make_model: bool = True
     privacy: PrivacyTerms | None = None
     evaluate: bool = False
+    ends_at: float = 0.0
 
 
 @dataclass(frozen=True)

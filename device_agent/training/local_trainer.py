@@ -229,6 +229,15 @@ class LocalTrainer:
         self.load(tensors)
         return self._user_accuracy(cancelled)
 
+    def on_validation(self) -> float | None:
+        """Return the metric of the present model on validation data; None without such data, or if it is no number."""
+        if self.validation_data is None:
+            return None
+        try:
+            return user_accuracy(self.model, self.task, *self.validation_data)
+        except DataError:
+            return None
+
     def load(self, tensors: Tensors) -> None:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""
         load_tensors(self.model, {name: array for name, array in tensors.items() if ":" not in name})

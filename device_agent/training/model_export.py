@@ -1,6 +1,7 @@
 """Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
 
-The staged model is the model after training: the global model of the round with the device's patch, trained. It is compared
+The candidate is the model after training, the global model of the round with the device's patch, or the model that the device
+trained alone, if that is better (device_agent.training.personal_choice). It is compared
 with the present model on the device's validation data; onnxruntime runs both, since the data may have grown. The user
 accuracy of the staged model is measured on test data, which choose nothing: a choice on them would make it too high.
 Without validation data the newest model is staged. All this happens while the update travels, and a failure does not fail
@@ -14,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,16 +24,27 @@ import torch
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
+from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import ExportRefused, FedpatchError
 from fedpatch.shared.onnx.export import Exported, export_onnx, torch_outputs
 from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
-from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
+from fedpatch.shared.tasks.model_metadata import (
+    ALONE,
+    FEDERATED,
+    METADATA_FILE,
+    MODEL_FILE,
+    PREVIOUS,
+    SOURCES,
+    ModelMetadata,
+    Preparation,
+    from_json,
+)
 
 if TYPE_CHECKING:
     from fedpatch.shared.tasks.task import Task
-    from fedpatch.shared.tensors.arrays import Array
+    from fedpatch.shared.tensors.arrays import Array, Tensors
 
 PARITY_SAMPLES = 256
 MAX_DEATHS = 2
@@ -73,9 +86,15 @@ class ModelExport:
         except FedpatchError as error:
             log.warning("personal model: %s", error)
 
-    def stage(self, command: TrainCommand, result: LocalResult) -> None:
-        """Stage the model that the trainer has just trained, unless the present one stays; log which."""
-        if why := self._why_not(partial(self._attempt, command, result)):
+    def stage(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors] = dict) -> None:
+        """Stage the model that the trainer has just trained or the one trained alone, unless the present one stays; log which.
+
+        Args:
+            command: The training command.
+            result: Its result, which the trainer holds.
+            alone: Returns the model trained alone; empty for none.
+        """
+        if why := self._why_not(partial(self._attempt, command, result, alone)):
             self._note(command, why)
 
     def _why_not(self, make: Callable[[], str]) -> str:
@@ -97,7 +116,7 @@ class ModelExport:
         log.warning("personal model: round %d gives no other: %s", key.round, why)
         self._store.note_kept(self._trainer.task.name, StoredModel(key.run, key.round, why))
 
-    def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
+    def _attempt(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors]) -> str:
         """Call `_stage`, unless that has ended the process before: rounds are more important than models."""
         task = self._trainer.task.name
         self._store.prepare(task)
@@ -108,23 +127,42 @@ class ModelExport:
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
             )
         give_memory_back()  # a round ends here: what its steps have freed is no use to the export
-        why = self._run(partial(self._why_not, partial(self._stage, command, result)))
+        why = self._run(partial(self._why_not, partial(self._stage, command, result, alone)))
         self._store.attempts.end(task)  # not after the death of a process: deaths are counted
         return why
 
-    def _stage(self, command: TrainCommand, result: LocalResult) -> str:
-        """Stage the model; return the reason for which the present one stays, or ""."""
+    def _stage(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors]) -> str:
+        """Stage the chosen model; return the reason for which the present one stays, or ""."""
+        choice = choose(self._trainer, result.tensors, alone)
+        try:
+            return self._stage_chosen(command, result, choice)
+        finally:
+            if choice.source != FEDERATED:
+                self._trainer.load(result.tensors)
+
+    def _stage_chosen(self, command: TrainCommand, result: LocalResult, choice: Choice) -> str:
         inputs = self._trainer.test_data[0].numpy()
         exported = export_onnx(self._trainer.model, inputs[:1])
         model = OnnxModel(exported.model, MODEL_FILE)
         samples = inputs[:PARITY_SAMPLES]
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
         metadata = self._describe(command, result, model, exported, parity)
-        if why := self._worse_than_present(metadata):
+        metadata = replace(metadata, source=choice.source, reason=choice.reason)
+        present = self._present_on_validation()
+        measured = {FEDERATED: choice.federated, ALONE: choice.alone, PREVIOUS: present}
+        measured[choice.source] = metadata.validation_accuracy
+        known = {name: value for name, value in measured.items() if value is not None}
+        metadata = replace(metadata, candidates=known)
+        if why := self._worse_than_present(metadata, present):
             return why
         self._store.stage(exported.model, metadata)
         log.info(
-            "personal model: round %d, %s %.4g on test data", command.key.round, metadata.metric, metadata.user_accuracy
+            "personal model: round %d, %s, %s %.4g on test data (%s)",
+            command.key.round,
+            SOURCES[metadata.source],
+            metadata.metric,
+            metadata.user_accuracy,
+            metadata.reason,
         )
         return ""
 
@@ -178,12 +216,13 @@ class ModelExport:
             raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
         return measured
 
-    def _worse_than_present(self, metadata: ModelMetadata) -> str:
+    def _worse_than_present(self, metadata: ModelMetadata, present: float | None) -> str:
         """Return the reason for which the present model stays, or ""; both are measured on the present data."""
-        present, found = self._present_on_validation(), metadata.validation_accuracy
+        found = metadata.validation_accuracy
         if present is None:
             return ""
         where = f"on {metadata.validation_examples} validation examples"
+        where += "" if metadata.source == FEDERATED else f"; it is {SOURCES[metadata.source]}"
         if found is None:
             return f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is {present:.4g}"
         loss = (present - found) * (1 if metadata.metric_goal == "max" else -1)

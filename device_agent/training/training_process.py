@@ -238,7 +238,14 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
     if held:
         held.tidy()
     local_update = LocalUpdate(
-        trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
+        trainer,
+        store,
+        setup.device_id,
+        export=export,
+        data=data,
+        held=held,
+        private=setup.private,
+        alone_every=setup.alone_every,
     )
     local_update.bound(setup.max_steps, setup.max_epochs)
     give_memory_back()

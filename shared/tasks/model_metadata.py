@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,6 +19,9 @@ INPUT, OUTPUT = "input", "output"
 
 MODEL_FILE, METADATA_FILE = "model.onnx", "metadata.json"
 
+FEDERATED, ALONE, PREVIOUS = "federated", "alone", "previous"
+SOURCES = {FEDERATED: "federated", ALONE: "trained alone"}
+"""Sources of a personal model, in words."""
 
 MAX_FEATURES = 256
 """Longest flat example whose features are described one by one."""
@@ -70,6 +74,10 @@ class ModelMetadata:
     same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
     nothing was measured.
 
+    `source` is the kind of a personal model: FEDERATED, or ALONE for one that the device trained on its own data only, which
+    was better on validation data; `reason` says why in words. `candidates` are the validation accuracies that were compared,
+    by source, and that of the `previous` model.
+
     `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
     must apply to raw inputs (None: there is none), `inputs` how the training inputs were, after it. Both are computed from the
     device's data, and stay on the device as the model does.
@@ -108,6 +116,9 @@ class ModelMetadata:
     task_ref: str = ""
     prepare: Preparation | None = None
     inputs: InputStatistics | None = None
+    source: str = FEDERATED
+    reason: str = ""
+    candidates: Mapping[str, float | None] = field(default_factory=dict)
 
 
 learn_types(ModelMetadata)
