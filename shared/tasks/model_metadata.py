@@ -118,7 +118,7 @@ class ModelMetadata:
     inputs: InputStatistics | None = None
     source: str = FEDERATED
     reason: str = ""
-    candidates: Mapping[str, float | None] = field(default_factory=dict)
+    candidates: Mapping[str, float] = field(default_factory=dict)
 
 
 learn_types(ModelMetadata)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.shared.app.formatting import accuracy
+from fedpatch.shared.tasks.gains import gain_figures, gain_of
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 
 ALONE = "independent"
@@ -39,14 +40,19 @@ class Arm:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """An arm beside learning alone; `gaining` is the share of clients that are better than alone, None for ALONE itself."""
+    """An arm beside learning alone; `gains` are the figures of its clients' gains (`gain_figures`), empty for ALONE itself."""
 
     name: str
     mean: float
     p10: float
-    gaining: float | None
+    gains: Mapping[str, float]
     rounds: int
     num_bytes: int
+
+    @property
+    def gaining(self) -> float | None:
+        """The share of clients that are better than alone; None for ALONE itself."""
+        return self.gains.get("gaining")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -55,6 +61,7 @@ class ComparisonRow:
             "user_accuracy": self.mean,
             "p10": self.p10,
             "better_than_independent": self.gaining,
+            **{name: self.gains.get(name) for name in ("gain", "gain_median", "gain_p10")},
             "rounds": self.rounds,
             "bytes": self.num_bytes,
         }
@@ -68,12 +75,11 @@ def rows(arms: Sequence[Arm], metric: MetricTerms) -> list[ComparisonRow]:
 
 def _row(arm: Arm, alone: Arm, metric: MetricTerms) -> ComparisonRow:
     values = list(arm.accuracies.values())
-    gains = _gains(arm, alone, metric)
     return ComparisonRow(
         arm.name,
         statistics.fmean(values),
         float(np.quantile(values, 0.1 if metric.goal == "max" else 0.9)),
-        None if arm.name == ALONE else sum(gain > 0 for gain in gains) / len(gains),
+        {} if arm.name == ALONE else gain_figures(_gains(arm, alone, metric)),
         arm.rounds,
         arm.num_bytes,
     )
@@ -98,7 +104,8 @@ def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
         )
     chosen = next(arm for arm in better if _as_good(arm, best, metric))
     gains = _gains(chosen, alone, metric)
-    share, gain = sum(one > 0 for one in gains) / len(gains), _mean(gains)
+    found = gain_figures(gains)
+    gain, share = found["gain"], found["gaining"]
     ties = [arm.name for arm in better if arm is not chosen and _as_good(arm, chosen, metric)]
     equal = f"; {' and '.join(ties)} within the noise of it" if ties else ""
     return chosen.name, (
@@ -115,8 +122,7 @@ def _as_good(arm: Arm, other: Arm, metric: MetricTerms) -> bool:
 
 
 def _gains(arm: Arm, other: Arm, metric: MetricTerms) -> list[float]:
-    sign = -1.0 if metric.goal == "min" else 1.0
-    return [sign * (arm.accuracies[one] - other.accuracies[one]) for one in sorted(arm.accuracies)]
+    return [gain_of(arm.accuracies[one], other.accuracies[one], metric) for one in sorted(arm.accuracies)]
 
 
 def _value(arm: Arm) -> float:

@@ -158,10 +158,12 @@ def _print(table: list[ComparisonRow], label: str, sentence: str) -> None:
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("policy")
-    for heading in (label, "worst tenth", "better than alone", "rounds", "bytes"):
+    for heading in (label, "worst tenth", "better than alone", "gain", "median", "p10", "rounds", "bytes"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in table:
         share = "" if row.gaining is None else f"{row.gaining:.0%}"
-        shown.add_row(row.name, accuracy(row.mean), accuracy(row.p10), share, str(row.rounds), size(row.num_bytes))
+        gains = [f"{row.gains[name]:+.3f}" if row.gains else "" for name in ("gain", "gain_median", "gain_p10")]
+        figures = accuracy(row.mean), accuracy(row.p10), share, *gains, str(row.rounds), size(row.num_bytes)
+        shown.add_row(row.name, *figures)
     print_table(shown)
     typer.echo(sentence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.toy_tasks import TOY, random_data
 
 RULES = random_data("ann", 60)
+CHOOSING = replace(RULES, val_x=RULES.test_x, val_y=RULES.test_y)
 
 
 class Device:
@@ -48,8 +50,7 @@ class Device:
         self.folder, self.patches = folder, folder / "patches"
         self.scene = Scene(folder, task, replace(SGD, epochs=2), "affine")
         self.model = {name: 30 * value for name, value in self.scene.initial().items()}
-        held = {"val_x": RULES.test_x, "val_y": RULES.test_y} if validates else {}
-        self.trainer = LocalTrainer(task, replace(RULES, **held))
+        self.trainer = LocalTrainer(task, CHOOSING if validates else RULES)
         self.models = ModelStore(folder / "models", 3)
         export = ModelExport(self.trainer, self.models, margin)
         self.update = LocalUpdate(self.trainer, PatchStore(self.patches), "ann", export=export, alone_every=every)
@@ -85,7 +86,7 @@ def scored(*scores: float, goal: str = "max") -> LocalTrainer:
     left = list(scores)
     task = replace(TOY, metric=lambda outputs, targets: left.pop(0))
     object.__setattr__(task, "metric_goal", goal)
-    return LocalTrainer(task, replace(RULES, val_x=RULES.test_x, val_y=RULES.test_y))
+    return LocalTrainer(task, CHOOSING)
 
 
 def test_device_whose_own_model_is_better_publishes_that_and_says_why(tmp_path, caplog):
@@ -95,9 +96,10 @@ def test_device_whose_own_model_is_better_publishes_that_and_says_why(tmp_path, 
         device.play(round)
     known = device.personal.metadata
     assert (known.source, known.round) == (ALONE, FIRST_ROUNDS)
-    assert known.candidates[ALONE] > known.candidates[FEDERATED]
-    assert known.validation_accuracy == known.candidates[ALONE]
-    assert f"accuracy {known.candidates[ALONE]:.4g} alone" in known.reason
+    alone, federated = known.candidates[ALONE], known.candidates[FEDERATED]
+    assert alone > federated
+    assert known.validation_accuracy == alone
+    assert f"accuracy {alone:.4g} alone" in known.reason
     assert "trained alone" in caplog.text
     held = to_tensors(device.trainer.model)
     expected = outputs(device.trainer, device.alone().values)
@@ -244,7 +246,7 @@ def test_killed_before_any_change_of_the_disk_one_of_the_three_is_published(tmp_
     before = first.personal.predict(RULES.test_x)
     for fatal in range(1, 200):
         device = Device(shutil.copytree(first.folder, tmp_path_factory.mktemp("killed") / "device", symlinks=True))
-        changes = Guillotine(fatal).run(lambda device=device: device.play(3))
+        changes = Guillotine(fatal).run(partial(device.play, 3))
         found = Device(device.folder).personal.predict(RULES.test_x)
         federated = outputs(device.trainer, to_tensors(device.trainer.model))
         alone = outputs(device.trainer, device.alone().values)
