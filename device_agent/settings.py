@@ -196,6 +196,13 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         "train one. It becomes the personal model where it is better on validation data. 0: never.",
     )
 
+    keep_int8: bool = setting(
+        False,
+        group=_MODEL,
+        help="Also make an int8 model, calibrated with this device's examples, if it is no worse than keep_margin on "
+        "validation data. It takes 40 MB more memory while models are made.",
+    )
+
     metrics: str | None = setting(
         None,
         group=_TELLING,

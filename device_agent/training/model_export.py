@@ -23,6 +23,7 @@ import torch
 
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
+from fedpatch.device_agent.training.int8_export import with_int8
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
@@ -59,7 +60,7 @@ class ModelExport:
     `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
     `task_ref` and `preparation`, for the metadata, describe how applications prepare inputs. `run` calls the
     function that makes a model and returns its result: directly, or in another process
-    (device_agent.training.forked_work.run_forked).
+    (device_agent.training.forked_work.run_forked). `keep_int8` also makes an int8 model (device_agent.training.int8_export).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ModelExport:
         *,
         task_ref: str = "",
         preparation: Preparation | None = None,
+        keep_int8: bool = False,
         run: Callable[[Callable[[], str]], str] = lambda work: work(),
     ) -> None:
         self._run = run
@@ -78,6 +80,7 @@ class ModelExport:
         self._keep_margin = keep_margin
         self._task_ref = task_ref
         self._preparation = preparation
+        self._keep_int8 = keep_int8
 
     def begin(self) -> None:
         """Delete a staged model of an earlier round, which was never committed."""
@@ -155,7 +158,18 @@ class ModelExport:
         metadata = replace(metadata, candidates=known)
         if why := self._worse_than_present(metadata, present):
             return why
-        self._store.stage(exported.model, metadata)
+        int8 = b""
+        if self._keep_int8:
+            int8, described = with_int8(
+                self._trainer,
+                exported.model,
+                metadata,
+                margin=self._keep_margin,
+                validate=self._on_validation,
+                user_accuracy=self._user_accuracy,
+            )
+            metadata = replace(metadata, int8=described)
+        self._store.stage(exported.model, metadata, int8)
         log.info(
             "personal model: round %d, %s, %s %.4g on test data (%s)",
             command.key.round,

@@ -263,7 +263,13 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
     return ModelExport(
-        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=_run_apart
+        trainer,
+        store,
+        setup.keep_margin,
+        task_ref=setup.task_ref,
+        preparation=preparation,
+        keep_int8=setup.keep_int8,
+        run=_run_apart,
     )
 
 
