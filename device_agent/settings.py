@@ -200,7 +200,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         False,
         group=_MODEL,
         help="Also make an int8 model, calibrated with this device's examples, if it is no worse than keep_margin on "
-        "validation data. It takes 40 MB more memory while models are made.",
+        "validation data. It takes about 50 MB more memory while models are made.",
     )
 
     metrics: str | None = setting(

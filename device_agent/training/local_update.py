@@ -277,9 +277,13 @@ class LocalUpdate:
         if stopped():
             self._export.leave_out(trained[0], "work had to stop before it was made")
             return
+        self._export.stage(*trained, self._alone(trained[0]))
+
+    def _alone(self, command: TrainCommand) -> Callable[[], Tensors]:
+        """Return the function that reads the model trained alone; by schedule, it is on disk before the personal model is."""
         if self._schedule.every:
-            self._independent.flush()  # a device that is switched off keeps its protection
-        self._export.stage(*trained, partial(self._independent.values, trained[0].key))
+            self._independent.flush()
+        return partial(self._independent.values, command.key)
 
     def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
         """Stage the personal model of an earlier round: as it was trained, or after a restart from its update and its patch.
@@ -296,7 +300,7 @@ class LocalUpdate:
         except FedpatchError as error:
             self._export.leave_out(command, f"the device was switched off before it was made, and {error}")
             return
-        self._export.stage(command, result, partial(self._independent.values, command.key))
+        self._export.stage(command, result, self._alone(command))
 
     def _read_back(self, command: TrainCommand, manifest: Manifest) -> LocalResult:
         """Return the result of a round from its files, with the model loaded into the trainer."""
