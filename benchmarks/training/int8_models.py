@@ -48,6 +48,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train, export and quantise each model, and measure both."""
+    torch.set_num_threads(1)  # a fork does not copy the threads of torch's pool
     document = begun(BENCHMARK, turns)
     cells = CELLS[:1] if toy else CELLS
     document["models"] = [_measured(name, title, turns, epochs) for name, title in cells]

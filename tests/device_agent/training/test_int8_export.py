@@ -32,6 +32,7 @@ from fedpatch.shared.wire.messages import TrainPlan
 from tests.device_agent.device_rounds import Scene
 
 MARGIN = 0.05
+torch.set_num_threads(1)  # a fork does not copy the threads of torch's pool
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_int8_model_of_the_digits_is_smaller_and_no_worse_and_the_files_agree(tm
     assert known.validation_accuracy >= model.metadata.validation_accuracy - MARGIN
     right = model.predict(digits.test_x).argmax(axis=1) == digits.test_y
     assert known.user_accuracy == pytest.approx(right.mean())
-    assert known.user_accuracy >= 0.85
+    assert right.mean() >= 0.85
     assert 0 < known.latency_s < 1
     assert 0 < known.fp32_latency_s < 1
     assert not np.array_equal(model.predict(digits.test_x), fp32.predict(digits.test_x))
@@ -78,14 +79,13 @@ def test_int8_model_of_the_digits_is_smaller_and_no_worse_and_the_files_agree(tm
 
 def test_bus_serves_the_int8_model_where_it_is_asked_to(tmp_path, digits):
     model = Device(tmp_path, DIGITS, digits).play()
-    answers = []
+    sent: list[Any] = []
     for int8 in (False, True):
         settings = BusSettings(state_dir=tmp_path, serve=("in -> out",), switch=False, int8=int8)
-        sent: list[Any] = []
-        bus = Bus(settings, topics_of(settings), lambda topic, payload, retain, sent=sent: sent.append(payload))
+        bus = Bus(settings, topics_of(settings), lambda topic, payload, retain: sent.append(payload))
         bus.look(0.0)
         bus.take(Received("in", json.dumps({"values": digits.test_x[0].ravel().tolist()}).encode(), False))
-        answers.append(json.loads(sent[-1])["outputs"])
+    answers = [json.loads(payload)["outputs"] for payload in sent]
     np.testing.assert_allclose(answers[1], model.predict(digits.test_x[:1])[0], atol=1e-5)
     assert answers[0] != answers[1]
 
