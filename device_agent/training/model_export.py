@@ -1,11 +1,11 @@
 """Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
 
 The candidate is the model after training, the global model of the round with the device's patch, or the model that the device
-trained alone, if that is better (device_agent.training.personal_choice). It is compared
-with the present model on the device's validation data; onnxruntime runs both, since the data may have grown. The user
-accuracy of the staged model is measured on test data, which choose nothing: a choice on them would make it too high.
-Without validation data the newest model is staged. All this happens while the update travels, and a failure does not fail
-the round.
+trained alone, if that is better on the device's validation data; of equal ones it is the federated one. No margin favours
+either, so no device is worse off than alone there. The candidate is compared with the present model, on validation data too;
+onnxruntime runs both, since the data may have grown. The user accuracy of the staged model is measured on test data, which
+choose nothing: a choice on them would make it too high. Without validation data the newest model is staged. All this happens
+while the update travels, and a failure does not fail the round.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
-from fedpatch.device_agent.training.int8_export import with_int8
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
-from fedpatch.device_agent.training.personal_choice import Choice, choose
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared import __version__
 from fedpatch.shared.errors import ExportRefused, FedpatchError
@@ -54,13 +53,60 @@ MAX_DEATHS = 2
 log = logging.getLogger("fedpatch.models")
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The candidate of a round, in the trainer, and the reason in words.
+
+    `alone` is the validation accuracy of the model trained alone, `federated` that of the other one; None where it was not
+    measured, or is not a finite number.
+    """
+
+    source: str
+    reason: str
+    federated: float | None = None
+    alone: float | None = None
+
+
+def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensors]) -> Choice:
+    """Choose on validation data, and load the chosen model into the trainer.
+
+    Args:
+        trainer: The trainer, which holds the federated model.
+        federated: The federated model by name: merged with the patch, or the personal copy, after training.
+        alone: Returns the model trained alone; empty for none.
+    """
+    if trainer.validation_data is None:
+        return Choice(FEDERATED, "no validation data to choose on")
+    try:
+        own = alone()
+    except FedpatchError as error:  # the federated model is no worse for it
+        log.warning("personal model: the model trained alone cannot be read: %s", error)
+        own = {}
+    if not own:
+        return Choice(FEDERATED, "no model trained alone yet")
+    theirs = trainer.on_validation()
+    trainer.load(own)
+    ours = trainer.on_validation()
+    goal = trainer.task.metric_goal
+    better = ours is not None and (theirs is None or (ours > theirs if goal == "max" else ours < theirs))
+    if not better:
+        trainer.load(federated)
+    where = f"on {len(trainer.validation_data[0])} validation examples"
+    words = f"{trainer.task.metric_name} {_shown(ours)} alone, {_shown(theirs)} federated, {where}"
+    return Choice(ALONE if better else FEDERATED, words, theirs, ours)
+
+
+def _shown(measured: float | None) -> str:
+    return "no number" if measured is None else f"{measured:.4g}"
+
+
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
     `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
     `task_ref` and `preparation`, for the metadata, describe how applications prepare inputs. `run` calls the
     function that makes a model and returns its result: directly, or in another process
-    (device_agent.training.forked_work.run_forked). `keep_int8` also makes an int8 model (device_agent.training.int8_export).
+    (device_agent.training.forked_work.run_forked). `keep_int8` also makes an int8 model (device_agent.models.int8_export).
     """
 
     def __init__(
@@ -161,9 +207,10 @@ class ModelExport:
         int8 = b""
         if self._keep_int8:
             int8, described = with_int8(
-                self._trainer,
                 exported.model,
                 metadata,
+                training_inputs=self._trainer.training_inputs,
+                test_inputs=inputs,
                 margin=self._keep_margin,
                 validate=self._on_validation,
                 user_accuracy=self._user_accuracy,

@@ -6,11 +6,10 @@ import hashlib
 import logging
 from collections.abc import Callable
 
-from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.errors import ExportRefused, FedpatchError
 from fedpatch.shared.onnx.quantisation import MAX_EXAMPLES, latency_s, quantise
 from fedpatch.shared.onnx.runtime import OnnxModel
-from fedpatch.shared.tasks.model_metadata import INT8_FILE, Int8Model, ModelMetadata
+from fedpatch.shared.tasks.model_metadata import INT8_FILE, MODEL_FILE, Int8Model, ModelMetadata
 from fedpatch.shared.tensors.arrays import Array
 
 log = logging.getLogger("fedpatch.models")
@@ -19,10 +18,11 @@ Measure = Callable[[OnnxModel], float | None]
 
 
 def with_int8(
-    trainer: LocalTrainer,
     model: bytes,
     metadata: ModelMetadata,
     *,
+    training_inputs: Array,
+    test_inputs: Array,
     margin: float,
     validate: Measure,
     user_accuracy: Callable[[Array], float],
@@ -30,9 +30,10 @@ def with_int8(
     """Quantise a personal model; on any trouble log the reason in one line and return no model: fp32 stays alone.
 
     Args:
-        trainer: The trainer, whose training inputs are the calibration.
         model: The personal model in fp32.
         metadata: Its metadata, with its validation accuracy.
+        training_inputs: The device's prepared training inputs, for the calibration.
+        test_inputs: Its prepared test inputs.
         margin: How much worse the int8 model may be on validation data, in the task's metric.
         validate: Returns the metric of a model on validation data.
         user_accuracy: Returns the metric of a model's outputs on test data.
@@ -41,18 +42,17 @@ def with_int8(
         The int8 model and its description; b"" and None without one.
     """
     try:
-        made = quantise(model, trainer.training_inputs)
+        made = quantise(model, training_inputs)
         int8 = OnnxModel(made, INT8_FILE)
         found = _require_no_worse(validate(int8), metadata, margin)
-        inputs = trainer.test_data[0].numpy()
         described = Int8Model(
             sha256=hashlib.sha256(made).hexdigest(),
             size_bytes=len(made),
-            user_accuracy=user_accuracy(int8.run(inputs)),
+            user_accuracy=user_accuracy(int8.run(test_inputs)),
             validation_accuracy=found,
-            latency_s=latency_s(int8, inputs),
-            fp32_latency_s=latency_s(OnnxModel(model, "fp32"), inputs),
-            calibration_examples=min(trainer.num_examples, MAX_EXAMPLES),
+            latency_s=latency_s(int8, test_inputs),
+            fp32_latency_s=latency_s(OnnxModel(model, MODEL_FILE), test_inputs),
+            calibration_examples=min(len(training_inputs), MAX_EXAMPLES),
         )
     except FedpatchError as error:
         log.warning("personal model: round %d has no int8 model: %s", metadata.round, error)
