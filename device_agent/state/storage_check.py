@@ -17,7 +17,6 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import (
-    ALONE,
     INDEPENDENT,
     PERSONAL,
     RESIDUAL_LINE,
@@ -67,7 +66,7 @@ class Storage:
         """
         name = PatchKey.of_plan(task, request.schema, request.private, request.plan.kind).file_name
         patch = self._directory / PATCHES / name
-        return self._patch_problem(patch) or self._space_problem(task, patch, request, plan)
+        return self._patch_problem(patch) or self._space_problem(patch, request, plan)
 
     def _patch_problem(self, path: Path) -> StorageProblem | None:
         stamp = path, stamp_of(path), stamp_of(previous_of(path))
@@ -80,14 +79,13 @@ class Storage:
         verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
         return StorageProblem(f"{known[1]}; {patch_mend(path)}", verdict)
 
-    def _space_problem(self, task: str, patch: Path, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
+    def _space_problem(self, patch: Path, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         try:
             disk = os.statvfs(self._directory)
         except OSError:
             return None
         needed = expected_bytes(request, plan) + _SPARE_BYTES
-        alone = patch.parent / INDEPENDENT / PatchKey(task, request.schema, ALONE).file_name
-        needed += _size(patch) + _size(patch.parent / PERSONAL / patch.name) + _size(alone)
+        needed += _size(patch) + _size(patch.parent / PERSONAL / patch.name)
         # Parts of the same model are gone on with, others make room for it.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize
