@@ -47,10 +47,13 @@ class WorkerSetup:
         max_memory_mib: Memory limit of the process; 0 for none.
         models_dir: Directory in which personal models are staged; "" to make none.
         keep_margin: How much worse than the current personal model a new one may be, in the task's metric.
+        keep_int8: Whether an int8 model is made beside each personal model.
         held_dir: Directory in which the global model is held between rounds; "" for nowhere.
         private: The owner's policy of tensors that stay at least; "" for the default.
         max_steps: Most training steps of a round; 0 for no limit.
         max_epochs: Most passes over the data in a round; 0 for no limit.
+        alone_every: Rounds of this device from one training alone to the next (device_agent.training.local_only_training);
+            0 to train alone only where a request measures it.
     """
 
     task_ref: str
@@ -67,6 +70,8 @@ class WorkerSetup:
     private: str = ""
     max_steps: int = 0
     max_epochs: int = 0
+    alone_every: int = 0
+    keep_int8: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class TrainCommand:
         evaluate: Whether the model is only measured: no update is trained, and no file is written. By a plan with `finish` the
             model is finished first, and with `make_model` becomes the personal model.
         counted: `WorkRequest.counted`.
+        ends_at: End of the round, by the clock of `independent_ends_at`; 0 where it is unknown, and nothing is trained alone
+            unless it is measured.
     """
 
     key: JobKey
@@ -126,6 +133,7 @@ class TrainCommand:
     privacy: PrivacyTerms | None = None
     evaluate: bool = False
     counted: int = 0
+    ends_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -426,6 +426,7 @@ class EffectRunner:
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),
                 download_s=effect.download_s,
                 independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
+                ends_at=effect.ends_at,
             )
         )
         return []

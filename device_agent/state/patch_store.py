@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 INDEPENDENT = "independent"
 """Directory of the models that were trained alone, below that of the patches (device_agent.training.local_only_training)."""
+ALONE = "independent"
+"""Policy in the key of a model that was trained alone, which is no policy of a request."""
 PERSONAL = "personal"
 """Directory of the personal copies of plans that have one, below that of the patches, in their format."""
 CONTROLS = "control"

@@ -84,6 +84,11 @@ class LocalTrainer:
         self._input_statistics: InputStatistics | None = None
 
     @property
+    def training_inputs(self) -> Array:
+        """The prepared training inputs, examples first; they are private to the device."""
+        return self._train[0].numpy()
+
+    @property
     def input_statistics(self) -> InputStatistics:
         """Statistics of the current training inputs; they are private to the device, as the inputs are."""
         if self._input_statistics is None:
@@ -291,6 +296,15 @@ class LocalTrainer:
         """
         self.load(tensors)
         return self._user_accuracy(cancelled)
+
+    def on_validation(self) -> float | None:
+        """Return the metric of the present model on validation data; None without such data, or if it is no number."""
+        if self.validation_data is None:
+            return None
+        try:
+            return user_accuracy(self.model, self.task, *self.validation_data)
+        except DataError:
+            return None
 
     def load(self, tensors: Tensors) -> None:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
-from fedpatch.device_agent.training.local_only_training import IndependentModel
+from fedpatch.device_agent.training.local_only_training import AloneSchedule, IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
@@ -60,6 +61,7 @@ class LocalUpdate:
     """Does the rounds of one device; with `export`, `make_model` stages a personal model after each of them.
 
     `private` is the owner's policy of the tensors that stay at least, "" for the default (device_agent.policy.private_floor).
+    `alone_every` is that of `AloneSchedule`.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class LocalUpdate:
         data: ReloadingDataset | None = None,
         held: ModelCache | None = None,
         private: str = "",
+        alone_every: int = 0,
     ) -> None:
         self._trainer = trainer
         self._store = store
+        self._schedule = AloneSchedule(alone_every)
         self._floor = PrivateFloor(store.directory, trainer.task.name, private)
         self._residuals = ResidualStore(store.directory)
         self._independent = IndependentModel(trainer, store.directory / INDEPENDENT, device_id)
@@ -165,11 +169,12 @@ class LocalUpdate:
         if copies is not None:
             copy = PatchState(shown.tensors, after.batches_done)
             copies.save(PatchRecord(key, command.key.run, command.key.round, own, copy))
-        alone = self._independent.train(command, shown, cancelled) if self._measures_alone(command) else None
+        trains = self._trains_alone(command, result.steps, after.batches_done)
+        alone = self._independent.train(command, shown, cancelled) if trains else None
         if cancelled():
             return None
         report = _report(command, shown)
-        if alone:
+        if alone and command.independent_ends_at:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
@@ -274,14 +279,30 @@ class LocalUpdate:
         if why := self._too_long(command.plan, measured=False):
             raise UsageError(f"{why}; nothing was trained")
 
-    def _measures_alone(self, command: TrainCommand) -> bool:
-        """Return whether learning alone is measured: not if that would exceed a limit of the owner."""
-        if not command.independent_ends_at:
+    def _trains_alone(self, command: TrainCommand, steps: int, taken: int) -> bool:
+        """Return whether a model is trained alone too: on request or by schedule, if no limit of the owner forbids it.
+
+        Args:
+            command: The training command.
+            steps: Steps of the round.
+            taken: Steps that the device has taken in all its rounds with this one.
+        """
+        measured = command.independent_ends_at and self._trainer.counts_in_ua
+        if not measured and not self._is_due_alone(command, steps, taken):
             return False
         why = self._too_long(command.plan, measured=True)
         if why:
-            log.info("learning alone: not measured in round %d: %s", command.key.round, why)
+            log.info("learning alone: not trained in round %d: %s", command.key.round, why)
         return not why
+
+    def _is_due_alone(self, command: TrainCommand, steps: int, taken: int) -> bool:
+        if not command.ends_at or self._export is None or self._trainer.validation_data is None:
+            return False
+        try:
+            return self._schedule.is_due(steps=steps, taken=taken, alone=self._independent.steps(command.key))
+        except StateError as error:
+            log.warning("learning alone: not trained: %s", error)
+            return False
 
     def _too_long(self, plan: TrainPlan, *, measured: bool) -> str:
         max_steps, max_epochs = self._most
@@ -306,8 +327,14 @@ class LocalUpdate:
             return
         if stopped():
             self._export.leave_out(trained[0], "work had to stop before it was made")
-        else:
-            self._export.stage(*trained)
+            return
+        self._export.stage(*trained, self._alone(trained[0]))
+
+    def _alone(self, command: TrainCommand) -> Callable[[], Tensors]:
+        """Return the function that reads the model trained alone; by schedule, it is on disk before the personal model is."""
+        if self._schedule.every:
+            self._independent.flush()
+        return partial(self._independent.values, command.key)
 
     def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
         """Stage the personal model of an earlier round: as it was trained, or after a restart from its update and its patch.
@@ -324,7 +351,7 @@ class LocalUpdate:
         except FedpatchError as error:
             self._export.leave_out(command, f"the device was switched off before it was made, and {error}")
             return
-        self._export.stage(command, result)
+        self._export.stage(command, result, self._alone(command))
 
     def _read_back(self, command: TrainCommand, manifest: Manifest) -> LocalResult:
         """Return the result of a round from its files, with the model loaded into the trainer."""

@@ -240,7 +240,14 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
     if held:
         held.tidy()
     local_update = LocalUpdate(
-        trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
+        trainer,
+        store,
+        setup.device_id,
+        export=export,
+        data=data,
+        held=held,
+        private=setup.private,
+        alone_every=setup.alone_every,
     )
     local_update.bound(setup.max_steps, setup.max_epochs)
     give_memory_back()
@@ -258,7 +265,13 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
     return ModelExport(
-        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=_run_apart
+        trainer,
+        store,
+        setup.keep_margin,
+        task_ref=setup.task_ref,
+        preparation=preparation,
+        keep_int8=setup.keep_int8,
+        run=_run_apart,
     )
 
 

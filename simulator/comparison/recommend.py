@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpatch.shared.app.formatting import accuracy
+from fedpatch.shared.tasks.gains import gain_figures, gain_of
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.simulator.comparison import methods
 
@@ -62,7 +63,7 @@ class ComparisonRow:
         mean: Mean user accuracy.
         spread: Standard deviation of the mean user accuracy over seeds; None for one seed.
         p10: User accuracy that the worst tenth of the clients does not surpass.
-        gaining: Share of clients that are better than alone; None for ALONE itself.
+        gains: Figures of its clients' gains (`gain_figures`); empty for ALONE itself.
         rounds: Rounds of each simulation.
         rounds_to_target: Mean over seeds of the rounds to the target; None: a seed did not reach it.
         num_bytes: Bytes of all clients and seeds, both ways.
@@ -74,12 +75,17 @@ class ComparisonRow:
     mean: float
     spread: float | None
     p10: float
-    gaining: float | None
+    gains: Mapping[str, float]
     rounds: int
     rounds_to_target: float | None
     num_bytes: int
     bytes_up: int
     learning_rate: float | None
+
+    @property
+    def gaining(self) -> float | None:
+        """Share of clients that are better than alone; None for ALONE itself."""
+        return self.gains.get("gaining")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -88,6 +94,7 @@ class ComparisonRow:
             "user_accuracy": self.mean,
             "p10": self.p10,
             "better_than_independent": self.gaining,
+            **{name: self.gains.get(name) for name in ("gain", "gain_median", "gain_p10")},
             "rounds": self.rounds,
             "bytes": self.num_bytes,
             "spread": self.spread,
@@ -122,13 +129,12 @@ def by_seed(arm: Arm) -> dict[int, float]:
 
 def _row(arm: Arm, alone: Arm, metric: MetricTerms, targets: Mapping[int, float]) -> ComparisonRow:
     values, means = list(arm.accuracies.values()), list(by_seed(arm).values())
-    gains = _gains(arm, alone, metric)
     return ComparisonRow(
         arm.name,
         _mean(values),
         statistics.stdev(means) if len(means) > 1 else None,
         float(np.quantile(values, 0.1 if metric.goal == "max" else 0.9)),
-        None if arm.name == ALONE else sum(gain > 0 for gain in gains) / len(gains),
+        {} if arm.name == ALONE else gain_figures(_gains(arm, alone, metric)),
         arm.rounds,
         _rounds_to(arm, targets, metric),
         arm.num_bytes,
@@ -165,7 +171,8 @@ def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
         )
     chosen = next(arm for arm in better if _as_good(arm, best, metric))
     gains = _gains(chosen, alone, metric)
-    share, gain = sum(one > 0 for one in gains) / len(gains), _mean(gains)
+    found = gain_figures(gains)
+    share, gain = found["gaining"], found["gain"]
     ties = [arm.name for arm in better if arm is not chosen and _as_good(arm, chosen, metric)]
     equal = f"; {' and '.join(ties)} within the noise of it" if ties else ""
     options = chosen.options or f"--private {chosen.name}"
@@ -188,8 +195,7 @@ def _as_good(arm: Arm, other: Arm, metric: MetricTerms) -> bool:
 
 
 def _gains(arm: Arm, other: Arm, metric: MetricTerms) -> list[float]:
-    sign = -1.0 if metric.goal == "min" else 1.0
-    return [sign * (arm.accuracies[one] - other.accuracies[one]) for one in sorted(arm.accuracies)]
+    return [gain_of(arm.accuracies[one], other.accuracies[one], metric) for one in sorted(arm.accuracies)]
 
 
 def _value(arm: Arm) -> float:

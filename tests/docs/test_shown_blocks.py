@@ -145,12 +145,14 @@ def test_models_are_listed_so(tmp_path):
     (shown,) = _shown("model").splitlines()
     match = re.fullmatch(
         r"model of (?P<task>\w+), accuracy (?P<ua>\S+) on (?P<test>\d+) test examples \(chosen by (?P<val>\S+) on "
-        r"(?P<count>\d+) validation examples\): of round (?P<round>\d+) of run (?P<run>\S+), made (?P<made>\S+), 51 kB, \.\.\.",
+        r"(?P<count>\d+) validation examples\): federated \((?P<reason>.*)\), of round (?P<round>\d+) of run (?P<run>\S+), "
+        r"made (?P<made>\S+), 51 kB, \.\.\.",
         shown,
     )
     assert match
     figures: dict[str, Any] = {"user_accuracy": float(match["ua"]), "test_examples": int(match["test"])}
     figures |= {"validation_accuracy": float(match["val"]), "validation_examples": int(match["count"])}
+    figures |= {"reason": match["reason"]}
     origin: dict[str, Any] = {
         "task": match["task"],
         "run": match["run"],

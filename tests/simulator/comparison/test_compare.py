@@ -23,6 +23,8 @@ def test_rows_compare_client_by_client():
     table = rows([arm("affine", 0.5, 0.9, 0.8), arm(ALONE, 0.6, 0.6, 0.8)], MetricTerms())
     assert table[0].mean == pytest.approx(2.2 / 3)
     assert [row.gaining for row in table] == [pytest.approx(1 / 3), None]
+    assert table[0].to_dict()["gain_median"] == pytest.approx(0.0)
+    assert table[0].to_dict()["gain_p10"] == pytest.approx(-0.08)
 
 
 def test_a_policy_that_is_best_beyond_the_noise_is_recommended():
