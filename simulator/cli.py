@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
@@ -32,6 +34,8 @@ from fedpatch.simulator.spec.compute import (
     Participation,
     TaskName,
     Workers,
+    rank_count,
+    rank_number,
 )
 from fedpatch.simulator.spec.study import AttackOutcome, Outcome, Point, Study
 
@@ -205,6 +209,7 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)
+        _refuse_ranks(context.invoked_subcommand)
         return
     from fedpatch.simulator.experiment.options import terms
     from fedpatch.simulator.experiment.user_study import study_of
@@ -240,6 +245,14 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
             )
 
 
+def _refuse_ranks(command_name: str) -> None:
+    if rank_count() > 1:
+        raise UsageError(
+            f"fedpatch simulate {command_name} computes in one process or with --workers, not in ranks of torchrun; only "
+            "fedpatch simulate without a further word does"
+        )
+
+
 def _carry_out(
     study: Study, workers: int | None, device: str, out: Path | None, root: Path | None, trackers: Sequence[str]
 ) -> Outcome:
@@ -250,7 +263,11 @@ def _carry_out(
     make_trackers(trackers)  # raises before anything is computed
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
-        with stoppable(STOPPING) as stopped, make_progress(sys.stderr, study, plain=plain) as progress:
+        with (
+            stoppable("" if rank_number() else STOPPING) as stopped,
+            _progress_stream() as stream,
+            make_progress(stream, study, plain=plain) as progress,
+        ):
             watch = _Watch(progress, stopped)
             return carry_out(
                 study,
@@ -266,6 +283,16 @@ def _carry_out(
     except KeyboardInterrupt:
         _say_how_to_go_on(out)
         raise
+
+
+@contextmanager
+def _progress_stream() -> Iterator[TextIO]:
+    """Yield the stream for the progress: stderr, or nothing in a rank other than 0."""
+    if rank_number() == 0:
+        yield sys.stderr
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        yield nowhere
 
 
 class _Watch:
@@ -292,14 +319,14 @@ def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
     from fedpatch.coordinator.cli.tables import print_table
     from fedpatch.simulator.experiment.output_folder import to_json
 
-    if as_json:
-        typer.echo(to_json(outcome))
-    else:
-        print_table(_table(outcome))
-    if not outcome.complete:
-        _say_how_to_go_on(out)
-        raise typer.Exit(EXIT_INTERRUPTED)
-    raise typer.Exit
+    if rank_number() == 0:
+        if as_json:
+            typer.echo(to_json(outcome))
+        else:
+            print_table(_table(outcome))
+        if not outcome.complete:
+            _say_how_to_go_on(out)
+    raise typer.Exit(0 if outcome.complete else EXIT_INTERRUPTED)
 
 
 def _table(outcome: Outcome) -> Table:

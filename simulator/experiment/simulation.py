@@ -61,6 +61,7 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
+from fedpatch.simulator.learners.ranks import ONE_RANK, RankedCohort, Ranks
 from fedpatch.simulator.learners.reference_learner import control_schema, copy_schema
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
@@ -97,8 +98,9 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     root: Path | None = None,
     on_end: Callable[[Mapping[int, float]], None] | None = None,
     task: Task | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Outcome:
-    """Simulate `study` over `workers` processes; the result does not depend on how many.
+    """Simulate `study` over `workers` processes or `ranks`; the result does not depend on how many.
 
     `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
     the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
@@ -118,14 +120,15 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
             population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
             bad = bad_clients_of(study, population)
             population = population if bad is None else bad.population
-            simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device), bad)
+            make_cohort = partial(_cohort, workers=workers, device=device, ranks=ranks)
+            simulation = Simulation(study, task, population, make_cohort, bad)
         try:
-            before = states.load(saved, study) if saved else None
+            before = ranks.agree(lambda: states.load(saved, study) if saved else None)
             if before is not None:
                 simulation.restore(before)
                 for point in simulation.points:
                     on_point(point)
-            outcome = _play(simulation, on_point, stopped, saved)
+            outcome = _play(simulation, on_point, stopped, saved, ranks)
             if bad is not None and outcome.complete:
                 outcome = replace(outcome, attack=_attack_outcome(simulation, bad))
             if on_end is not None and outcome.complete:
@@ -136,12 +139,14 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
 
 
 def _play(
-    simulation: Simulation, on_point: Callable[[Point], None], stopped: Callable[[], bool], saved: Path | None
+    simulation: Simulation,
+    on_point: Callable[[Point], None],
+    stopped: Callable[[], bool],
+    saved: Path | None,
+    ranks: Ranks,
 ) -> Outcome:
     due = time.monotonic() + SAVE_EVERY_S
-    while not simulation.over:
-        if stopped():
-            break
+    while not ranks.agree(lambda: simulation.over or stopped()):
         with TORCH_TURN:
             point = simulation.step()
         on_point(point)
@@ -150,7 +155,7 @@ def _play(
             due = time.monotonic() + max(SAVE_EVERY_S, (time.monotonic() - begun) / SAVE_SHARE)
     if saved:
         states.save(saved, simulation.study, simulation.state())
-    return simulation.outcome(complete=simulation.over)
+    return simulation.outcome(complete=ranks.agree(lambda: simulation.over))
 
 
 def _attack_outcome(simulation: Simulation, bad: BadClients) -> AttackOutcome:
@@ -469,7 +474,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
+def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:
+    if ranks.count > 1:
+        if device != "cpu":
+            raise UsageError(f"--device {device}: the ranks of torchrun compute on the CPU; use --device cpu")
+        return RankedCohort(make_learner(task, ground), ground, ranks)
     if device != "cpu":
         if ground.plan.has_controls:
             raise UsageError(f"--strategy {ground.study.strategy}: computed on the CPU only; use --device cpu")
