@@ -54,6 +54,7 @@ from fedpatch.simulator.clients.patches import Patches, check_blocks
 from fedpatch.simulator.clients.population import Population, load_population
 from fedpatch.simulator.clients.transport import SimulatedTransport, report_of
 from fedpatch.simulator.experiment import checkpoint as states
+from fedpatch.simulator.experiment.ranks import ONE_RANK, RankedCohort, Ranks
 from fedpatch.simulator.kernels.sparse_features import can_leave_out_features, used_features
 from fedpatch.simulator.learners.baselines import check_baseline, kept_between_rounds, kind_of_steps
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
@@ -61,7 +62,6 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
-from fedpatch.simulator.learners.ranks import ONE_RANK, RankedCohort, Ranks
 from fedpatch.simulator.learners.reference_learner import control_schema, copy_schema
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers

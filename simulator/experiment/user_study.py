@@ -87,8 +87,8 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
     Raises:
         FedpatchError: The task, the data or the terms do not fit, or the training diverged.
     """
+    from fedpatch.simulator.experiment.ranks import joined_ranks
     from fedpatch.simulator.experiment.simulation import simulate as simulated
-    from fedpatch.simulator.learners.ranks import joined_ranks
 
     processes, name = worker_count(workers), device_name(device)
     with joined_ranks() as ranks:
