@@ -12,7 +12,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
-from tests.support.specs import TASK, model, report, run_spec, there, told, update
+from tests.support.specs import TASK, model, report, run_spec, there, sent, update
 
 BLOB = b"u" * 350
 
@@ -66,5 +66,5 @@ class Bench:
 
     def upload(self, device: str, blob: bytes = BLOB) -> list[Effect]:
         """An offer that is granted, and its chunks."""
-        assert isinstance(told(self.hear(device, Offer(update(blob))))[0][1], Grant)
+        assert isinstance(sent(self.hear(device, Offer(update(blob))))[0][1], Grant)
         return self.chunks(device, blob)

@@ -66,7 +66,7 @@ from tests.fuzz.hostile_messages import (
     weight,
 )
 from tests.shared.arbitrary_messages import envelopes, of_message
-from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, envelope_of, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -127,7 +127,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     @rule(manifest=st.just(model(MODEL)) | MANIFESTS, number=st.integers(1, 9))
     def ask_properly(self, manifest, number):
         """A request that can be followed, but perhaps for its model."""
-        self.ask(said(replace(REQUEST, model=manifest), number), TASKS, AdmissionDecision(True))
+        self.ask(envelope_of(replace(REQUEST, model=manifest), number), TASKS, AdmissionDecision(True))
 
     @rule(envelope=addressed(ANSWERS, ROUNDS))
     def answer(self, envelope):
@@ -146,7 +146,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     def answer_now(self, body):
         if self.job.key is not None:
             key = self.job.key
-            self._hear(said(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
+            self._hear(envelope_of(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
 
     @rule(chunk=chunks((MODEL, *BLOBS)))
     def deliver(self, chunk):
@@ -269,15 +269,15 @@ class HostileCoordinator(RuleBasedStateMachine):
         if not hasattr(self, "job"):
             return
         key = JobKey("honest", 1, 1, TASK)
-        self.perform(self.job.handle(requested(said(REQUEST, run="honest")), self.now))
+        self.perform(self.job.handle(requested(envelope_of(REQUEST, run="honest")), self.now))
         assert self.job.key == key
         self.deliver_all()
         assert self.trains is not None
         self.perform(self.job.handle(UpdateTrained(self.trains.key, update()), self.now))
         self.chunks.clear()
-        self._hear(said(Grant(update().digest, 4, b"\0"), run="honest"))
+        self._hear(envelope_of(Grant(update().digest, 4, b"\0"), run="honest"))
         assert sorted(self.chunks) == [0, 1, 2, 3]
-        self._hear(said(Committed(update().digest), run="honest"))
+        self._hear(envelope_of(Committed(update().digest), run="honest"))
         assert self.job.key is None
 
 

@@ -32,7 +32,7 @@ from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight
-from tests.support.specs import gone, model, report, run_spec, said, there, told, update
+from tests.support.specs import gone, model, report, run_spec, envelope_of, there, sent, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -84,7 +84,7 @@ class HostileDevices(RuleBasedStateMachine):
     @rule(device=st.sampled_from(FOES), body=up_bodies())
     def say_now(self, device, body):
         """A message to the round that is open."""
-        self.perform(self.engine.handle(DeviceMessage(device, said(body, self.engine.last_round)), self.now))
+        self.perform(self.engine.handle(DeviceMessage(device, envelope_of(body, self.engine.last_round)), self.now))
 
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
     def flood(self, device, envelope):
@@ -239,10 +239,10 @@ class HostileDevices(RuleBasedStateMachine):
 
     def _work_honestly(self, device: str) -> None:
         number = self.engine.last_round
-        self.perform(self.engine.handle(DeviceMessage(device, said(Accept(10), number)), self.now))
-        answer = self.engine.handle(DeviceMessage(device, said(Offer(update()), number)), self.now)
+        self.perform(self.engine.handle(DeviceMessage(device, envelope_of(Accept(10), number)), self.now))
+        answer = self.engine.handle(DeviceMessage(device, envelope_of(Offer(update()), number)), self.now)
         self.perform(answer)
-        if any(isinstance(body, Grant) for to, body in told(answer) if to == device):
+        if any(isinstance(body, Grant) for to, body in sent(answer) if to == device):
             for index in range(update().chunk_count):
                 self.perform(self.engine.handle(ChunkReceived(device, cut(b"u" * 350, update(), index)), self.now))
 

@@ -92,19 +92,19 @@ def gone(boot: str = "b1") -> DeviceState:
     return DeviceState(False, boot)
 
 
-def said(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
+def envelope_of(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
     """A message of a round of this run."""
     return replace(Envelope(body, task=TASK, run=RUN, epoch=1, round=round_number), **changes)
 
 
-def told(effects: list[Effect]) -> list[tuple[str, Body]]:
+def sent(effects: list[Effect]) -> list[tuple[str, Body]]:
     """Which messages go to which devices."""
     return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, SendMessage)]
 
 
 def refusal(effects: list[Effect]) -> Refused:
     """The only message among these effects, which refuses an update."""
-    [(_, body)] = told(effects)
+    [(_, body)] = sent(effects)
     assert isinstance(body, Refused)
     return body
 

@@ -19,7 +19,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.round_protocols import BLOB, Bench
-from tests.support.specs import TASKS, counted, gone, report, there, told, update
+from tests.support.specs import TASKS, counted, gone, report, there, sent, update
 
 DEADLINE_S = 100_000.0
 
@@ -49,7 +49,7 @@ def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> di
             talks_at += 10.0
         now = min(made.open.next_deadline() or until, talks_at, until)
         effects = made.open.tick(now)
-        if names := [device for device, body in told(effects) if isinstance(body, WorkRequest)]:
+        if names := [device for device, body in sent(effects) if isinstance(body, WorkRequest)]:
             asked[now] = names
     return asked
 
@@ -110,7 +110,7 @@ class TestSlowDevice:
         now = 2.0
         while now < 5_000.0:
             now = made.open.next_deadline() or 5_000.0
-            for device, body in told(made.open.tick(now)):
+            for device, body in sent(made.open.tick(now)):
                 assert isinstance(body, WorkRequest)
                 made.hear(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
         assert made.state("d") is State.TRAINING
@@ -160,7 +160,7 @@ class TestUpload:
         while not granted and now < 1_000.0:
             now += 4.0
             made.hear("a", Offer(update(b"a" * 350)), now=now)
-            granted = [device for device, body in told(made.open.grant(now)) if isinstance(body, Grant)]
+            granted = [device for device, body in sent(made.open.grant(now)) if isinstance(body, Grant)]
         assert granted == ["b"]
         assert now <= 3.0 + STALL_S + 4.0
 
@@ -230,7 +230,7 @@ def test_is_mute_device_heard_at_second_2_has_the_time_to_answer(asked_at, uploa
 @pytest.mark.parametrize(("grace_s", "missed"), [(ANSWER_S, ["d"]), (ANSWER_S / 2, [])])
 def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
     made = bench(reported="abc", quorum=0.75, grace_s=grace_s)
-    asked = told(made.open.grant(2.0))
+    asked = sent(made.open.grant(2.0))
     assert [(device, type(body)) for device, body in asked] == [("d", WorkRequest)]
     assert made.open.grant(2.0) == []
     made.open.tick(2.0 + grace_s)

@@ -38,7 +38,7 @@ from tests.coordinator.engines import (
     report_of,
     send,
 )
-from tests.support.specs import gone, model, run_spec, there, told
+from tests.support.specs import gone, model, run_spec, there, sent
 
 DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
 
@@ -53,7 +53,7 @@ def next_round(made: Engine, now: float) -> list[str]:
     if made.open is None:
         made.handle(TimePassed(), now)
     effects = made.handle(ModelPublished(model()), now)
-    return sorted(device for device, body in told(effects) if isinstance(body, WorkRequest))
+    return sorted(device for device, body in sent(effects) if isinstance(body, WorkRequest))
 
 
 def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float = 0.5) -> list[Effect]:

@@ -46,14 +46,14 @@ from tests.support.specs import (
     report,
     run_spec,
     there,
-    told,
+    sent,
     update,
 )
 
 
 def asked(effects) -> list[str]:
     """Who is sent a work request."""
-    return [device for device, body in told(effects) if isinstance(body, WorkRequest)]
+    return [device for device, body in sent(effects) if isinstance(body, WorkRequest)]
 
 
 class TestInvitations:
@@ -115,7 +115,7 @@ class TestInvitations:
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]
         terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
         request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
-        assert told(bench.begun) == [("a", request), ("b", request)]
+        assert sent(bench.begun) == [("a", request), ("b", request)]
 
     def test_unanswered_invitations_are_repeated_with_the_time_that_is_left(self):
         bench = Bench("abc")
@@ -123,7 +123,7 @@ class TestInvitations:
         bench.hear("b", Decline(DeclineReason.UNWILLING))
         assert bench.open.next_deadline() == REINVITE_S
         assert bench.open.tick(REINVITE_S - 0.1) == []
-        [(device, request)] = told(bench.open.tick(REINVITE_S))
+        [(device, request)] = sent(bench.open.tick(REINVITE_S))
         assert isinstance(request, WorkRequest)
         assert (device, request.deadline_s) == ("c", 297.0)
         bench.hear("c", Accept(10))
@@ -131,7 +131,7 @@ class TestInvitations:
 
     def test_deadline_is_limited_by_the_time_limit_of_the_run(self):
         bench = Bench("a", limit_s=40.0)
-        [(_, request)] = told(bench.begun)
+        [(_, request)] = sent(bench.begun)
         assert isinstance(request, WorkRequest)
         assert request.deadline_s == 40.0
         bench.accept_all()
@@ -193,7 +193,7 @@ class TestAnswers:
         bench = Bench("abc", quorum=0.1)
         bench.hear("b", Accept(10))
         bench.lose("a", end)
-        assert told(bench.hear("a", body)) == [("a", Cancel(end))]
+        assert sent(bench.hear("a", body)) == [("a", Cancel(end))]
 
 
 class TestMissingChunks:
@@ -291,7 +291,7 @@ class TestPresence:
         bench.open.on_chunk("a", cut(BLOB, update(), 2), 2.0)
         bench.see("a", gone())
         bench.see("a", there(job=self.job(JobPhase.UPLOADING)))
-        assert told(bench.hear("a", Offer(update()))) == [("a", Grant(update().digest, 4, b"\x04"))]
+        assert sent(bench.hear("a", Offer(update()))) == [("a", Grant(update().digest, 4, b"\x04"))]
 
     def test_device_away_longer_than_rejoin_s_fails_and_is_cancelled(self):
         bench = Bench("ab", rejoin_s=30.0, quorum=0.5).accept_all()
@@ -299,7 +299,7 @@ class TestPresence:
         bench.open.tick(35.0)
         assert bench.open.round.reasons(State.FAILED) == {"lost": 1}
         assert bench.see("a", there(job=self.job(JobPhase.TRAINING)), now=36.0) == []
-        assert told(bench.hear("a", Progress(JobPhase.TRAINING, 1, 2), now=37.0)) == [("a", Cancel("failed"))]
+        assert sent(bench.hear("a", Progress(JobPhase.TRAINING, 1, 2), now=37.0)) == [("a", Cancel("failed"))]
 
     def test_presence_after_collecting_is_ignored(self):
         bench = Bench("ab", min_cohort=2)
@@ -314,11 +314,11 @@ DIGEST = update().digest
 class TestOffers:
     def test_offers_are_granted_while_slots_are_free(self):
         bench = Bench("abc", upload_slots=2).accept_all()
-        answers = [told(bench.hear(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
+        answers = [sent(bench.hear(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
         assert [type(answer) for answer in answers] == [Grant, Grant, RetryAfter]
         assert bench.open.grant(2.0) == []
         bench.hear("a", Failed(FailReason.TRAINING))
-        assert told(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
+        assert sent(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
 
     def test_offer_takes_the_slot_of_a_silent_device(self):
         bench = Bench("ab", upload_slots=1).accept_all()
@@ -327,7 +327,7 @@ class TestOffers:
         while (at := bench.open.next_deadline()) is not None and at < 1.0 + UPLOAD_IDLE_S:
             bench.open.tick(at)
         assert at == 1.0 + UPLOAD_IDLE_S
-        assert [device for device, _ in told(bench.open.grant(1.0 + UPLOAD_IDLE_S))] == ["b"]
+        assert [device for device, _ in sent(bench.open.grant(1.0 + UPLOAD_IDLE_S))] == ["b"]
 
     def test_impossible_offer_is_refused_before_its_chunks(self):
         bench = Bench("ab").accept_all()
@@ -353,22 +353,22 @@ class TestUpdates:
         assert bench.upload("a")[-1] == StoreUpdate(1, "a", update(), BLOB)
         assert bench.state("a") is State.UPLOADING
         effects = bench.open.stored("a", DIGEST, report(), 3.0)
-        assert told(effects) == [("a", Committed(DIGEST))]
+        assert sent(effects) == [("a", Committed(DIGEST))]
         assert counted(effects) == [("a", "reported", "")]
         assert bench.state("a") is State.REPORTED
 
     def test_chunks_are_acknowledged_if_they_were_offered(self):
         bench = Bench("ab", upload_window=2).accept_all()
         bench.hear("a", Offer(update()))
-        assert told(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
+        assert sent(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
         assert bench.open.on_chunk("b", cut(BLOB, update(), 1), 2.0) == []
 
     def test_offer_of_a_committed_update_is_committed_again_and_counts_once(self):
         bench = Bench("ab").accept_all()
         bench.report("a")
-        assert told(bench.hear("a", Offer(update()))) == [("a", Committed(DIGEST))]
+        assert sent(bench.hear("a", Offer(update()))) == [("a", Committed(DIGEST))]
         again = bench.open.stored("a", DIGEST, report(), 4.0)
-        assert (told(again), counted(again)) == ([("a", Committed(DIGEST))], [])
+        assert (sent(again), counted(again)) == ([("a", Committed(DIGEST))], [])
         assert len(bench.open.reports) == 1
 
     def test_second_update_of_a_device_is_refused(self):
@@ -383,7 +383,7 @@ class TestUpdates:
         parts.append(Chunk(DIGEST, 3, 4, b"x" * 50))
         effects = [effect for part in parts for effect in bench.open.on_chunk("a", part, 2.0)]
         assert not any(isinstance(effect, StoreUpdate) for effect in effects)
-        assert told(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
+        assert sent(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
         assert bench.state("a") is State.FAILED
 
     def test_rejected_update_fails_the_device_and_counts_the_reason(self):
@@ -412,7 +412,7 @@ class TestRecord:
         bench.hear("b", Offer(update(b"b" * 350)))
         bench.report("a")
         bench.open.tick(8.0)
-        assert told(bench.open.dismiss()) == [("b", Cancel("late")), ("c", Cancel("late"))]
+        assert sent(bench.open.dismiss()) == [("b", Cancel("late")), ("c", Cancel("late"))]
         assert bench.chunks("b", b"b" * 350) == []
         assert bench.open.next_deadline() is None
 
@@ -466,7 +466,7 @@ class TestCountedOut:
         bench.hear("b", Offer(update(b"v" * 350)))
         bench.see("a", gone())
         bench.hear("a", Decline(DeclineReason.UNWILLING))
-        assert [device for device, body in told(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
+        assert [device for device, body in sent(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
 
 
 def test_chunks_that_several_devices_miss_are_published_once():

@@ -16,10 +16,10 @@ from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
 from fedpatch.shared.wire.reason_codes import DeclineReason
-from tests.device_agent.jobs import REQUEST, requested, said_back
+from tests.device_agent.jobs import REQUEST, requested, replies
 from tests.device_agent.owners import READY, limits_of
 from tests.support.checkups import quiet_checkup
-from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
+from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, envelope_of, update
 
 PLAN = TrainPlan("sgd", 0.1, 5)
 
@@ -44,14 +44,14 @@ def test_a_request_beyond_a_limit_is_declined_with_a_word_of_its_own(tmp_path, c
     request = replace(REQUEST, features=COORDINATOR_FEATURES, **changes)
     verdict = limits_of(tmp_path).refusal(TASK, request)
     assert verdict is not None
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
+    [answer] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(request), TASKS, verdict), 0.0))
     assert answer == Decline(reason, why)
 
 
 @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT])
 def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
     verdict = AdmissionDecision(False, "beyond a limit", reason=reason)
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 0.0))
+    [answer] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), TASKS, verdict), 0.0))
     assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
 
 

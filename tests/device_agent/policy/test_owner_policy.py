@@ -29,7 +29,7 @@ from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
-from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, here, said_back, training, uploading
+from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, here, replies, training, uploading
 from tests.device_agent.owners import NOON, WELL, Bench, Pocketbook, facts, owner_of
 from tests.support.specs import TASK, update
 
@@ -94,14 +94,14 @@ class TestWorkInHand:
         bench.see(job, UNPLUGGED, 13.0, 15.0)
         assert bench.see(job, UNPLUGGED, 74.0) == []
         effects = bench.see(job, UNPLUGGED, 75.0)
-        assert said_back(effects) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+        assert replies(effects) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
         assert isinstance(effects[-1], EndJob)
 
     @pytest.mark.parametrize("on_loss", ["finish", "abandon"])
     def test_ends_as_its_owner_configured(self, on_loss):
         bench, job = Bench(on_loss=on_loss), training()
         bench.see(job, WELL, 12.0)
-        said = said_back(bench.see(job, UNPLUGGED, 13.0, 15.0))
+        said = replies(bench.see(job, UNPLUGGED, 13.0, 15.0))
         assert said == ([] if on_loss == "finish" else [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)])
 
     @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_an_update_waits_until_the_link_was_looked_at(resumed):
     bench.owner.tick(job, 21.0)
     assert bench.book.asked == asked + 1
     assert job.tick(21.0) == []
-    assert said_back(bench.see(job, WELL, 21.1)) == [Offer(update())]
+    assert replies(bench.see(job, WELL, 21.1)) == [Offer(update())]
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_update_is_not_sent_over_a_link_that_is_metered(resumed):
     bench, job = Bench(), asking(resumed)
-    assert said_back(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
+    assert replies(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
     assert job.paused
-    assert said_back(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
+    assert replies(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
 
 
 def test_an_update_is_sent_once_a_moment_is_over():
@@ -250,8 +250,8 @@ def test_an_update_is_sent_once_a_moment_is_over():
     here(job, range(3), 11.0)
     bench.see(job, WELL, 19.0)
     job.handle(UpdateTrained(KEY, update()), 20.0)
-    assert said_back(bench.see(job, METERED, 21.0)) == []
-    assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
+    assert replies(bench.see(job, METERED, 21.0)) == []
+    assert replies(bench.see(job, WELL, 22.0)) == [Offer(update())]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_an_update_is_sent_once_a_moment_is_over():
 )
 def test_an_update_is_given_up_or_finished_as_its_owner_said(on_loss, answer):
     bench, job = Bench(on_loss=on_loss), asking(resumed=False)
-    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [answer]
+    assert replies(bench.see(job, METERED, 21.0, 23.0)) == [answer]
 
 
 def test_an_update_is_finished_after_a_loss_in_training_too():
@@ -270,7 +270,7 @@ def test_an_update_is_finished_after_a_loss_in_training_too():
     here(job, range(3), 11.0)
     bench.see(job, UNPLUGGED, 13.0, 16.0)
     job.handle(UpdateTrained(KEY, update()), 20.0)
-    assert said_back(bench.see(job, METERED, 21.0)) == [Offer(update())]
+    assert replies(bench.see(job, METERED, 21.0)) == [Offer(update())]
 
 
 def test_facts_are_looked_up_for_others_where_the_order_needs_none():

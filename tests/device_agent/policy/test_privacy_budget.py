@@ -27,9 +27,9 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
-from tests.device_agent.jobs import KEY, REQUEST, requested, said_back
+from tests.device_agent.jobs import KEY, REQUEST, requested, replies
 from tests.support.masked_group import terms_of
-from tests.support.specs import TASKS, said, update
+from tests.support.specs import TASKS, envelope_of, update
 
 DELTA = 1e-5
 ROUND_EPSILON = epsilon_of(mu_of(2.0), DELTA)
@@ -133,7 +133,7 @@ def test_terms_that_do_not_fit_masked_rounds_are_declined_as_unsupported(tmp_pat
 def test_decline_word_is_sent_only_to_a_coordinator_that_knows_it(word, knows):
     request = replace(REQUEST, features=COORDINATOR_FEATURES if knows else ())
     decision = AdmissionDecision(False, "spent", reason=word)
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, decision), 0.0))
+    [answer] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(request), TASKS, decision), 0.0))
     assert answer == Decline(word if knows else DeclineReason.UNSUPPORTED, "spent")
 
 

@@ -44,7 +44,7 @@ from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhas
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
-from tests.support.specs import RUN, SCHEMA, TASK, model, report, said, update
+from tests.support.specs import RUN, SCHEMA, TASK, model, report, envelope_of, update
 
 UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
@@ -56,7 +56,7 @@ def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST)
     """A work request and the chunks of its model."""
     digest = model().digest
     chunks = [encode_chunk(cut(BLOB, model(), index)) for index in range(3)]
-    work = Received(DOWN, encode(said(request, round_number, epoch=epoch)), False)
+    work = Received(DOWN, encode(envelope_of(request, round_number, epoch=epoch)), False)
     return [work, *(Received(topics.model_chunk("lab", digest, i), chunk, True) for i, chunk in enumerate(chunks))]
 
 

@@ -54,7 +54,7 @@ from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
-from tests.support.specs import model, report, said, update
+from tests.support.specs import model, report, envelope_of, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -82,7 +82,7 @@ class Device(PlayedDevice):
         super().__init__(directory, (RecordedTrainer if models else Trainer)(setup, lambda event: None), models=models)
 
     def ask(self, round_number: int = 1) -> list[Body]:
-        return self.perform(self.job.handle(requested(said(REQUEST, round_number)), 0.0))
+        return self.perform(self.job.handle(requested(envelope_of(REQUEST, round_number)), 0.0))
 
     def chunk(self, index: int) -> list[Body]:
         return self.perform(self.job.handle(ChunkReceived(cut(BLOB, model(), index)), 0.0))
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_read_back_ends_the_round(device):
 def test_what_cannot_be_forgotten_costs_no_agent(device):
     device.upload()
     stuck(device)
-    assert device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0)) == []
+    assert device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0)) == []
     assert device.job.state is JobState.IDLE
     assert device.performer.last_outcome == "committed"
 
@@ -163,14 +163,14 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
     """Whoever takes it up after a reboot offers it in the epoch that is current."""
     waiting(device)
-    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
+    taken_over = device.job.handle(requested(envelope_of(REQUEST, epoch=2)), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert UpdateSpool(device.directory / "spool").load() == newer
     again = Device(device.directory)
     again.take_up_spooled()
     assert again.job.key == newer.key
-    thrice = again.job.handle(requested(said(REQUEST, epoch=3)), 2.0)
+    thrice = again.job.handle(requested(envelope_of(REQUEST, epoch=3)), 2.0)
     assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
 
 
@@ -188,7 +188,7 @@ def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
 def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
     waiting(device)
     stuck(device)
-    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
+    taken_over = device.job.handle(requested(envelope_of(REQUEST, epoch=2)), 1.0)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert "offer.msgpack" in caplog.text
 
@@ -199,7 +199,7 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
     stops: list[bool] = []
     monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
     device.upload()
-    device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest, rest_s))), 1.0))
+    device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest, rest_s))), 1.0))
     assert device.job.state is JobState.IDLE
     assert bool(stops) is stopped
 
@@ -254,21 +254,21 @@ class TestPersonalModel:
     def test_is_the_present_one_once_the_update_is_committed(self, tmp_path, models, body, present):
         device = Device(tmp_path, models)
         device.upload()
-        device.perform(device.job.handle(MessageReceived(said(body)), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(body)), 1.0))
         assert (models.current(KEY.task) is not None) == present
         assert device.job.state is JobState.IDLE
 
     def test_outlasts_a_power_cut_as_its_update_does(self, tmp_path, models):
         device = Device(tmp_path, models)
         waiting(device)
-        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert [one.current for one in models.versions(KEY.task)] == [True]
 
     def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
         device = Device(tmp_path, models)
         device.upload()
         with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
-            device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
+            device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert "is not in use: " in caplog.text
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
@@ -281,7 +281,7 @@ class TestPersonalModel:
         monkeypatch.setattr(
             "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
         )
-        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
 
 
@@ -296,14 +296,14 @@ class TestPersonalModelPutOff:
         device = Device(directory, models)
         device.ask()
         device.download()
-        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 0.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 0.0))
         device.ask(2)
         device.download()
         assert [one.make_model for one in device.trainer.given] == [True, False]
         (directory / "spool" / "update.bin").write_bytes(UPDATE)
         device.performer.trained(Trained(self.SECOND, update(UPDATE), report()))
         device.perform(device.job.handle(UpdateTrained(self.SECOND, update(UPDATE)), 0.0))
-        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest), 2)), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest), 2)), 1.0))
         assert device.performer.owes_model
         return device, models
 
@@ -337,7 +337,7 @@ class TestPersonalModelPutOff:
         device, _ = self.commit_second(tmp_path)
         due = device.performer.next_deadline()
         asked = replace(REQUEST, evaluate=True)
-        device.perform(device.job.handle(requested(said(asked, 3)), 0.0))
+        device.perform(device.job.handle(requested(envelope_of(asked, 3)), 0.0))
         device.download()
         command = device.trainer.given[-1]
         assert (command.evaluate, command.make_model, command.hold) == (True, False, False)
@@ -363,7 +363,7 @@ class TestPersonalModelPutOff:
 class TestPersonalModelInTheMaking:
     """The update travels while the training process is at the model; `committed` may come before or after its end."""
 
-    COMMITTED = said(Committed(update(UPDATE).digest))
+    COMMITTED = envelope_of(Committed(update(UPDATE).digest))
 
     def upload(self, directory: Path, *, staged: bool = False) -> tuple[Device, ModelStore]:
         """A device whose update was offered and whose model is being made, or is `staged` by now."""
@@ -400,7 +400,7 @@ class TestPersonalModelInTheMaking:
 
     def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 1.0))
         device.model_made()
         assert models.current(KEY.task) is None
 
@@ -421,7 +421,7 @@ class TestPersonalModelInTheMaking:
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
         device.download()
-        device.perform(device.job.handle(MessageReceived(said(Cancel("late"), 2)), 2.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Cancel("late"), 2)), 2.0))
         assert (tmp_path / "spool" / "update.bin").exists()
         device.model_made()
         assert device.trainer.given == []
@@ -551,7 +551,7 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
     assert [step.delta for step in command.steps] == list(DELTAS[1:])
     assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
     assert command.hold
-    delta_device.perform(delta_device.job.handle(MessageReceived(said(Cancel("late"))), 13.0))
+    delta_device.perform(delta_device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 13.0))
     assert delta_device.downloads == set()
 
 

@@ -30,7 +30,7 @@ from tests.device_agent.effect_runners import PlayedDevice
 from tests.device_agent.jobs import KEY, REQUEST, requested
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.support.disks import SmallDisk, small_disk
-from tests.support.specs import PUBLIC_SCHEMA, said, update
+from tests.support.specs import PUBLIC_SCHEMA, envelope_of, update
 
 PAGE_BYTES = 4096
 SIZE_BYTES = 64 * PAGE_BYTES
@@ -58,7 +58,7 @@ class Device(PlayedDevice):
         super().__init__(directory, trainer, max_blob_bytes=SIZE_BYTES)
 
     def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
-        request = said(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
+        request = envelope_of(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
         return self.perform(self.job.handle(requested(request), 0.0))
 
     def download(self) -> list[Body]:
