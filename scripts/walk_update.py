@@ -60,7 +60,7 @@ from fedpatch.shared.wire.messages import (
 )
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY
-from tests.support.specs import model, report, envelope_of, update
+from tests.support.specs import envelope_of, model, report, update
 
 FLEET, DEVICE = "demo", "pi-1"
 ROOT = Path(__file__).resolve().parent.parent

@@ -136,7 +136,7 @@ class Sender:
                 self.world.link.send(partial(self.world.on_chunk, self, part))
         assert self.under_way.total() <= self.world.window
 
-    def hear(self, answer: Grant | RetryAfter | Ack | Committed) -> None:
+    def receive(self, answer: Grant | RetryAfter | Ack | Committed) -> None:
         """An answer of the coordinator; after the last one nothing is of interest."""
         if self.done:
             return
@@ -149,8 +149,8 @@ class Sender:
             case Grant() | Ack():
                 for index in Bitmap.from_bytes(self.manifest.chunk_count, answer.have):
                     del self.under_way[index]
-                heard = self.upload.on_grant if isinstance(answer, Grant) else self.upload.on_ack
-                self.perform(heard(answer, now))  # type: ignore[arg-type]
+                on_answer = self.upload.on_grant if isinstance(answer, Grant) else self.upload.on_ack
+                self.perform(on_answer(answer, now))  # type: ignore[arg-type]
 
 
 class Uploads:
@@ -193,7 +193,7 @@ class Uploads:
         """Over the bad link, while those who may send at all share the chunks in flight."""
         granted = [min(self.window, slot.manifest.chunk_count) for slot in self.desk._active.values()]
         assert sum(granted) <= self.in_flight
-        self.link.send(partial(sender.hear, body))
+        self.link.send(partial(sender.receive, body))
 
     def run(self, senders: list[Sender]) -> None:
         """Until everybody has been told `committed`."""

@@ -101,8 +101,8 @@ def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):
     process = subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        with process.stdout as said:
-            child = int(said.readline())
+        with process.stdout as stdout:
+            child = int(stdout.readline())
         assert _left_behind(process.pid)
         process.kill()
         process.wait()

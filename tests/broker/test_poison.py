@@ -15,7 +15,7 @@ from tests.support.brokers import Client, Mosquitto, client
 pytestmark = pytest.mark.broker
 
 LIMIT_BYTES = 20_000
-MEND = "use smaller chunks (fedpatch run --chunk-kib)"
+REMEDY = "use smaller chunks (fedpatch run --chunk-kib)"
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def test_a_stated_limit_is_kept():
         with pytest.raises(BrokerError) as caught:
             one.link.publish("t", bytes(LIMIT_BYTES))
         assert f"accepts packets of {LIMIT_BYTES} bytes, less than" in str(caught.value)
-        assert str(caught.value).endswith(MEND)
+        assert str(caught.value).endswith(REMEDY)
         assert send_around(one, LIMIT_BYTES - 100) == [b"before", bytes(LIMIT_BYTES - 100), b"after"]
         assert not any(isinstance(event, Disconnected) for event in one.seen)
 
@@ -63,7 +63,7 @@ def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bo
         # A broker that stands still while it is connected to costs a connection, too, which nobody ended.
         assert sum("does not answer" not in reason for reason in broken) in (2, 3)
     assert f"gave up a message on t ({2 * LIMIT_BYTES} bytes): the connection to" in caplog.text
-    assert MEND in caplog.text
+    assert REMEDY in caplog.text
 
 
 def test_a_limit_of_messages_is_kept_secret_in_3_1_1(caplog: pytest.LogCaptureFixture):

@@ -174,8 +174,8 @@ def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
                 one.link.publish(state_of(device), b"of " + device.encode())
             for party in (one, coordinator, one):  # what one has written is there before the other is asked what came
                 party.settle()
-            told = [topics.down(FLEET, device) in one.topics for device in DEVICES]
-            assert told == [state_of(device) in coordinator.topics for device in DEVICES] == [True, False]
+            notified = [topics.down(FLEET, device) in one.topics for device in DEVICES]
+            assert notified == [state_of(device) in coordinator.topics for device in DEVICES] == [True, False]
 
 
 @pytest.mark.parametrize("configuration", PRODUCTION)

@@ -20,7 +20,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
-from tests.support.specs import gone, model, report, run_spec, envelope_of, there, sent, update
+from tests.support.specs import envelope_of, gone, model, report, run_spec, sent, there, update
 
 BLOB = b"u" * 350
 DIGEST = update(BLOB).digest

@@ -53,8 +53,10 @@ def limits_of(directory: Path, *, known: bool = True, private: str = "", max_ste
 
 def facts(**values: Any) -> Facts:
     """Of a device that is well but for these; None stands for what nobody can tell."""
-    told = {name: Fact.unknown(f"no {name}") if value is None else Fact(value, name) for name, value in values.items()}
-    return replace(WELL, **told)
+    overrides = {
+        name: Fact.unknown(f"no {name}") if value is None else Fact(value, name) for name, value in values.items()
+    }
+    return replace(WELL, **overrides)
 
 
 def wants(**settings: Any) -> Preferences:

@@ -83,6 +83,6 @@ def test_what_could_only_fail_later_is_refused_at_once():
         "--metrics-textfile: /var/lib/agent.txt: node_exporter reads only files whose names end in .prom; "
         "give it such a name"
     ]
-    (said,) = problems(data=DATA, max_memory_mib=10)
-    assert said.startswith("--max-memory-mib: torch itself takes more than 10; at least ")
+    (problem,) = problems(data=DATA, max_memory_mib=10)
+    assert problem.startswith("--max-memory-mib: torch itself takes more than 10; at least ")
     assert load(AgentSettings, file=None, environ={}, flags={"data": DATA, "max_memory_mib": 0}).max_memory_mib == 0

@@ -48,15 +48,15 @@ def test_every_preference_is_explained_in_the_table():
 
 
 def test_what_an_unknown_fact_means_is_as_the_table_says():
-    told = {row[0].strip("`"): row[3] == "allow" for row in ROWS if len(row) == HEADING and row[3]}
-    assert told == ALLOWED_IF_UNKNOWN
+    documented = {row[0].strip("`"): row[3] == "allow" for row in ROWS if len(row) == HEADING and row[3]}
+    assert documented == ALLOWED_IF_UNKNOWN
 
 
 def test_when_to_ask_again_is_as_the_table_says():
-    told = {row[0].strip("`"): row[4] for row in ROWS if len(row) == HEADING}
-    assert {name: f"{rule.retry_after_s / 60:g} min" for name, rule in RULES.items()}.items() <= told.items()
+    documented = {row[0].strip("`"): row[4] for row in ROWS if len(row) == HEADING}
+    assert {name: f"{rule.retry_after_s / 60:g} min" for name, rule in RULES.items()}.items() <= documented.items()
 
 
 def test_what_becomes_of_work_is_explained_word_by_word():
-    told = [row[0].strip("`") for row in ROWS if len(row) == 2]
-    assert told == list(ON_LOSS) == list(OnLoss)
+    documented = [row[0].strip("`") for row in ROWS if len(row) == 2]
+    assert documented == list(ON_LOSS) == list(OnLoss)

@@ -243,7 +243,7 @@ def test_a_line_of_the_log_is_written_so():
 
 
 def test_a_simulation_tells_how_far_it_is_so():
-    said, now = io.StringIO(), iter((0.0, 60.0))
-    with ProgressLines(said, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
+    stream, now = io.StringIO(), iter((0.0, 60.0))
+    with ProgressLines(stream, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
         lines.show(Point(12, 0.912, 0.8, 0.7, 4, None, 0.41))
-    assert said.getvalue() == _shown("progress")
+    assert stream.getvalue() == _shown("progress")

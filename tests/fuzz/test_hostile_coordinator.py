@@ -66,7 +66,7 @@ from tests.fuzz.hostile_messages import (
     weight,
 )
 from tests.shared.arbitrary_messages import envelopes, of_message
-from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, envelope_of, update
+from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, envelope_of, model, run_spec, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -131,7 +131,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @rule(envelope=addressed(ANSWERS, ROUNDS))
     def answer(self, envelope):
-        self._hear(envelope)
+        self._receive(envelope)
 
     @rule(envelope=addressed(REQUESTS, ROUNDS), verdict=VERDICTS)
     def flood(self, envelope, verdict):
@@ -146,7 +146,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     def answer_now(self, body):
         if self.job.key is not None:
             key = self.job.key
-            self._hear(envelope_of(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
+            self._receive(envelope_of(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
 
     @rule(chunk=chunks((MODEL, *BLOBS)))
     def deliver(self, chunk):
@@ -225,7 +225,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     # ---- the shell
 
-    def _hear(self, envelope) -> None:
+    def _receive(self, envelope) -> None:
         try:
             effects = self.job.handle(MessageReceived(envelope), self.now)
         except WireError:
@@ -275,9 +275,9 @@ class HostileCoordinator(RuleBasedStateMachine):
         assert self.trains is not None
         self.perform(self.job.handle(UpdateTrained(self.trains.key, update()), self.now))
         self.chunks.clear()
-        self._hear(envelope_of(Grant(update().digest, 4, b"\0"), run="honest"))
+        self._receive(envelope_of(Grant(update().digest, 4, b"\0"), run="honest"))
         assert sorted(self.chunks) == [0, 1, 2, 3]
-        self._hear(envelope_of(Committed(update().digest), run="honest"))
+        self._receive(envelope_of(Committed(update().digest), run="honest"))
         assert self.job.key is None
 
 

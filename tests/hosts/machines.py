@@ -230,8 +230,8 @@ class Machines:
         give_up_at = time.monotonic() + self.patience_s
         while not fits():  # type: ignore[operator]
             if time.monotonic() > give_up_at:
-                told = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._kinds)
-                raise TimeoutError(f"never: {what}\n{told}")
+                consoles = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._kinds)
+                raise TimeoutError(f"never: {what}\n{consoles}")
             time.sleep(0.1)
 
 

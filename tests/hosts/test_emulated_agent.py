@@ -86,8 +86,8 @@ def root(tmp_path_factory) -> Root:
     for name in ("wheels", "upper/site", "work", "root"):
         (folder / name).mkdir(parents=True)
     (folder / "cpuinfo").write_text("".join(map(PROCESSOR.format, range(os.cpu_count() or 1))))
-    told = json.loads((house / MANIFEST).read_text())
-    with tarfile.open(house / told["libraries"]["aarch64-cp311"]["file"]) as archive:
+    manifest = json.loads((house / MANIFEST).read_text())
+    with tarfile.open(house / manifest["libraries"]["aarch64-cp311"]["file"]) as archive:
         archive.extractall(folder / "wheels", filter="data")
     install = [
         sys.executable,
@@ -104,14 +104,14 @@ def root(tmp_path_factory) -> Root:
     install += ["--python-platform=aarch64-manylinux_2_28", "--python-version=3.11", f"--target={folder}/upper/site"]
     libraries = ["--require-hashes", f"--find-links={folder}/wheels", f"--requirement={folder}/wheels/requirements.txt"]
     subprocess.run([*install, *libraries], check=True)
-    subprocess.run([*install, "--no-deps", str(house / told["wheel"])], check=True)
+    subprocess.run([*install, "--no-deps", str(house / manifest["wheel"])], check=True)
     return Root(tree, folder)
 
 
 def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
     """Without what newer processors have, it loads the PyTorch that devices get, trains, reports and makes its model."""
-    told = subprocess.run(root.line("python3", "-c", VERSIONS), capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["aarch64", "2.9.1", "0"]
+    versions = subprocess.run(root.line("python3", "-c", VERSIONS), capture_output=True, text=True, check=True).stdout
+    assert versions.split() == ["aarch64", "2.9.1", "0"]
     options = {
         "device-id": "pi-4",
         "task": "digits",

@@ -18,7 +18,7 @@ from tests.hosts.wheelhouses import BROKEN_AGENT, with_version
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def _told(fleet: Fleet, command: str) -> str:
+def _output(fleet: Fleet, command: str) -> str:
     return fleet.machines.ssh(HUB, command, check=False)
 
 
@@ -137,7 +137,9 @@ def test_hosts_come_back_after_a_reboot(fleet):
     assert fleet.machines.ssh(HUB, "systemctl is-active mosquitto prometheus").split() == ["active", "active"]
     assert _reached(fleet) == [22, 8883]
     words = "journalctl --no-pager --boot -u fedpatch-coordinator"
-    until(lambda: f"run {before[0]['id']} with these settings has come to its end" in _told(fleet, words), "it is over")
+    until(
+        lambda: f"run {before[0]['id']} with these settings has come to its end" in _output(fleet, words), "it is over"
+    )
     assert runs_of(fleet.machines, HUB) == before
 
 

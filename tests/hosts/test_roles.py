@@ -78,10 +78,10 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     look = tasks_of("common", "checks.yml")
     tasks = [{"ansible.builtin.set_fact": {"cacheable": True}, "args": "{{ known }}"}, look]
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": tasks})
-    said = refused(done)
-    assert set(said) == set(REFUSED), done.stdout + done.stderr
+    refusals = refused(done)
+    assert set(refusals) == set(REFUSED), done.stdout + done.stderr
     for host, (_, words) in REFUSED.items():
-        assert said[host].startswith(host) and words in said[host]
+        assert refusals[host].startswith(host) and words in refusals[host]
 
 
 @by_ansible
@@ -96,8 +96,8 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
 def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, lacks, words):
     """Not in Ansible's words for a variable of ours that it could not make."""
     groups: dict[str, Any] = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
-    told = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
-    everybody = {"hosts": {"hub": {}}, "vars": told, "children": groups}
+    variables = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
+    everybody = {"hosts": {"hub": {}}, "vars": variables, "children": groups}
     done = played(tmp_path, everybody, {"hosts": "all", "roles": ["fleet"]})
     assert done.returncode == 2
     assert words in refused(done)["hub"]
@@ -115,10 +115,10 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
         recorded = {"state": "good", "serial": f"{number:x}" if name != "other" else "ab"}
         hosts[name] = {"fleet_state_dir": str(tmp_path / name), "device_agent_known": recorded}
     groups: dict[str, Any] = {name: {"hosts": {"odd": {}}} for name in ("broker", "coordinator")}
-    told: dict[str, Any] = {"device_agent_is_known": True, "fleet_control_command": "/bin/false"}
+    variables: dict[str, Any] = {"device_agent_is_known": True, "fleet_control_command": "/bin/false"}
     # As `-e device_agent_renew_days=30` gives it.
-    told["device_agent_renew_days"] = "30"
-    everybody = {"hosts": hosts, "vars": HERE | told, "children": groups}
+    variables["device_agent_renew_days"] = "30"
+    everybody = {"hosts": hosts, "vars": HERE | variables, "children": groups}
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
     begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
     assert begun == ["other"], done.stdout + done.stderr

@@ -116,8 +116,8 @@ def test_what_is_about_to_expire_is_renewed_and_the_run_goes_on(site):
     site.machines.ssh(BROKER, "systemctl restart mosquitto")
     until(lambda: await_rounds(site.machines, HUB)[-1]["outcome"] == "aggregated", "rounds with new certificates")
     assert (site.run, site.processes()[HUB], site.processes()[FIRST]) == (run, processes[HUB], processes[FIRST])
-    told = json.loads(call("fedpatch", "ca", "show", "--json", *authority))
-    ends = {"ca": told["expires_at"], **{one["part"]: one["expires_at"] for one in told["holders"]}}
+    shown = json.loads(call("fedpatch", "ca", "show", "--json", *authority))
+    ends = {"ca": shown["expires_at"], **{one["part"]: one["expires_at"] for one in shown["holders"]}}
     assert min(ends.values()) > time.time() + 300 * 86_400
     for part in ("ca", "broker", "coordinator", "device"):
         query = f'fedpatch_certificate_expiry_timestamp_seconds{{certificate="{part}"}} == {ends[part]}'

@@ -54,7 +54,7 @@ class MarkedBench(Bench):
                 return
             self.begin("cab")
             number = self.engine.last_round
-            self.hear("c", Offer(replace(self.update(1.0)[1], schema="0" * 64)))
+            self.receive("c", Offer(replace(self.update(1.0)[1], schema="0" * 64)))
             self.look()
             if self.quarantine.held:
                 self._mark("held", devices=sorted(self.quarantine.held))

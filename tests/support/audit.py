@@ -71,18 +71,18 @@ def main() -> int:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         report = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        _say(f"not audited: the index has not answered within {LIMIT_S:g} s")
+        _print(f"not audited: the index has not answered within {LIMIT_S:g} s")
         return 0
     except ValueError:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        _say(f"not audited: pip-audit ended with {done.returncode} and no result: {last[:300]}")
+        _print(f"not audited: pip-audit ended with {done.returncode} and no result: {last[:300]}")
         return 0
     verdict = judge(report, IGNORED)
-    _say(*error_text(verdict))
+    _print(*error_text(verdict))
     return 1 if verdict.vulnerable else 0
 
 
-def _say(*lines: str) -> None:
+def _print(*lines: str) -> None:
     sys.stdout.writelines(f"audit: {line}\n" for line in lines)
 
 

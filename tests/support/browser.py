@@ -95,8 +95,8 @@ class Browser:
     def accessible(self) -> list[tuple[str, str]]:
         """(role, name) of everything that assistive technology is told of."""
         nodes = self._call("Accessibility.getFullAXTree")["nodes"]
-        told = [one for one in nodes if not one["ignored"] and "role" in one]
-        return [(one["role"]["value"], str(one.get("name", {}).get("value", ""))) for one in told]
+        exposed = [one for one in nodes if not one["ignored"] and "role" in one]
+        return [(one["role"]["value"], str(one.get("name", {}).get("value", ""))) for one in exposed]
 
     def picture(self) -> bytes:
         """What the window shows, as a PNG."""

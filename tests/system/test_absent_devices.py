@@ -84,9 +84,9 @@ def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
     with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
         for device in ("ann", "bob"):
             fleet.start(device, SLOW_START_REFERENCE, f"n=20,test=10,seed=1;{go}")
-        told = {device: topics.device_state(fleet.name, device) for device in fleet.agents}
-        with client(broker.url, "looks", *told.values()) as looking:
-            for topic in told.values():
+        state_topics = {device: topics.device_state(fleet.name, device) for device in fleet.agents}
+        with client(broker.url, "looks", *state_topics.values()) as looking:
+            for topic in state_topics.values():
                 if topic not in looking.topics:
                     looking.received(topic)
                 [payload] = [

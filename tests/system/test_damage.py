@@ -110,8 +110,8 @@ def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
     path.unlink() if damage == "absent" else path.write_bytes(os.urandom(size) if damage == "noise" else b"")
     done = stage.resumed()
     assert done.code == 0
-    told = {"noise": "is damaged", "empty": "is empty", "absent": "is not there"}[damage]
-    assert f"{path}: {told}" in done.err
+    problem = {"noise": "is damaged", "empty": "is empty", "absent": "is not there"}[damage]
+    assert f"{path}: {problem}" in done.err
     assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
     assert outcomes(done.document) == all_went_well()
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)

@@ -35,16 +35,16 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
 
             def wait(cohort: str) -> None:
                 """For a round with these devices, after all that were told so far."""
-                told = len(coordinator.err)
-                coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[told:], f"plays with {cohort}")
+                before = len(coordinator.err)
+                coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[before:], f"plays with {cohort}")
 
             wait("2/2")
             _decide(state, "drain", "bob", "--reason", "new battery")
             wait("1/1")
             _decide(state, "resume", "bob")
             wait("2/2")
-            told = _decide(state, "quarantine", "ann", "--reason", "sends nonsense", "--json").document
-            assert told["quarantined"]["reason"] == "sends nonsense"
+            held = _decide(state, "quarantine", "ann", "--reason", "sends nonsense", "--json").document
+            assert held["quarantined"]["reason"] == "sends nonsense"
             wait("1/1")
             coordinator.interrupt()
         listed = {one["id"]: one for one in run("fedpatch", "devices", "--state-dir", state, "--json").document}

@@ -103,8 +103,8 @@ def renew(house: House, stage: Stage, coordinator: Command) -> None:
 def revoke(house: House, stage: Stage, coordinator: Command) -> None:
     """Bob, while he trains; the broker does not know of it."""
     bob = stage.fleet.agents["bob"]
-    told = house.device("revoke", "bob", "--reason", "stolen")
-    assert "systemctl reload mosquitto" in told and str(house.directory / "ca" / "ca.crl") in told
+    printed = house.device("revoke", "bob", "--reason", "stolen")
+    assert "systemctl reload mosquitto" in printed and str(house.directory / "ca" / "ca.crl") in printed
     coordinator.wait_err("bob was revoked: it gets no more invitations")
     stage.holds["bob"].release()
     bob.wait(lambda: bob.status.get("state") == "uploading", "offers its update in vain")

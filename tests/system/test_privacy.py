@@ -25,7 +25,7 @@ from tests.support.identities import Certified
 from tests.support.secured import SecuredMosquitto, rules
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model
-from tests.system.recording import Haystack, Recorder, telling_windows
+from tests.system.recording import Haystack, Recorder, distinct_windows
 from tests.system.views import Silent
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
@@ -138,9 +138,9 @@ def _published(state_dir: Path, run: str, scratch: Path) -> dict[str, Array]:
     return load_checkpoint(scratch)[0].tensors
 
 
-def _telling(tensors: dict[str, Array]) -> set[str]:
+def _distinct(tensors: dict[str, Array]) -> set[str]:
     """Names of the tensors whose values can be searched for: not counters and steps, of which there is one each."""
-    return {name for name, array in tensors.items() if telling_windows(array)}
+    return {name for name, array in tensors.items() if distinct_windows(array)}
 
 
 def _whole_schema() -> Schema:
@@ -161,18 +161,18 @@ def _check_what_was_private(
     for device, agent in stage.fleet.agents.items():
         for patch in _patches(agent.patches, run, policy, tmp_path / device):
             assert patch.keys() == private_names
-            assert len(_telling(patch)) > len(patch) / 3
+            assert len(_distinct(patch)) > len(patch) / 3
             assert haystack.names_of(patch) == set()
             assert haystack.values_of(patch) == set()
         if plan.get("personal"):
             for copy in _patches(agent.patches / PERSONAL, run, policy, tmp_path / f"{device}-copy")[1:]:
-                assert _telling(copy) and haystack.values_of(copy) == set()
+                assert _distinct(copy) and haystack.values_of(copy) == set()
         statistics = _input_statistics(agent)
-        assert _telling(statistics) and haystack.values_of(statistics) == set()
+        assert _distinct(statistics) and haystack.values_of(statistics) == set()
     public = _published(tmp_path, run, tmp_path / "published")
     assert public.keys() == set(_whole_schema().names) - private_names
     assert haystack.names_of(public) == public.keys()
-    assert haystack.values_of(public) == _telling(public)
+    assert haystack.values_of(public) == _distinct(public)
 
 
 @pytest.mark.parametrize(("terms", "kind"), TERMS)
@@ -188,8 +188,8 @@ def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
     published = _published(tmp_path, run, tmp_path / "published")
     batch_norm = {name: array for name, array in published.items() if name in private_elsewhere}
     assert haystack.names_of(batch_norm) == private_elsewhere
-    assert haystack.values_of(batch_norm) == _telling(batch_norm)
-    assert {"bn1.weight", "bn2.running_var", "bn1.bias:exp_avg", "bn2.weight:exp_avg_sq"} <= _telling(batch_norm)
+    assert haystack.values_of(batch_norm) == _distinct(batch_norm)
+    assert {"bn1.weight", "bn2.running_var", "bn1.bias:exp_avg", "bn2.weight:exp_avg_sq"} <= _distinct(batch_norm)
 
 
 def test_over_tls_the_broker_itself_sees_nothing_private_and_a_device_nothing_of_another(secured, tmp_path):

@@ -188,7 +188,7 @@ def test_honest_update_of_a_former_offender_is_committed(stage):
 def test_foreign_bytes_are_ignored_and_counted(stage):
     def misbehave(update: Update) -> Upload:
         for payload in NOT_OURS:
-            stage.rogue.say(payload)
+            stage.rogue.publish(payload)
         for payload in NO_CHUNKS:
             stage.rogue.send_as_chunk(payload)
         return update.upload()

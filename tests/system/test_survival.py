@@ -181,8 +181,8 @@ def test_terminated_agent_is_offline_at_the_broker(stage: Stage):
         state = decode(witness.received(topic).payload).body
     assert isinstance(state, DeviceState)
     assert not state.online
-    told = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
-    assert (told["running"], told["state"], told["connected"]) == (False, "stopped", False)
+    stopped = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
+    assert (stopped["running"], stopped["state"], stopped["connected"]) == (False, "stopped", False)
 
 
 @pytest.mark.faults
@@ -197,8 +197,8 @@ def test_update_that_waited_out_a_restart_is_committed(stage: Stage):
         wait_state(ann, "uploading")
         ann.restart()
         ann.wait_ready()
-        told = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
-        assert (told["state"], told["update_waits"]) == ("uploading", True)
+        stopped = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
+        assert (stopped["state"], stopped["update_waits"]) == ("uploading", True)
         coordinator.thaw()
         done = coordinator.done()
     assert_complete(stage, done, 2)

@@ -23,7 +23,7 @@ def test_a_link_says_what_it_agreed_on(target: Target, fleet: str):
         about = one.wait(Connected)
     assert about.protocol == target.speaks
     assert about.max_packet_bytes == target.announces
-    assert about.retain_available == (target.retains or not target.says_so)
+    assert about.retain_available == (target.retains or not target.announces_retain)
 
 
 def test_small_messages_arrive_once_and_in_order(target: Target, fleet: str):
@@ -79,9 +79,9 @@ def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet:
             with target.client(f"{fleet}.giver") as giver:
                 giver.link.publish(topic, b"for the second")
                 assert second.received(topic).payload == b"for the second"
-    told = "another client has our name" in reason
-    assert told or "was lost" in reason
-    assert target.tells_takeover in (told, None)
+    reported = "another client has our name" in reason
+    assert reported or "was lost" in reason
+    assert target.reports_takeover in (reported, None)
 
 
 def test_subscriptions_survive_a_power_cut_of_the_broker(target: Target, fleet: str):

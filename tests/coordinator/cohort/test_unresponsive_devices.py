@@ -19,7 +19,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.round_protocols import BLOB, Bench
-from tests.support.specs import TASKS, counted, gone, report, there, sent, update
+from tests.support.specs import TASKS, counted, gone, report, sent, there, update
 
 DEADLINE_S = 100_000.0
 
@@ -34,7 +34,7 @@ def bench(devices: str = "abcd", reported: str = "", **changes) -> Bench:
 
 def reports(made: Bench, devices: str, now: float = 2.0) -> None:
     for device in devices:
-        made.hear(device, Offer(update()), now=now)
+        made.receive(device, Offer(update()), now=now)
         made.chunks(device, now=now)
         made.open.stored(device, update().digest, report(), now)
 
@@ -112,7 +112,7 @@ class TestSlowDevice:
             now = made.open.next_deadline() or 5_000.0
             for device, body in sent(made.open.tick(now)):
                 assert isinstance(body, WorkRequest)
-                made.hear(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
+                made.receive(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
         assert made.state("d") is State.TRAINING
 
     def test_lost_device_fails_after_rejoin_s(self):
@@ -126,19 +126,19 @@ class TestSlowDevice:
 class TestUpload:
     def test_stalled_upload_fails_though_its_device_speaks(self):
         made = bench(reported="abc")
-        made.hear("d", Offer(update()), now=3.0)
+        made.receive("d", Offer(update()), now=3.0)
         made.open.on_chunk("d", cut(BLOB, update(), 0), 4.0)
         now = 4.0
         while made.open.round.phase is Phase.COLLECTING:
             now += 5.0
-            made.hear("d", Offer(update()), now=now)
+            made.receive("d", Offer(update()), now=now)
             made.open.tick(now)
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
         assert STALL_S <= now - 4.0 < STALL_S + 2 * PROBE_S
 
     def test_slow_upload_is_waited_for(self):
         made = bench(reported="abc")
-        made.hear("d", Offer(update()), now=3.0)
+        made.receive("d", Offer(update()), now=3.0)
         for index in range(3):
             wait(made, 63.0 + 60 * index, since=3.0 + 60 * index)
             made.open.on_chunk("d", cut(BLOB, update(), index), 63.0 + 60 * index)
@@ -146,20 +146,20 @@ class TestUpload:
 
     def test_upload_that_waits_for_a_slot_is_not_stalled(self):
         made = bench("ab", upload_slots=1)
-        made.hear("a", Offer(update(b"a" * 350)), now=3.0)
-        made.hear("b", Offer(update(b"b" * 350)), now=3.0)
+        made.receive("a", Offer(update(b"a" * 350)), now=3.0)
+        made.receive("b", Offer(update(b"b" * 350)), now=3.0)
         assert made.open._uploads.still_since("b", 3.0, 500.0) == 500.0
         assert made.open._uploads.still_since("a", 3.0, 500.0) == 3.0
 
     def test_stalled_upload_frees_its_slot(self):
         made = bench("ab", upload_slots=1)
-        made.hear("a", Offer(update(b"a" * 350)), now=3.0)
-        made.hear("b", Offer(update(b"b" * 350)), now=3.0)
+        made.receive("a", Offer(update(b"a" * 350)), now=3.0)
+        made.receive("b", Offer(update(b"b" * 350)), now=3.0)
         now = 3.0
         granted: list[str] = []
         while not granted and now < 1_000.0:
             now += 4.0
-            made.hear("a", Offer(update(b"a" * 350)), now=now)
+            made.receive("a", Offer(update(b"a" * 350)), now=now)
             granted = [device for device, body in sent(made.open.grant(now)) if isinstance(body, Grant)]
         assert granted == ["b"]
         assert now <= 3.0 + STALL_S + 4.0
@@ -174,7 +174,7 @@ class TestDeviceThatStarts:
         wait(made, STARTING_S, since=5.0)
         assert made.state("d") is State.INVITED
         made.see("d", there("b2", tasks=TASKS), now=STARTING_S)
-        made.hear("d", Accept(10), now=STARTING_S + 1.0)
+        made.receive("d", Accept(10), now=STARTING_S + 1.0)
         assert made.state("d") is State.ACCEPTED
 
     def test_device_that_starts_for_ever_fails(self):
@@ -242,9 +242,9 @@ def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
 def test_upload_that_says_nothing_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
     """A device that has its place offers every five seconds, or sends chunks."""
     made = bench(quorum=0.75, grace_s=10.0)
-    made.hear("d", Offer(update()), now=2.0)
+    made.receive("d", Offer(update()), now=2.0)
     reports(made, "abc")
-    made.hear("d", Offer(update()), now=spoke_at)
+    made.receive("d", Offer(update()), now=spoke_at)
     made.open.tick(12.0)
     made.open.dismiss()
     assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)

@@ -25,7 +25,7 @@ from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryA
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.registry_builders import new_run, seen
-from tests.support.specs import TASK, gone, refusal, envelope_of, there, sent, update
+from tests.support.specs import TASK, envelope_of, gone, refusal, sent, there, update
 
 
 @pytest.fixture

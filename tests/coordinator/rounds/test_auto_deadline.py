@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_spec import (
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.engines import asking, current, engine, report_of, send
-from tests.support.specs import model, run_spec, there, sent
+from tests.support.specs import model, run_spec, sent, there
 
 
 def good(number: int = 1, p90_s: float | None = 100.0, deadline_s: float = 600.0) -> RoundRecord:

@@ -45,7 +45,7 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
 from tests.coordinator.engines import BLOB, DIGEST, asking, current, report_all, report_of, send
-from tests.support.specs import RUN, counted, model, report, there, sent, update
+from tests.support.specs import RUN, counted, model, report, sent, there, update
 
 TRAINING = Progress(JobPhase.TRAINING, 1, 10)
 DOWNLOADING = Progress(JobPhase.DOWNLOADING, 1, 10)

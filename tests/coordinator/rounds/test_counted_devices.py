@@ -38,7 +38,7 @@ from tests.coordinator.engines import (
     report_of,
     send,
 )
-from tests.support.specs import gone, model, run_spec, there, sent
+from tests.support.specs import gone, model, run_spec, sent, there
 
 DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
 

@@ -8,7 +8,7 @@ from fedpatch.coordinator.rounds.round_messages import EnvelopeFactory
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SendMessage
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.support.specs import RUN, TASK, model, run_spec, envelope_of, sent, update
+from tests.support.specs import RUN, TASK, envelope_of, model, run_spec, sent, update
 
 
 def test_messages_carry_run_epoch_round_and_a_new_id():
@@ -45,7 +45,9 @@ def test_stale_offer_is_refused_with_the_reason():
     ids=lambda b: type(b).__name__,
 )
 def test_stale_work_is_cancelled(body):
-    assert sent(EnvelopeFactory(run_spec()).answer_stale("a", envelope_of(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
+    assert sent(EnvelopeFactory(run_spec()).answer_stale("a", envelope_of(body), RefuseReason.LATE)) == [
+        ("a", Cancel("late"))
+    ]
 
 
 @pytest.mark.parametrize(

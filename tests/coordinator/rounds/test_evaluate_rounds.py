@@ -21,7 +21,7 @@ from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, current, engine, kinds, report_all, send
-from tests.support.specs import model, there, sent, update
+from tests.support.specs import model, sent, there, update
 
 KNOWS = (EVALUATE_FEATURE,)
 

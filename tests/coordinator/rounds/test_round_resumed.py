@@ -31,7 +31,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, join, kinds, send
-from tests.support.specs import counted, model, report, run_spec, envelope_of, there, sent, update
+from tests.support.specs import counted, envelope_of, model, report, run_spec, sent, there, update
 
 EPOCH = 2
 
@@ -138,9 +138,9 @@ def test_offer_of_a_committed_update_is_committed_again_in_either_epoch():
 @pytest.mark.parametrize("body", [Offer(update(BLOB)), Progress(JobPhase.TRAINING, 1, 2), Accept(10)], ids=str)
 def test_message_of_the_old_epoch_is_answered_with_a_request_of_the_new(body):
     made, _ = going_on(opening("ab", accepted="ab"))
-    assert [(device, type(answer)) for device, answer in sent(made.handle(DeviceMessage("a", envelope_of(body)), 1.0))] == [
-        ("a", WorkRequest)
-    ]
+    assert [
+        (device, type(answer)) for device, answer in sent(made.handle(DeviceMessage("a", envelope_of(body)), 1.0))
+    ] == [("a", WorkRequest)]
     assert states(made)["a"] is State.LOST
 
 

@@ -68,7 +68,7 @@ from tests.coordinator.engines import (
     report_of,
     send,
 )
-from tests.support.specs import counted, gone, model, refusal, run_spec, there, sent, update
+from tests.support.specs import counted, gone, model, refusal, run_spec, sent, there, update
 
 
 class TestBeginning:
@@ -522,9 +522,9 @@ class TestInterval:
 
     def test_committed_states_the_rest_of_the_interval(self):
         made = waiting_engine("a", round_interval_s=100.0)
-        heard: list[Body] = []
-        play(made, "a", 10.0, heard)
-        assert heard == [Committed(update().digest, 90.0)]
+        received: list[Body] = []
+        play(made, "a", 10.0, received)
+        assert received == [Committed(update().digest, 90.0)]
 
     def test_round_longer_than_the_interval_is_followed_at_once(self):
         made = waiting_engine("a", round_interval_s=100.0, rounds=2)
@@ -539,10 +539,10 @@ class TestInterval:
         assert made.next_deadline() == 70.0
 
 
-def play(made: Engine, device: str, now: float, heard: list[Body] | None = None) -> list[int]:
+def play(made: Engine, device: str, now: float, received: list[Body] | None = None) -> list[int]:
     """The open round, in which one device reports at `now`; numbers of the rounds that begin then."""
     made.handle(ModelPublished(model()), 0.0)
     effects = report_of(made, device, now)
-    if heard is not None:
-        heard += [body for _, body in sent(effects)]
+    if received is not None:
+        received += [body for _, body in sent(effects)]
     return opened(made.handle(Aggregated(), now))

@@ -237,8 +237,8 @@ def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
     bundle.touch(mode=0o600)
     assert open_to_others(bundle, "pi-1") == []
     bundle.chmod(0o644)
-    (told,) = open_to_others(bundle, "pi-1")
-    assert "pi-1.bundle is open to other users (mode 0644)" in told and "fedpatch device rotate pi-1" in told
+    (warning,) = open_to_others(bundle, "pi-1")
+    assert "pi-1.bundle is open to other users (mode 0644)" in warning and "fedpatch device rotate pi-1" in warning
 
 
 def test_settings_that_enrolling_makes_name_the_state_directory_that_it_was_given(tmp_path: Path, device: Device):
@@ -256,13 +256,13 @@ def test_enrolling_tells_what_is_still_to_be_said_before_the_agent_can_start(tmp
     (tmp_path / "pi-1.bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
     monkeypatch.chdir(tmp_path)
     agent = Program(main, monkeypatch, capsys)
-    said = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
-    assert "write into agent.toml what the device trains with" in said
-    assert said.endswith("then: fedpatch-agent doctor --config agent.toml\n")
+    printed = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
+    assert "write into agent.toml what the device trains with" in printed
+    assert printed.endswith("then: fedpatch-agent doctor --config agent.toml\n")
     Path("agent.toml").write_text(OWN)
-    said = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
-    assert "what the device trains with" not in said
-    assert said.endswith("then: fedpatch-agent doctor --config agent.toml --state-dir state\n")
+    printed = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
+    assert "what the device trains with" not in printed
+    assert printed.endswith("then: fedpatch-agent doctor --config agent.toml --state-dir state\n")
 
 
 def test_a_device_needs_no_further_package(tmp_path: Path):

@@ -51,8 +51,8 @@ def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
     StatusFile(state_dir, fixed).write({**TRAINING, "problem": "another agent uses the device id 'pi-1'"})
     with lock_state_dir(state_dir):
         assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
-        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    assert told["problem"] == "another agent uses the device id 'pi-1'"
+        printed = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert printed["problem"] == "another agent uses the device id 'pi-1'"
     assert "problem:" not in agent("status", "--state-dir", state_dir).out
 
 
@@ -88,17 +88,22 @@ def test_status_for_programs(agent, state_dir):
     (state_dir / "spool").mkdir()
     (state_dir / "spool" / "offer.msgpack").write_bytes(b"")
     with lock_state_dir(state_dir):
-        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    assert (told["running"], told["state"], told["round"], told["update_waits"]) == (True, "training", 3, True)
-    assert [one["policy"] for one in told["patches"]] == ["affine"]
+        printed = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert (printed["running"], printed["state"], printed["round"], printed["update_waits"]) == (
+        True,
+        "training",
+        3,
+        True,
+    )
+    assert [one["policy"] for one in printed["patches"]] == ["affine"]
 
 
 def test_status_tells_which_global_model_is_held(agent, state_dir):
     none = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert none["held_version"] is None
     ModelCache(state_dir / "held").write(Held("ab" * 32, "5c" * 32, "fp32", 4), b"blob")
-    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    assert told["held_version"] == "ab" * 32
+    printed = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert printed["held_version"] == "ab" * 32
     assert "global model: version abababababab is held" in agent("status", "--state-dir", state_dir).out
 
 

@@ -44,12 +44,12 @@ def inputs(tmp_path: Path) -> Path:
 
 
 def test_predict_names_the_class_of_each_example(agent, state_dir, inputs):
-    told = agent("predict", inputs, "--state-dir", state_dir)
+    done = agent("predict", inputs, "--state-dir", state_dir)
     known = json.loads(agent("predict", inputs, inputs, "--state-dir", state_dir, "--json").out)
-    assert (told.code, told.err) == (0, "")
+    assert (done.code, done.err) == (0, "")
     assert (known["task"], known["run"], known["round"]) == ("digits", RUN, 3)
     assert [one["row"] for one in known["predictions"]] == [0, 1, 2, 3] * 2
-    for line, one in zip(told.out.splitlines(), known["predictions"], strict=False):
+    for line, one in zip(done.out.splitlines(), known["predictions"], strict=False):
         assert line == f"{inputs}[{one['row']}]: {one['class']}"
         assert one["class_index"] == int(one["class"]) == int(np.argmax(one["outputs"]))
         assert len(one["outputs"]) == 10
@@ -112,9 +112,9 @@ def test_evaluate_measures_on_the_devices_own_test_data(agent, state_dir):
     assert known["user_accuracy"] == pytest.approx(right)
     assert (known["metric"], known["test_examples"]) == ("accuracy", len(own.test_x))
     assert (known["user_accuracy_when_made"], known["round"]) == (0.5, 3)
-    told = agent(*given).out.splitlines()
-    assert told[0] == f"digits: accuracy {right:.4g} on {len(own.test_x)} test examples (0.5 when it was made)"
-    assert "model of round 3" in told[1]
+    done = agent(*given).out.splitlines()
+    assert done[0] == f"digits: accuracy {right:.4g} on {len(own.test_x)} test examples (0.5 when it was made)"
+    assert "model of round 3" in done[1]
 
 
 def _predicted(agent: Callable[..., Ended], state_dir: Path, inputs: np.ndarray) -> str:
@@ -160,8 +160,8 @@ def test_no_command_imports_torch(state_dir, inputs, command):
     """A Pi has no memory for it beside what the application needs; the tasks that ship do not need it either."""
     arguments = {"predict": [str(inputs)], "evaluate": ["--data", DATA]}.get(command, [])
     loaded = "sorted({'torch', 'onnx'} & sys.modules.keys()), 'onnxruntime' in sys.modules"
-    told = agent_leaves(loaded, command, *arguments, "--state-dir", state_dir)
-    assert told == f"[] {command in ('predict', 'evaluate')}"
+    done = agent_leaves(loaded, command, *arguments, "--state-dir", state_dir)
+    assert done == f"[] {command in ('predict', 'evaluate')}"
 
 
 def test_models_are_listed_the_newest_first(agent, state_dir):
@@ -195,8 +195,8 @@ def test_a_device_without_models_says_so(agent, tmp_path):
 
 
 def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):
-    told = agent("rollback", "--state-dir", state_dir)
-    assert told.out.startswith(f"present model of digits, {FIGURES}: of round 2 ")
+    done = agent("rollback", "--state-dir", state_dir)
+    assert done.out.startswith(f"present model of digits, {FIGURES}: of round 2 ")
     assert json.loads(agent("predict", inputs, "--state-dir", state_dir, "--json").out)["round"] == 2
     known = json.loads(agent("rollback", "--to", 3, "--state-dir", state_dir, "--json").out)
     assert (known["round"], known["current"]) == (3, True)

@@ -42,8 +42,8 @@ def test_it_writes_four_files_and_says_which(agent, tmp_path):
 def test_the_next_step_can_be_pasted(agent, tmp_path):
     parent = tmp_path / "a b" / "ü's $HOME"
     parent.mkdir(parents=True)
-    told = agent("new-task", "room", "--dir", parent).err
-    step = told.removeprefix("next: ").partition(" && ")[0]
+    printed = agent("new-task", "room", "--dir", parent).err
+    step = printed.removeprefix("next: ").partition(" && ")[0]
     done = subprocess.run(["sh", "-c", f"{step} && pwd -P"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{(parent / 'room').resolve()}\n"
 

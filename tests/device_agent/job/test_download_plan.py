@@ -26,13 +26,13 @@ def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
 
 def test_a_way_is_told_in_words():
     ways = [plan_download(delta_request(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
-    told = [
+    texts = [
         "the whole model",
         "the model held and 2 steps from there",
         "the model held and 1 step from there",
         "the model held",
     ]
-    assert list(map(str, ways)) == told
+    assert list(map(str, ways)) == texts
 
 
 def test_whoever_holds_the_model_itself_downloads_nothing():

@@ -10,8 +10,8 @@ from fedpatch.device_agent.job.job_events import ChunkReceived, ModelEvaluated
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Accept, Evaluation
-from tests.device_agent.jobs import BLOB, KEY, REQUEST, here, requested, replies
-from tests.support.specs import model, envelope_of
+from tests.device_agent.jobs import BLOB, KEY, REQUEST, here, replies, requested
+from tests.support.specs import envelope_of, model
 
 ASKED = replace(REQUEST, evaluate=True)
 MEASURED = Evaluation(model().digest, 0.5, 20, 0.25)

@@ -84,12 +84,12 @@ from tests.device_agent.jobs import (
     ask,
     downloading,
     here,
-    requested,
     replies,
+    requested,
     training,
     uploading,
 )
-from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASKS, model, run_spec, envelope_of, update
+from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASKS, envelope_of, model, run_spec, update
 
 
 class TestDownload:
@@ -192,7 +192,9 @@ class TestUpload:
     def test_final_message_ends_the_job(self, end, outcome):
         job = uploading()
         rest_s, committed = (40.0, KEY) if outcome == "committed" else (0.0, None)
-        assert job.handle(MessageReceived(envelope_of(end)), 21.0) == [EndJob(outcome, rest_s=rest_s, committed=committed)]
+        assert job.handle(MessageReceived(envelope_of(end)), 21.0) == [
+            EndJob(outcome, rest_s=rest_s, committed=committed)
+        ]
         assert (job.state, job.status(), job.next_deadline()) == (JobState.IDLE, None, None)
         assert job.tick(1e6) == []
 
@@ -538,9 +540,9 @@ class TestPause:
     def test_paused_training_waits_and_reports_when_resumed(self):
         job = training()
         assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
-        go_on, *told = job.handle(OwnerResumed(), 60.0)
+        go_on, *rest = job.handle(OwnerResumed(), 60.0)
         assert go_on == ContinueTraining()
-        assert replies(told) == [Progress(JobPhase.TRAINING, 0, 1)]
+        assert replies(rest) == [Progress(JobPhase.TRAINING, 0, 1)]
 
     def test_paused_upload_sends_nothing(self):
         job = uploading()
@@ -665,8 +667,8 @@ def ask_in_epoch(job: Job, request: WorkRequest, epoch: int = 2, now: float = 30
 
 def spoken_in(effects: list[Effect]) -> set[tuple[str, int, int]]:
     """Run, epoch and round of all that is said."""
-    said_so = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
-    return {(one.run, one.epoch, one.round) for one in said_so}
+    envelopes = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
+    return {(one.run, one.epoch, one.round) for one in envelopes}
 
 
 class TestTakeOver:

@@ -45,7 +45,7 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, ask, requested
 from tests.support.masked_group import MaskedDevice, terms_of
-from tests.support.specs import RUN, TASK, model, envelope_of
+from tests.support.specs import RUN, TASK, envelope_of, model
 
 TERMS = terms_of(3)
 MASKED = replace(REQUEST, encoding="masked-u8", secure=TERMS, features=(MASKED_FEATURE,))

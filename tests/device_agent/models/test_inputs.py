@@ -81,9 +81,9 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
 )
 def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, name, content, problem):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises((DataError, UsageError), match=problem) as told:
+    with pytest.raises((DataError, UsageError), match=problem) as caught:
         read_inputs(tmp_path / name, (2,), "float32")
-    assert str(told.value).startswith(str(tmp_path / name))
+    assert str(caught.value).startswith(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

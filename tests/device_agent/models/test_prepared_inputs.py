@@ -177,5 +177,5 @@ def test_predict_names_the_file_of_a_missing_value(agent, plain_dir, tmp_path):
 
 def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
     np.save(tmp_path / "now.npy", RAW[:3])
-    told = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
-    assert told == "False"
+    printed = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
+    assert printed == "False"

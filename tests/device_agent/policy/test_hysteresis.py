@@ -37,8 +37,8 @@ def willing(**settings) -> Hysteresis:
 
 def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
     """What is told while the facts are these at those times."""
-    told = (device.observe(objections, now, working=working) for now, objections in story.items())
-    return [change for change in told if change is not None]
+    changes = (device.observe(objections, now, working=working) for now, objections in story.items())
+    return [change for change in changes if change is not None]
 
 
 def test_a_moments_loss_stops_nothing():
@@ -94,9 +94,9 @@ def test_work_goes_on_when_all_was_met_for_long_enough():
 
 @pytest.mark.parametrize("action", ["finish", "pause", "abandon"])
 def test_the_owner_chooses_what_becomes_of_work(action):
-    told = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
-    assert told[0] == ConditionLost(BATTERY, OnLoss(action))
-    assert told[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
+    changes = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
+    assert changes[0] == ConditionLost(BATTERY, OnLoss(action))
+    assert changes[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
 
 
 def test_a_pause_has_an_end():
@@ -124,8 +124,8 @@ def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
     """The two seconds of patience are for work that has begun."""
     device = willing()
     device.observe(BATTERY, 10.0, working=False)
-    (told,) = device.answer(BATTERY, 10.0)
-    assert device.willing and told.condition is Condition.NOT_CHARGING
+    (changes,) = device.answer(BATTERY, 10.0)
+    assert device.willing and changes.condition is Condition.NOT_CHARGING
     assert device.answer(NONE, 10.5) == NONE
 
 
@@ -146,8 +146,8 @@ def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
     device.observe(NIGHT + BATTERY, 10.0, working=False)
     unfit = (Objection(Condition.TASK_NOT_ALLOWED, "task x is not among allowed_tasks", 3600.0),)
     brief = (Objection(Condition.BUSY, "it has much to do", 0.5),)
-    told = device.answer(BATTERY + NIGHT + unfit + brief, 10.0)
-    assert [(one.condition, one.retry_after_s) for one in told] == [
+    changes = device.answer(BATTERY + NIGHT + unfit + brief, 10.0)
+    assert [(one.condition, one.retry_after_s) for one in changes] == [
         (Condition.QUIET_HOURS, 28_800.0),
         (Condition.TASK_NOT_ALLOWED, 3600.0),
         (Condition.NOT_CHARGING, 3.0),
@@ -158,8 +158,8 @@ def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
 def test_an_offer_is_declined_while_what_came_back_must_still_hold():
     device = willing(return_after_s=30.0)
     play(device, {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE})
-    (told,) = device.answer(NONE, 45.0)
-    assert (told.condition, told.retry_after_s) == (Condition.NOT_CHARGING, 5.0)
+    (changes,) = device.answer(NONE, 45.0)
+    assert (changes.condition, changes.retry_after_s) == (Condition.NOT_CHARGING, 5.0)
     play(device, {50.0: NONE})
     assert device.answer(NONE, 50.0) == NONE
 
@@ -175,8 +175,8 @@ def test_what_ends_by_the_clock_is_over_when_it_is_over():
         len(play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT + HOT, 8005.0: NIGHT, 8010.0: NONE}, working=False))
         == 1
     )
-    (told,) = device.answer(NONE, 8010.0)
-    assert told.retry_after_s == 25.0 and device.next_deadline() == 8035.0
+    (changes,) = device.answer(NONE, 8010.0)
+    assert changes.retry_after_s == 25.0 and device.next_deadline() == 8035.0
     assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [ConditionRestored(8023.0)]
 
 
@@ -194,32 +194,32 @@ def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
 
 def test_presence_keeps_its_word_while_it_is_true():
     device = willing()
-    told = []
+    changes = []
     for now, missed in enumerate([HOT, HOT, HOT, BATTERY + HOT, HOT, BATTERY, BATTERY + HOT, NONE]):
         device.observe(missed, 10.0 + now, working=False)
-        told.append(device.unwilling)
-    assert told == [None, None, *[Condition.TOO_HOT] * 3, *[Condition.NOT_CHARGING] * 3]
+        changes.append(device.unwilling)
+    assert changes == [None, None, *[Condition.TOO_HOT] * 3, *[Condition.NOT_CHARGING] * 3]
 
 
 def test_facts_are_judged_more_strictly_while_unwilling():
     """A battery that trembles around its limit does not take the device with it."""
     device = willing(min_battery=30, return_after_s=10.0)
-    told = []
+    changes = []
     for now in range(600):
         percent = 30.5 if now % 40 < 20 else 29.5
         missed = unmet_preferences(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
-        told.append(device.observe(missed, float(now), working=False))
-    assert [type(change) for change in told if change is not None] == [ConditionLost]
+        changes.append(device.observe(missed, float(now), working=False))
+    assert [type(change) for change in changes if change is not None] == [ConditionLost]
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
 def test_a_loss_is_told_at_the_next_deadline(limit_s):
     device = willing(loss_after_s=limit_s)
-    told = device.observe(BATTERY, 10.0, working=True)
+    changes = device.observe(BATTERY, 10.0, working=True)
     if limit_s:
-        assert told is None and device.next_deadline() == 10.0 + limit_s
-        told = device.observe(BATTERY, 10.0 + limit_s, working=True)
-    assert isinstance(told, ConditionLost)
+        assert changes is None and device.next_deadline() == 10.0 + limit_s
+        changes = device.observe(BATTERY, 10.0 + limit_s, working=True)
+    assert isinstance(changes, ConditionLost)
 
 
 def test_the_next_deadline_is_that_of_the_pause_or_of_the_return():
@@ -249,16 +249,16 @@ TERMS = st.fixed_dictionaries(
 @given(STEPS, TERMS)
 def test_losses_and_returns_take_turns(steps, terms):
     """Never two of a kind in a row, whatever the facts do; a pause is over at most once, between the two."""
-    device, now, told = willing(**terms), 0.0, []
+    device, now, changes = willing(**terms), 0.0, []
     for step_s, missed, working in steps:
         now += step_s
         change = device.observe(missed, now, working=working)
-        told += [change] if change is not None else []
+        changes += [change] if change is not None else []
         assert device.willing == (device.unwilling is None)
-    kinds = [type(change) for change in told]
+    kinds = [type(change) for change in changes]
     turns = [kind for kind in kinds if kind is not PauseExpired]
     assert turns == [ConditionLost, ConditionRestored] * (len(turns) // 2) + [ConditionLost] * (len(turns) % 2)
-    for change, following in pairwise(told):
+    for change, following in pairwise(changes):
         assert not isinstance(following, PauseExpired) or (
             isinstance(change, ConditionLost) and change.action is OnLoss.PAUSE
         )

@@ -16,7 +16,7 @@ from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
 from fedpatch.shared.wire.reason_codes import DeclineReason
-from tests.device_agent.jobs import REQUEST, requested, replies
+from tests.device_agent.jobs import REQUEST, replies, requested
 from tests.device_agent.owners import READY, limits_of
 from tests.support.checkups import quiet_checkup
 from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, envelope_of, update
@@ -167,17 +167,17 @@ def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
     plain = Schema(tuple(spec for spec in MODEL_SCHEMA.specs if spec.role == "weight"))
     limits = OwnerLimits(tmp_path / "patches", private=private, max_steps=1000, max_epochs=100)
     limits.take(Ready(TASK, plain.digest, 10, plain.specs))
-    told, checkup = limits.status(), quiet_checkup()
-    assert told["keeps_nothing"] is (private in ("all", "affine", "stats"))
-    _check_private(told, checkup)
+    reported, checkup = limits.status(), quiet_checkup()
+    assert reported["keeps_nothing"] is (private in ("all", "affine", "stats"))
+    _check_private(reported, checkup)
     (found,) = checkup.findings
     assert found.verdict == ("warn" if private in ("all", "affine", "stats") else "ok")
-    assert ("no tensor" in found.detail) is told["keeps_nothing"]
+    assert ("no tensor" in found.detail) is reported["keeps_nothing"]
 
 
 def test_status_tells_policy_source_and_tensors(tmp_path):
-    told = limits_of(tmp_path).status()
-    assert told == {
+    reported = limits_of(tmp_path).status()
+    assert reported == {
         "least": "affine",
         "source": "default",
         "tensors": ["bn.weight"],

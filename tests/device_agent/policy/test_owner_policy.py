@@ -101,8 +101,8 @@ class TestWorkInHand:
     def test_ends_as_its_owner_configured(self, on_loss):
         bench, job = Bench(on_loss=on_loss), training()
         bench.see(job, WELL, 12.0)
-        said = replies(bench.see(job, UNPLUGGED, 13.0, 15.0))
-        assert said == ([] if on_loss == "finish" else [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)])
+        sent = replies(bench.see(job, UNPLUGGED, 13.0, 15.0))
+        assert sent == ([] if on_loss == "finish" else [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)])
 
     @pytest.mark.parametrize(
         ("make", "found", "pauses"),

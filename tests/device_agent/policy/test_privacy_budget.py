@@ -27,7 +27,7 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
-from tests.device_agent.jobs import KEY, REQUEST, requested, replies
+from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.masked_group import terms_of
 from tests.support.specs import TASKS, envelope_of, update
 
@@ -68,9 +68,9 @@ def test_limit_holds_over_all_runs(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
     budget.count(KEY, noisy(), manifest(1))
     budget.count(replace(KEY, run="another"), noisy(), manifest(2))
-    told = budget.status()
-    assert [one["rounds"] for one in told["runs"]] == [1, 1]
-    assert told["epsilon"] == pytest.approx(epsilon_of(mu_of(2.0, 2), DELTA))
+    status = budget.status()
+    assert [one["rounds"] for one in status["runs"]] == [1, 1]
+    assert status["epsilon"] == pytest.approx(epsilon_of(mu_of(2.0, 2), DELTA))
     assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
 
 

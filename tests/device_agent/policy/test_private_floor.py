@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.private_floor import FloorRecord, PrivateFloor, public_schema, undercut
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_mend
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_remedy
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
@@ -156,7 +156,7 @@ class TestRecord:
         path.write_bytes(b"damaged")
         with pytest.raises(StateError, match="what stayed private in earlier rounds is not known") as error:
             floor_in(tmp_path).of(MODEL)
-        assert patch_mend(path) in str(error.value)
+        assert patch_remedy(path) in str(error.value)
         assert "Set `private`" in str(error.value)
         assert ".private" not in str(error.value)
 

@@ -131,7 +131,7 @@ def test_midnight_is_when_the_date_changes(moment, zone):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "is not a time of day"),
         ("22-7", "is not a time of day"),
@@ -146,8 +146,8 @@ def test_midnight_is_when_the_date_changes(moment, zone):
         ("mon-don 07:00-08:00", "'don' is not a day"),
     ],
 )
-def test_other_texts_are_refused_with_a_mend(text, said):
-    with pytest.raises(UsageError, match=said):
+def test_other_texts_are_refused_with_a_mend(text, problem):
+    with pytest.raises(UsageError, match=problem):
         parse_quiet_hours([text])
 
 

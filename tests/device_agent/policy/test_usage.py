@@ -31,7 +31,7 @@ def day(offset: int) -> date:
     return TODAY + timedelta(days=offset)
 
 
-def told(*story: date | int) -> int:
+def counted(*story: date | int) -> int:
     """Rounds that count at the end of a story of dates that the clock shows and rounds that are noted."""
     book = DayUsage.new(TODAY)
     for one in story:
@@ -63,7 +63,7 @@ def told(*story: date | int) -> int:
     ],
 )
 def test_what_counts(story, counts):
-    assert told(*story) == counts
+    assert counted(*story) == counts
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=10), st.lists(st.integers(0, 3), max_size=10))
@@ -91,7 +91,7 @@ def test_setting_the_clock_back_gives_nothing_back(steps):
 def test_setting_it_back_and_right_again_gives_nothing_back(back, further, before, within):
     """As at each start of a device that has no clock of its own."""
     story = [before, day(-back), within, day(-back - further), within, TODAY]
-    assert told(*story) == before + 2 * within
+    assert counted(*story) == before + 2 * within
 
 
 @given(st.lists(st.dates(), max_size=8), st.integers(0, 9))

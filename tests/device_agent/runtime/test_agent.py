@@ -44,7 +44,7 @@ from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhas
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
-from tests.support.specs import RUN, SCHEMA, TASK, model, report, envelope_of, update
+from tests.support.specs import RUN, SCHEMA, TASK, envelope_of, model, report, update
 
 UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
@@ -305,14 +305,14 @@ def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
 
 
 def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
-    told: list[str] = []
-    monkeypatch.setattr(StatusFile, "write", lambda _, changing: told.append(changing["declines"]))
+    declines: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: declines.append(changing["declines"]))
     played(READY)
-    assert set(told) == {""}
+    assert set(declines) == {""}
     (tmp_path / "patches").mkdir(exist_ok=True)
     (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
     played(READY)
-    assert f"{TASK}.private" in told[-1]
+    assert f"{TASK}.private" in declines[-1]
 
 
 def _see(self: StatusFile, changing: dict) -> None:
@@ -324,13 +324,13 @@ def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
     """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
     busy = facts(load_per_cpu=9.0)
     new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
-    told = played(WELL, READY, busy, *new, vitals=VitalsPace())
-    assert told == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
+    sent = played(WELL, READY, busy, *new, vitals=VitalsPace())
+    assert sent == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
 
 
 def test_vitals_are_told_again_after_each_connect(played):
-    told = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
-    assert told == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
+    sent = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
+    assert sent == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
 
 
 def test_an_owner_who_shares_no_vitals_sends_none(played):

@@ -12,7 +12,7 @@ ME, OTHER = (DeviceState(online=True, boot=boot) for boot in ("mine", "another")
 WILL = DeviceState(online=False, boot="another")
 
 
-def heard_before() -> DuplicateIdDetector:
+def reconnected() -> DuplicateIdDetector:
     """On its second connection; it was heard on the first, where a state of a former life may still come after it."""
     namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
@@ -24,7 +24,7 @@ def heard_before() -> DuplicateIdDetector:
 
 def found() -> DuplicateIdDetector:
     """Another was seen at second 10."""
-    namesake = heard_before()
+    namesake = reconnected()
     assert namesake.observe(OTHER, 10.0)
     return namesake
 
@@ -58,15 +58,15 @@ def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
 def test_an_agent_that_is_alone_never_finds_another(events, former):
     """However often it reconnects, whatever wills are late, with its former life to be seen until it was heard."""
-    namesake, heard = DuplicateIdDetector("mine", 1e9), False
+    namesake, received = DuplicateIdDetector("mine", 1e9), False
     for second, event in enumerate(events):
         if event == "connect":
             namesake.connected()
-            if not heard and second < former:
+            if not received and second < former:
                 namesake.observe(OTHER, float(second))
         elif event == "will":
             namesake.observe(WILL, float(second))
         else:
             namesake.observe(ME, float(second))
-            heard = True
+            received = True
     assert not namesake.detected

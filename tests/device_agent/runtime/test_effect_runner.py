@@ -54,7 +54,7 @@ from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
-from tests.support.specs import model, report, envelope_of, update
+from tests.support.specs import envelope_of, model, report, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -207,8 +207,8 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
 def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(device, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
     device.ask()
-    said_at_the_end = device.download()[-1]
-    assert said_at_the_end == Failed(FailReason.TRAINING)
+    last_message = device.download()[-1]
+    assert last_message == Failed(FailReason.TRAINING)
     assert device.ask(2) == [Accept(10)]
 
 
@@ -493,10 +493,10 @@ class NotingTrainer:
     """A training process that does nothing but remember what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[TrainCommand] = []
+        self.commands: list[TrainCommand] = []
 
     def train(self, command: TrainCommand) -> None:
-        self.told.append(command)
+        self.commands.append(command)
 
     def cancel(self) -> None:
         """Nothing is under way."""
@@ -546,7 +546,7 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
     assert delta_device.wire.filters == filters(*STEPS[1:])
     delta_device.arrive(*STEP_BLOBS[1:])
     assert delta_device.wire.filters == set()
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert (command.held, command.model_path, command.base) == (VERSIONS[1].digest, "", VERSIONS[-1].digest)
     assert [step.delta for step in command.steps] == list(DELTAS[1:])
     assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
@@ -563,7 +563,7 @@ def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
     delta_device.perform(delta_device.job.handle(OwnerPaused(Condition.BUSY), 0.0))
     delta_device.perform(delta_device.job.handle(OwnerResumed(), 0.0))
     delta_device.arrive(STEP_BLOBS[2])
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
     assert delta_device.downloads == set()
 
@@ -574,15 +574,15 @@ def test_finds_what_had_come_before_a_reboot(delta_device):
     delta_device.arrive(STEP_BLOBS[1])
     delta_device.start()
     delta_device.ask()
-    assert delta_device.trainer.told == []
+    assert delta_device.trainer.commands == []
     delta_device.arrive(STEP_BLOBS[2])
-    assert len(delta_device.trainer.told) == 1
+    assert len(delta_device.trainer.commands) == 1
 
 
 def test_downloads_nothing_where_the_model_is_held(delta_device):
     delta_device.held.write(replace(HELD, version=VERSIONS[-1].digest), BLOBS[-1])
     delta_device.ask()
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert (command.held, command.steps) == (VERSIONS[-1].digest, ())
     assert (delta_device.wire.filters, delta_device.downloads) == (set(), set())
 
@@ -593,7 +593,7 @@ def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
     delta_device.ask()
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     delta_device.arrive(BLOBS[-1])
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert (command.held, Path(command.model_path).read_bytes()) == ("", BLOBS[-1])
 
 
@@ -605,7 +605,7 @@ def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog
     assert delta_device.hands.held_version == ""
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     delta_device.arrive(BLOBS[-1])
-    assert [command.held for command in delta_device.trainer.told] == [VERSIONS[1].digest, ""]
+    assert [command.held for command in delta_device.trainer.commands] == [VERSIONS[1].digest, ""]
     assert delta_device.job.state is JobState.TRAINING
 
 
@@ -616,7 +616,7 @@ def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog
     path = delta_device.directory / "downloads" / f"{STEPS[1].digest}.part"
     path.write_bytes(b"?" + path.read_bytes()[1:])
     delta_device.arrive(STEP_BLOBS[2])
-    assert delta_device.trainer.told == []
+    assert delta_device.trainer.commands == []
     assert "what was downloaded is damaged" in caplog.text
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     assert delta_device.hands.held_version == VERSIONS[1].digest
@@ -635,7 +635,7 @@ def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, ho
     delta_device.held.forget()
     delta_device.ask(request_)
     delta_device.arrive(BLOBS[-1])
-    assert delta_device.trainer.told[0].hold is hold
+    assert delta_device.trainer.commands[0].hold is hold
 
 
 def test_model_in_memory_of_the_training_process_is_the_held_one_until_the_process_ends(delta_device):

@@ -111,7 +111,7 @@ class Listener:
         self._socket.bind(address)
         self._socket.setblocking(False)
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         messages = []
         while True:
             try:
@@ -139,7 +139,7 @@ def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
         manager.doing(doing, float(now))
         manager.tick(float(now))
     manager.stopping()
-    assert listener.heard() == [
+    assert listener.received() == [
         "READY=1\nSTATUS=loading",
         "STATUS=idle",
         "STATUS=training",
@@ -155,13 +155,13 @@ def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
     assert manager.next_deadline() == 130.0
     for now in (101.0, 129.9, 130.0, 131.0, 160.0):
         manager.tick(now)
-    assert listener.heard() == ["READY=1\nSTATUS=idle", "WATCHDOG=1", "WATCHDOG=1"]
+    assert listener.received() == ["READY=1\nSTATUS=idle", "WATCHDOG=1", "WATCHDOG=1"]
 
 
 def test_a_line_end_in_a_status_is_no_message_of_its_own(listening):
     address, listener = listening
     ServiceManager(address).doing("round 1 of run a\nSTOPPING=1", 0.0)
-    assert listener.heard() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
+    assert listener.received() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
 
 
 def test_the_variables_are_taken_from_the_environment(tmp_path):

@@ -95,14 +95,14 @@ def test_progress_is_told_but_not_for_every_step(idle, tmp_path):
     command = Scene(tmp_path, SLOW, replace(SGD, steps=60), "none").command()
     started = time.monotonic()
     idle.trainer.train(command)
-    told = []
+    steps = []
     while isinstance(event := idle.next(), TrainProgress | Ready):
         if isinstance(event, TrainProgress):
-            told.append(event.done)
+            steps.append(event.done)
     assert isinstance(event, Trained)
-    assert told[0] == 1 and told[-1] == 60
-    assert told == sorted(set(told))
-    assert len(told) <= (time.monotonic() - started) / PROGRESS_EVERY_S + 2
+    assert steps[0] == 1 and steps[-1] == 60
+    assert steps == sorted(set(steps))
+    assert len(steps) <= (time.monotonic() - started) / PROGRESS_EVERY_S + 2
 
 
 def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):

@@ -74,9 +74,9 @@ def _drip(listener: socket.socket, over: threading.Event) -> None:
     line, _ = listener.accept()
     with line:
         line.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
-        heard = b""
-        while b"BEGIN\r\n" not in heard and (piece := line.recv(4096)):
-            heard += piece
+        received = b""
+        while b"BEGIN\r\n" not in received and (piece := line.recv(4096)):
+            received += piece
         line.sendall(b"l\2\1\1" + (1 << 20).to_bytes(4, "little") + bytes(8))
         with contextlib.suppress(OSError):  # until the caller gives up, or the test does
             for _ in range(1000):

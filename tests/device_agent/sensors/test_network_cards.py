@@ -12,8 +12,8 @@ from fedpatch.device_agent.sensors.network_link import (
     NetInterface,
     link_kind,
     read_link,
+    reported_metering,
     ssid_text,
-    told_metering,
     uevent_value,
     usual_metering,
 )
@@ -102,7 +102,7 @@ def test_what_is_usual_of_a_link_is_no_more_than_an_assumption(kind, metered):
 def test_what_network_manager_says_of_the_costs(code, on_ethernet, on_mobile):
     """Its word counts; its guess of no does not make mobile data free."""
     for kind, expected in ((LinkKind.ETHERNET, on_ethernet), (LinkKind.CELLULAR, on_mobile)):
-        fact = told_metering(code, Fact(kind, "x0"))
+        fact = reported_metering(code, Fact(kind, "x0"))
         assert (fact.value, fact.confidence) == expected
 
 

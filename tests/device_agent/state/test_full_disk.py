@@ -189,9 +189,9 @@ def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_re
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(disk.path / "agent")]
     command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]
     ended = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)
-    said_so = ended.stderr.decode()
-    assert ended.returncode == code, said_so
-    assert "Traceback" not in said_so
+    stderr = ended.stderr.decode()
+    assert ended.returncode == code, stderr
+    assert "Traceback" not in stderr
     if code:
-        assert said_so.startswith(f"fedpatch-agent: {disk.path / 'agent'}: Read-only file system; ")
-        assert said_so.count("\n") == 1
+        assert stderr.startswith(f"fedpatch-agent: {disk.path / 'agent'}: Read-only file system; ")
+        assert stderr.count("\n") == 1

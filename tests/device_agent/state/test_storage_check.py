@@ -32,7 +32,7 @@ from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.exported_models import describe
-from tests.device_agent.jobs import KEY, REQUEST, requested, replies
+from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import SmallDisk, small_disk
 from tests.support.specs import RUN, TASK, TASKS, envelope_of, update

@@ -42,9 +42,9 @@ def test_whatever_is_found_fits_the_wire(found):
 
 
 def test_a_device_tells_how_it_is_and_not_where():
-    told = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
-    assert told == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
-    assert b"at home" not in encode(Envelope(told))
+    sent = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
+    assert sent == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
+    assert b"at home" not in encode(Envelope(sent))
 
 
 def test_what_nobody_can_tell_is_left_open():
@@ -78,15 +78,15 @@ def test_a_round_that_is_over_matters():
 @given(st.lists(st.tuples(st.floats(0.1, 90.0), st.booleans()), max_size=60))
 def test_messages_are_neither_too_many_nor_too_few(looks):
     """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is told as soon as that is allowed."""
-    pace, now, power_told, times = VitalsPace(), 0.0, None, []
+    pace, now, sent_power, times = VitalsPace(), 0.0, None, []
     for pause_s, power in looks:
         now += pause_s
         vitals = pace.next(facts(external_power=power), None, now)
         if vitals is not None:
             times.append(now)
-            power_told = power
+            sent_power = power
         assert now < times[-1] + REPEAT_S
-        if power is not power_told:
+        if power is not sent_power:
             assert len(times) > 1 and now < times[-2] + 2 * LEAST_S
     for first, since in enumerate(times):
         assert all(
@@ -97,8 +97,8 @@ def test_messages_are_neither_too_many_nor_too_few(looks):
 def test_the_first_change_need_not_wait():
     pace = VitalsPace()
     rounds = [None, *(replace(ROUND, round=number) for number in range(1, 4))]
-    told = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
-    assert told == [True, True, False, False]
+    sent = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
+    assert sent == [True, True, False, False]
     assert pace.next(WELL, rounds[3], LEAST_S) is not None
 
 

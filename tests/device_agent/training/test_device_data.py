@@ -95,8 +95,8 @@ def test_a_round_trains_on_what_there_is(growing, tmp_path):
     reported = []
     for number, count in enumerate((23, 40, 5), start=1):
         _write(tmp_path, str(count))
-        told = update.take_new_data()
-        assert told == (None if count == 23 else count)
+        new_count = update.take_new_data()
+        assert new_count == (None if count == 23 else count)
         done = update.run(scene.command(round=number), lambda done, total: None, lambda: False)
         assert done is not None
         reported.append((done[1].num_examples, done[1].steps))
@@ -146,12 +146,12 @@ class _Agent:
     def round(self, number: int) -> list:
         """What is said in a round, but for its progress."""
         self.trainer.train(self.scene.command(round=number))
-        said: list = []
-        while not said or isinstance(said[-1], Ready):
+        received: list = []
+        while not received or isinstance(received[-1], Ready):
             event = self.events.get(timeout=TIMEOUT_S)
             if not isinstance(event, TrainProgress):
-                said.append(event)
-        return said
+                received.append(event)
+        return received
 
 
 @pytest.fixture

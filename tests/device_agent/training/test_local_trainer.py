@@ -146,19 +146,19 @@ def test_a_device_that_does_not_count_has_no_user_accuracy(start):
 
 
 def test_progress_is_told_after_each_step(trainer, start):
-    told: list[tuple[int, int]] = []
-    run(trainer, start, SGD, on_step=lambda done, total: told.append((done, total)))
-    assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    reported: list[tuple[int, int]] = []
+    run(trainer, start, SGD, on_step=lambda done, total: reported.append((done, total)))
+    assert reported == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
 
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_cancelled_round_ends_between_steps(trainer, start, after):
-    told: list[int] = []
+    reported: list[int] = []
     result = run(
-        trainer, start, SGD, on_step=lambda done, total: told.append(done), cancelled=lambda: len(told) >= after
+        trainer, start, SGD, on_step=lambda done, total: reported.append(done), cancelled=lambda: len(reported) >= after
     )
     assert result is None
-    assert told == list(range(1, after + 1))
+    assert reported == list(range(1, after + 1))
 
 
 @pytest.mark.parametrize("asking", [1, 7])

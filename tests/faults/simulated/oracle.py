@@ -124,7 +124,7 @@ class Oracle:
         elif place.suffix == ".patch":
             self._saved(place.parts[-3])
 
-    def hears(self, device: str, event: object) -> None:
+    def on_event(self, device: str, event: object) -> None:
         """`committed` is a promise of what is in the registry."""
         if isinstance(event, Received) and event.topic.endswith("/dn"):
             envelope = decode(event.payload)
@@ -132,7 +132,7 @@ class Oracle:
                 known = (device, envelope.body.digest) in self._ever
                 assert known, f"{device} hears committed in round {envelope.round} of what the registry does not have"
 
-    def says(self, topic: str, payload: bytes) -> None:
+    def on_publish(self, topic: str, payload: bytes) -> None:
         """A device publishes something: of each member of its group it reveals one secret, ever."""
         if not topic.endswith("/up"):
             return
@@ -163,22 +163,22 @@ class Oracle:
         self.summed[self.run] = counted
         return made
 
-    def _after(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
+    def _after(self, patch: pytest.MonkeyPatch, owner: type, name: str, callback: Any) -> None:
         real = getattr(owner, name)
 
         def method(tables: Any, *args: Any, **given: Any) -> Any:
             done = real(tables, *args, **given)
-            hear(*args, **given)
+            callback(*args, **given)
             return done
 
         patch.setattr(owner, name, method)
 
-    def _before(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
+    def _before(self, patch: pytest.MonkeyPatch, owner: type, name: str, callback: Any) -> None:
         """For a method of several writes: the program may be killed between the first, which counts, and the last."""
         real = getattr(owner, name)
 
         def method(tables: Any, *args: Any, **given: Any) -> Any:
-            hear(*args, **given)
+            callback(*args, **given)
             return real(tables, *args, **given)
 
         patch.setattr(owner, name, method)
@@ -198,7 +198,7 @@ class Oracle:
         self._base_named[key] = ledger.base
         known = self._bases.setdefault(ledger.base, base)
         assert _same(known, base), f"round {ledger.round} opens with another model than its base"
-        self._world.say(
+        self._world.note(
             f"round {ledger.round} opens: {', '.join(ledger.invited)}; committed {_names(self.committed[key])}"
         )
 
@@ -211,7 +211,7 @@ class Oracle:
             before = self.committed[key].setdefault(update.device, update.digest)
             assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
             self._ever.add((update.device, update.digest))
-            self._world.say(f"round {update.round}: the update of {update.device} is in the registry")
+            self._world.note(f"round {update.round}: the update of {update.device} is in the registry")
 
     @property
     def _carries(self) -> bool:
@@ -261,7 +261,9 @@ class Oracle:
         key = (run, record.round)
         self.records[key] = record
         self._books(run, record)
-        self._world.say(f"round {record.round} is over: {record.outcome} {record.failure} of {record.reported} updates")
+        self._world.note(
+            f"round {record.round} is over: {record.outcome} {record.failure} of {record.reported} updates"
+        )
         aggregated = record.outcome == "aggregated"
         assert aggregated == (key in self.models), f"round {record.round} is {record.outcome}; is there a model of it?"
         policy = self._world.coordinator.settings
@@ -393,7 +395,7 @@ class Oracle:
         update, patch = learned(base, before, device, number)
         self._made[device, run, number, command.base] = update
         history.append(Trained(run, number, before, patch))
-        self._world.say(f"{device} saved its patch of round {number}")
+        self._world.note(f"{device} saved its patch of round {number}")
         rounds = ", ".join(str(one.round) for one in history)
         assert _same(state.values, patch), f"the patch of {device} is not that of rounds {rounds}, each applied once"
 

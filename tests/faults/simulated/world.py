@@ -68,7 +68,7 @@ class World:
         """Does this `moment_s` seconds after the world began."""
         self.agenda.at(_BEGAN_S + moment_s, action)
 
-    def say(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.log.append(f"{self.now - _BEGAN_S:9.3f}  {line}")
         for trigger in [one for one in self._triggers if one[0] in line]:
             self._triggers.remove(trigger)
@@ -129,7 +129,7 @@ class World:
 
     def calm(self) -> None:
         """The faults are over: everything is switched on again and connected."""
-        self.say("all is calm from here on")
+        self.note("all is calm from here on")
         self.is_calm = True
         self.broker.up = True
         self.broker.weather = Weather()

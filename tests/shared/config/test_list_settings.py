@@ -40,8 +40,8 @@ def problem(text: str = "", environ: dict[str, str] | None = None, **flags: obje
     """What is said of a wrong list, without the folder of the file."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, environ, **flags)
-    (told,) = caught.value.problems
-    return told[max(0, told.find("pizza.toml")) :]
+    (found,) = caught.value.problems
+    return found[max(0, found.find("pizza.toml")) :]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_list_is_an_array_in_a_file_and_texts_between_commas_elsewhere(text, env
 
 @pytest.mark.parametrize("value", ['"ham"', "7", '["ham", 7]', "[[]]"])
 def test_anything_else_in_a_file_is_refused(value):
-    said = problem(f"\ntoppings = {value}")
-    assert said.startswith("pizza.toml:2: toppings: expected texts in quotes between [ and ], got ")
+    found = problem(f"\ntoppings = {value}")
+    assert found.startswith("pizza.toml:2: toppings: expected texts in quotes between [ and ], got ")
 
 
 def test_every_entry_keeps_to_the_rules():

@@ -103,7 +103,7 @@ def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("trays = 1.0", "trays: expected a whole number, got the number 1"),
         ("trays = true", "trays: expected a whole number, got true"),
@@ -125,12 +125,12 @@ def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
         ("light = 1", "light: expected true or false, got the number 1"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
-    assert problems(file=file, text=line + "\n") == [f"oven.toml:1: {said}"]
+def test_a_wrong_value_is_told_with_what_was_expected(file, line, expected):
+    assert problems(file=file, text=line + "\n") == [f"oven.toml:1: {expected}"]
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "expected"),
     [
         ("TRAYS", "two", "expected a whole number, got 'two'"),
         ("TRAYS", "1.5", "expected a whole number, got '1.5'"),
@@ -140,8 +140,8 @@ def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
         ("TRAY", "2", "unknown variable; did you mean $OVEN_TRAYS?"),
     ],
 )
-def test_a_wrong_variable_is_told_by_its_name(variable, text, said):
-    assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {said}"]
+def test_a_wrong_variable_is_told_by_its_name(variable, text, expected):
+    assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {expected}"]
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,15 @@ def test_a_required_setting_says_what_to_write_beside_all_other_problems(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("trays = 1\nshare = = 2\n", "oven.toml:2: not TOML: Invalid value (column 9)"),
         ("trays = 1\ntrays = 2\n", "oven.toml:2: not TOML: Cannot overwrite a value (column 10)"),
         ("trays = 1\n\nshare = ", "oven.toml:3: not TOML: Invalid value at the end of the file"),
     ],
 )
-def test_a_syntax_error_is_told_with_its_line(file, text, said):
-    assert problems(file=file, text=text, trays="9") == [said, "--trays: 9 is above 4"]
+def test_a_syntax_error_is_told_with_its_line(file, text, expected):
+    assert problems(file=file, text=text, trays="9") == [expected, "--trays: 9 is above 4"]
 
 
 def test_a_file_that_cannot_be_read_is_told_in_words(file):

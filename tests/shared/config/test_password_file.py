@@ -77,8 +77,8 @@ def test_one_that_is_not_there_or_no_file_is_named(tmp_path):
 def test_it_needs_a_user_name_and_no_second_password(file):
     with pytest.raises(ConfigError) as caught:
         load(RunSettings, file=None, environ={"FEDPATCH_PASSWORD": SECRET}, flags={"password_file": str(file)})
-    said = sorted(caught.value.problems)
-    assert said == [
+    reported = sorted(caught.value.problems)
+    assert reported == [
         "$FEDPATCH_PASSWORD: set without a user name; set username too",
         "--password-file: set beside a password; keep one of them",
     ]

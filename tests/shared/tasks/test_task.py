@@ -210,8 +210,8 @@ def test_a_name_is_checked_without_importing_the_task(install):
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="raise SystemExit('imported')")
     TASKS.check_name("two-moons")
     TASKS.check_name("moons_task:TASK")
-    for wrong, said in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
-        with pytest.raises(UsageError, match=said):
+    for wrong, hint in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
+        with pytest.raises(UsageError, match=hint):
             TASKS.check_name(wrong)
 
 

@@ -93,8 +93,11 @@ NO_MODEL = replace(DIGITS, build_model=_no_model)
 def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
     task = "tests.simulator.experiment.test_compare:NO_MODEL"
     done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
-    said = done.stderr + str(done.exception)
-    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in said, (done.output, done.exception)
+    printed = done.stderr + str(done.exception)
+    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in printed, (
+        done.output,
+        done.exception,
+    )
 
 
 NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)

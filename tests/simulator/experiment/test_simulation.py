@@ -113,15 +113,15 @@ def test_independent_clients_train_alone():
 
 
 def test_points_are_reported_one_by_one():
-    told: list[Point] = []
+    reported: list[Point] = []
     asked: list[int] = []
 
     def stopped() -> bool:
-        asked.append(len(told))
+        asked.append(len(reported))
         return False
 
-    outcome = simulate(study_of(rounds=3), on_point=told.append, stopped=stopped)
-    assert told == list(outcome.points)
+    outcome = simulate(study_of(rounds=3), on_point=reported.append, stopped=stopped)
+    assert reported == list(outcome.points)
     assert asked == [0, 1, 2, 3]
 
 

@@ -109,13 +109,15 @@ def test_training_that_diverges_does_not_keep_the_others_back(results):
                 raise UpdateRefused("not_finite", "fc1.weight is not finite")
             return super().__call__(study, **given)
 
-    class Told(CellWatcher):
+    class Reported(CellWatcher):
         def diverged(self, cell, seed, error):
-            told.append((cell.strategy, seed, str(error)))
+            reported.append((cell.strategy, seed, str(error)))
 
-    told: list[tuple] = []
-    assert run_paper(CELLS, range(1), results, Attempt(), watcher=Told(), simulate=Diverging()) == Sum(0, 4, diverged=2)
-    assert told == [("fedadam", 0, "fc1.weight is not finite")] * 2
+    reported: list[tuple] = []
+    assert run_paper(CELLS, range(1), results, Attempt(), watcher=Reported(), simulate=Diverging()) == Sum(
+        0, 4, diverged=2
+    )
+    assert reported == [("fedadam", 0, "fc1.weight is not finite")] * 2
     assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(4, 2)
 
 
