@@ -148,7 +148,7 @@ class TestRounds:
             ["cancelled: late"],
         ]
 
-    def test_that_miss_the_quorum_leave_the_run_going(self):
+    def test_run_continues_after_rounds_below_the_quorum(self):
         world = Exchange(run_spec(devices=2), 2)
         device = world.devices["pi-0"]
         device.fails = FailReason.TRAINING
@@ -160,7 +160,7 @@ class TestRounds:
         assert world.finish is not None
         assert world.finish.reason is Stopped.MAX_ROUNDS
 
-    def test_that_fail_again_and_again_end_the_run(self):
+    def test_run_ends_after_repeated_failed_rounds(self):
         world = Exchange(run_spec(devices=2, rounds=9, max_failed_rounds=2, recruit_deadline_s=1.0), 2)
         for device in world.devices.values():
             device.fails = FailReason.NOT_FINITE

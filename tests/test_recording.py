@@ -16,7 +16,7 @@ SHOWN = ROOT / "docs" / "images" / "demo.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_what_a_terminal_shows_is_recorded(tmp_path: Path):
+def test_terminal_output_is_recorded(tmp_path: Path):
     """The command, and then what it writes, with colours; the last screen is that of its end."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed (apt install tmux)")

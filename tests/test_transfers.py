@@ -90,7 +90,7 @@ def test_a_download_arrives_and_its_requests_are_bounded(bad, seed, size, window
 
 
 @given(seeds, st.integers(1, 300), st.integers(1, 8), st.sets(st.integers(0, 29)))
-def test_where_nothing_is_retained_a_download_waits_once(seed, size, window, kept):
+def test_download_without_retained_chunks_waits_once(seed, size, window, kept):
     """After the first pause the windows follow each other as fast as the link allows, and no chunk is asked for twice."""
     receiver = Receiver(Faults(), seed, size, window, kept)
     receiver.run(retained=False)
@@ -101,7 +101,7 @@ def test_where_nothing_is_retained_a_download_waits_once(seed, size, window, kep
 
 
 @given(seeds, st.integers(1, 300), st.integers(1, 8), st.sampled_from((0.0, 0.5)))
-def test_what_is_retained_is_not_asked_for(seed, size, window, delay_s):
+def test_retained_chunks_are_not_requested(seed, size, window, delay_s):
     """On a link that loses nothing, all chunks come by themselves."""
     receiver = Receiver(Faults(delay_s=delay_s), seed, size, window, set())
     receiver.run(retained=True)

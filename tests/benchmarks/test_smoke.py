@@ -87,12 +87,12 @@ def options_of(app: typer.Typer, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS.keys() | NEED_PEERS])
-def test_it_runs_at_toy_size(toy, name):
+def test_benchmark_runs_at_toy_size(toy, name):
     assert toy(name)
 
 
 @pytest.mark.parametrize("name", OWN_TESTS)
-def test_it_is_played_at_toy_size_elsewhere(name):
+def test_benchmark_with_its_own_test_is_run_at_toy_size_there(name):
     words = Path(__file__).with_name(OWN_TESTS[name]).read_text("utf-8")
     assert '"--toy"' in words
     assert name in words

@@ -62,7 +62,7 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
 @pytest.mark.benchmarks
 @pytest.mark.lab
 @pytest.mark.timeout(300)
-def test_hosts_hear_each_other_and_share_a_processor(lab):
+def test_hosts_exchange_packets_and_share_a_processor(lab):
     """A process is where it was put, in a namespace without a way out and with a quota; afterwards it is gone."""
     with Hosts(["server", "pi"], rate_bit_s=1e6) as hosts:
         with hosts.inside("pi"):

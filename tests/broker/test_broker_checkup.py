@@ -94,7 +94,7 @@ def test_half_a_rule_is_found(side):
     assert "`topic readwrite fedpatch/1/home/" in found["rights_read"].remedy
 
 
-def test_a_rule_that_nothing_can_be_said_of_is_named():
+def test_unverifiable_rule_is_named():
     """By pattern the coordinator reads its own state as a device, which says nothing about all others'."""
     line = f"topic read fedpatch/1/{FLEET}/dev/+/state"
     with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
@@ -102,7 +102,7 @@ def test_a_rule_that_nothing_can_be_said_of_is_named():
     assert found.verdict == "skip" and line.split()[2] in found.detail
 
 
-def test_a_user_of_another_name_than_the_device_is_told_so():
+def test_user_name_unlike_the_device_id_is_reported():
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(logged_in("device", broker.url), "device", device="pi-7")["rights_write"]
     assert found.verdict == "fail"

@@ -89,7 +89,7 @@ def _login(certificates: Certified, user: str, password: str = "") -> dict[str, 
     }
 
 
-def test_what_is_delivered_is_what_the_table_allows(broker, certificates):
+def test_broker_delivers_exactly_the_messages_of_the_topic_table(broker, certificates):
     """Everybody subscribes to every topic and all of them, and writes on every topic."""
     url = broker.url.replace("mqtt:", "mqtts:")
     with ExitStack() as stack:

@@ -57,12 +57,12 @@ def test_a_certificate_of_another_fleet_is_refused(kitchen: Certified, garden: C
     assert f"its certificate is of an unknown CA; {garden.directory}/ca.crt holds another CA" in reason
 
 
-def test_who_has_no_certificate_is_told_to_enrol(kitchen: Certified, broker: Mosquitto):
+def test_client_without_a_certificate_gets_the_hint_to_enrol(kitchen: Certified, broker: Mosquitto):
     reason = failure_reason(url_of(broker), TlsFiles(kitchen.directory / "ca.crt"))
     assert "asks for a certificate, and we have none; enrol this device (fedpatch-agent enrol FILE)" in reason
 
 
-def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
+def test_expired_device_certificate_is_reported_with_its_date(kitchen: Certified, broker: Mosquitto):
     now = time.time()
     kitchen.device("old", days=1, now=now - 5 * DAY_S)
     reason = failure_reason(url_of(broker), kitchen.files("old"))
@@ -71,7 +71,7 @@ def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified
     assert "renew it (fedpatch device rotate" in reason
 
 
-def test_a_certificate_of_the_future_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
+def test_certificate_not_yet_valid_is_reported_with_its_date(kitchen: Certified, broker: Mosquitto):
     kitchen.device("young", now=time.time() + 5 * DAY_S)
     assert "it is not yet valid before" in failure_reason(url_of(broker), kitchen.files("young"))
 
@@ -101,7 +101,7 @@ def test_a_ca_that_has_expired_is_named(tmp_path: Path):
         assert "renew the CA (fedpatch ca renew) and give everybody its new ca.crt" in reason
 
 
-def test_a_broker_s_certificate_that_has_expired_is_told_with_its_date(tmp_path: Path):
+def test_expired_broker_certificate_is_reported_with_its_date(tmp_path: Path):
     """The CA is good, so it must be the broker's own: it is asked for, and its last day told."""
     house = Certified(tmp_path / "ca").make("pi-1")
     now = time.time()
@@ -170,7 +170,7 @@ link.stop()
 @pytest.mark.parametrize(
     ("offset", "words"), [("-400d", "is not yet valid before"), ("+4000d", "has expired since")], ids=["past", "future"]
 )
-def test_a_clock_that_is_off_is_told_and_waited_for(
+def test_link_reports_a_wrong_clock_and_waits_for_its_correction(
     kitchen: Certified, broker: Mosquitto, tmp_path: Path, offset: str, words: str
 ):
     clock = tmp_path / "clock"

@@ -21,7 +21,7 @@ def problems(environ=None, **flags) -> list[str]:
     return list(caught.value.problems)
 
 
-def test_only_the_data_must_be_said():
+def test_data_is_the_only_required_setting():
     assert problems() == ['data: not set; say which data this device holds, e.g. data = "shard:0/10"']
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA})
     assert settings == AgentSettings(data=DATA)
@@ -63,7 +63,7 @@ def test_the_longest_pause_is_not_below_the_shortest():
     assert problems(reconnect_min_s=100)[1:] == ["reconnect_max_s: 60 is below reconnect_min_s = 100; make it larger"]
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_help():
     for one in settings_of(AgentSettings):
         assert re.fullmatch(r"[A-Z].*\.", one.rules.help), one.name
         assert not one.name.endswith("_s") or one.rules.unit == "seconds"
@@ -77,7 +77,7 @@ def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
     assert settings.task == "explosive:TASK"
 
 
-def test_what_could_only_fail_later_is_refused_at_once():
+def test_setting_bound_to_fail_later_is_refused_at_start():
     """A file that node_exporter passes over, and a limit below what torch takes before it has trained anything."""
     assert problems(data=DATA, metrics_textfile="/var/lib/agent.txt") == [
         "--metrics-textfile: /var/lib/agent.txt: node_exporter reads only files whose names end in .prom; "

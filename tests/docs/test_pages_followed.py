@@ -117,7 +117,7 @@ def _script(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_tells_to_type_does_what_it_should(page, reader):
+def test_each_command_of_a_page_ends_with_0(page, reader):
     """Each command in its order, in one shell; all end with 0."""
     output = reader.follows(page)
     typed = output.split("\n$ ")[1:]
@@ -164,12 +164,12 @@ def _shape(line: str) -> str:
     ("page", "start"),
     [("README.md", "waiting"), ("docs/reference/cli.md", "round 3/30"), ("docs/tutorials/own-task.md", "run 20")],
 )
-def test_what_a_run_says_on_a_page_it_says(page, start, reader):
+def test_run_output_on_a_page_matches_a_real_run(page, start, reader):
     output = {_shape(line) for line in reader.follows("README.md").splitlines()}
     assert {_shape(line) for line in _shown(page, start)} <= output
 
 
-def test_what_a_doctor_says_on_its_page_it_says(reader):
+def test_doctor_output_on_its_page_matches_a_real_check(reader):
     """What is good in the same words; and there are such checks."""
     output = reader.follows("docs/how-to/brokers.md")
     good = {_shape(line) for line in output.splitlines() if line.startswith("ok ")}
@@ -208,7 +208,7 @@ def test_the_picture_of_a_watched_run_has_the_columns_of_its_table(reader):
     assert header in [line.split() for line in output.splitlines()]
 
 
-def test_a_personal_model_lies_where_its_page_says(reader):
+def test_personal_model_is_in_the_documented_folder(reader):
     output = reader.types("find -L pi-7 -path '*/current/*'").splitlines()
     for line in _shown("docs/how-to/personal-model.md", "STATE_DIR"):
         assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in output

@@ -57,7 +57,7 @@ def test_there_are_forty_attacks_and_more():
 
 
 @pytest.mark.parametrize("table", [OFFENCES, NOT_OFFENCES], ids=["offences", "misfortunes"])
-def test_what_counts_against_a_device_is_on_the_page(table):
+def test_page_lists_each_offence(table):
     for (what, reason), words in table.items():
         assert f"| {what} | `{reason}` | {words} |" in PAGE
 

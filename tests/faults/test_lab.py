@@ -44,7 +44,7 @@ def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None
 
 @pytest.mark.lab
 @pytest.mark.parametrize("how", Cut)
-def test_cut_host_hears_nothing_until_it_is_healed(lab: Lab, how: Cut):
+def test_cut_host_receives_nothing_until_it_is_healed(lab: Lab, how: Cut):
     """Nothing gets through in either direction; a pulled cable is noticed by the host, a silent drop is not."""
     with _socket(lab, "one") as one, _socket(lab, "two") as two:
         _send_until_received(one, two)

@@ -103,7 +103,7 @@ def test_work_follows_what_is_there(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
-def test_what_is_valid_is_still_read(decoder):
+def test_decoder_reads_its_valid_examples(decoder):
     """The examples that damage begins with are such as the decoder takes: else only its first line would be tried."""
     for seed in decoder.seeds:
         assert attempt(decoder, seed) is None

@@ -45,7 +45,7 @@ def _reached(fleet: Fleet) -> list[int]:
     return reached(fleet.machines, DEVICES[0], HUB, (22, 8883, 9100))
 
 
-def test_a_dry_run_on_bare_hosts_says_what_would_be_done_and_does_nothing(fleet):
+def test_dry_run_on_bare_hosts_lists_changes_and_makes_none(fleet):
     """`--check --diff` works where nothing of ours is yet."""
     assert all(changed > 0 for changed in fleet.dry.changed.values())
     assert "vm.swappiness" in fleet.dry.out

@@ -31,7 +31,7 @@ def _program(path: Path, text: str) -> None:
 
 
 @by_ansible
-def test_the_kernel_is_told_once_to_count_memory_and_its_partition_takes_the_change(tmp_path):
+def test_kernel_line_gets_the_memory_cgroup_once_on_its_partition(tmp_path):
     """One line stays one line. Beside it nothing: FAT, as a Pi has there, has no names with a time of day in them."""
     lines = {
         "set": "root=/dev/a cgroup_enable=memory rootwait",
@@ -55,7 +55,7 @@ def test_the_kernel_is_told_once_to_count_memory_and_its_partition_takes_the_cha
 
 
 @by_ansible
-def test_what_an_installation_that_was_cut_short_has_left_counts_as_free(tmp_path):
+def test_leftovers_of_an_interrupted_installation_count_as_free_space(tmp_path):
     """Done again, site.yml does not refuse a card that was large enough; one that never was is refused."""
     _program(tmp_path / "bin" / "df", "printf 'Avail\\n1000\\n'")
     for name, size in (("again", 5), ("bare", 0)):
@@ -146,7 +146,7 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
 
 @by_ansible
 @pytest.mark.parametrize("again", [False, True])
-def test_a_revoked_device_comes_back_where_the_operator_says_so(tmp_path, again):
+def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
     """In the words of the page, `-e device_agent_enrol_again=true`."""
     record = [{"name": "pi", "state": "revoked", "reason": "stolen", "serial": "1"}]
     _program(tmp_path / "fedpatch", f"echo '{json.dumps(record)}'")

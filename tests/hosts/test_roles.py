@@ -44,7 +44,7 @@ def test_role_and_its_defaults_are_described(role):
 
 
 @pytest.mark.parametrize("role", NAMES)
-def test_what_is_yes_or_no_may_be_said_in_text(role):
+def test_boolean_variables_may_be_texts(role):
     """`-e NAME=true` gives text, which Ansible takes for no condition; so each use of such a setting makes it one."""
     specs = yaml.safe_load((ROLES / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     names = [name for name, option in specs["main"].get("options", {}).items() if option["type"] == "bool"]
@@ -54,7 +54,7 @@ def test_what_is_yes_or_no_may_be_said_in_text(role):
         assert set(used) == {" | bool"}
 
 
-def test_only_modules_of_ansible_core_are_used():
+def test_roles_use_modules_of_ansible_core_only():
     tasks = [*ROLES.rglob("tasks/*.yml"), *ROLES.rglob("handlers/*.yml"), *ROLES.parent.glob("*.yml")]
     named = {
         name
@@ -65,7 +65,7 @@ def test_only_modules_of_ansible_core_are_used():
 
 
 @by_ansible
-def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
+def test_unsupported_host_is_refused_with_the_reason(tmp_path):
     """32 bit of either kind, another processor, another system, too little memory; what can be one passes."""
     hosts = {name: {**FACTS, **facts} for name, (facts, _) in REFUSED.items()} | {"pi-4": FACTS}
     known = {
@@ -93,7 +93,7 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
         ("coordinator", "the inventory has no host in the group coordinator"),
     ],
 )
-def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, lacks, words):
+def test_missing_inventory_variable_is_named(tmp_path, lacks, words):
     """Not in Ansible's words for a variable of ours that it could not make."""
     groups: dict[str, Any] = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
     variables = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}

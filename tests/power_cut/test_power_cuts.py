@@ -53,7 +53,7 @@ def _played(name: str, folder: Path) -> Record:
     return Record.of(read_calls(log), root, marks)
 
 
-def test_device_after_any_power_cut_has_what_it_had_told(record_of, disks):
+def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disks):
     """Its update, patch, residual, personal model and what it spent, wherever the power fails in three rounds."""
     record = record_of("device")
     assert len(record.steps) > 100

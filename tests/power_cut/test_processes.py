@@ -128,7 +128,7 @@ def _device_keeps(device: str, place: Path, marks: Marks) -> Iterator[str]:
         yield f"the personal model of round {present} is in use, and no such update was offered"
 
 
-def test_coordinator_keeps_what_it_told_devices(played, disks):
+def test_coordinator_keeps_state_that_it_sent_to_devices(played, disks):
     """Each `committed`, each epoch, each round that it went on from; so it is not where syncs are left out."""
     assert len(by_round(_marks(played.coordinator), "committed")) == ROUNDS
     assert list(problems(played.coordinator, _coordinator_keeps, disks, every=3)) == []
@@ -137,7 +137,7 @@ def test_coordinator_keeps_what_it_told_devices(played, disks):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_device_keeps_what_it_told_its_coordinator(played, disks, device):
+def test_device_keeps_state_that_it_sent_to_its_coordinator(played, disks, device):
     """Each update that it offered, its patch, and the personal model that applications use."""
 
     def keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:

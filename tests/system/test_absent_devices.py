@@ -78,7 +78,7 @@ def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_dea
     assert "absent: mute (3 in a row)" in done.err
 
 
-def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
+def test_run_waits_for_starting_agents(tmp_path):
     """However short `wait_s` is: they say so as soon as they are connected, long before their task is loaded."""
     go = tmp_path / "go"
     with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:

@@ -58,7 +58,7 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
             again.interrupt()
 
 
-def test_a_device_that_does_not_exist_is_told_with_the_nearest(tmp_path: Path):
+def test_unknown_device_error_suggests_the_nearest_name(tmp_path: Path):
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 
     with Registry(tmp_path / "a" / REGISTRY_FILE) as registry:

@@ -49,7 +49,7 @@ def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
 
 
 @pytest.mark.slow
-def test_what_is_new_counts_in_the_next_round_and_what_is_unreadable_costs_only_that(growing):
+def test_new_data_count_in_the_next_round_and_unreadable_data_cost_one_device(growing):
     """20 and 20 examples, then 35 and 20; then ann's cannot be read, and bob goes on alone; then all is well again."""
     agents = growing.fleet.agents
     pids = [agent.pid for agent in agents.values()]

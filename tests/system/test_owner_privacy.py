@@ -117,7 +117,7 @@ def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(sce
     assert haystack.names_of(BATCH_NORM) == BATCH_NORM - stays
 
 
-def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
+def test_owner_permission_is_applied_and_shown_in_status(scene, tmp_path):
     agent = scene.fleet.agents["ann"]
     private = command("fedpatch-agent", "status", "--state-dir", agent.state_dir, "--json").document["private"]
     assert (private["least"], private["source"]) == ("affine", "default")

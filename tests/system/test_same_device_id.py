@@ -30,7 +30,7 @@ def status_text(agent: AgentProcess) -> str:
     return run("fedpatch-agent", "status", "--state-dir", agent.state_dir).out
 
 
-def test_two_agents_with_one_id_are_told_of_each_other_and_live_on(homes):
+def test_two_agents_with_one_id_report_each_other_and_keep_running(homes):
     """Neither gives way, since which of them is right nobody knows; when one is gone, the other has no problem any more."""
     here, there = (home.start("pi-3", REFERENCE, DATA, options=PAUSES) for home in homes)
     for agent in (here, there):

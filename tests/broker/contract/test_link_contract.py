@@ -18,7 +18,7 @@ def payloads(one: Client, topic: str) -> list[bytes]:
     return [event.payload for event in one.seen if isinstance(event, Received) and event.topic == topic]
 
 
-def test_a_link_says_what_it_agreed_on(target: Target, fleet: str):
+def test_link_reports_the_negotiated_protocol(target: Target, fleet: str):
     with target.client(f"{fleet}.one", will=(topics.coordinator_state(fleet), b"gone")) as one:
         about = one.wait(Connected)
     assert about.protocol == target.speaks

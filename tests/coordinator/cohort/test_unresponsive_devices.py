@@ -105,7 +105,7 @@ class TestSlowDevice:
         wait(made, 90_000.0, talking="d")
         assert made.state("d") is State.TRAINING
 
-    def test_that_only_answers_is_waited_for_until_the_deadline(self):
+    def test_device_that_only_answers_is_waited_for_until_the_deadline(self):
         made = bench(reported="abc")
         now = 2.0
         while now < 5_000.0:
@@ -218,7 +218,7 @@ def test_since_without_a_message_is_the_beginning():
         (3.0, True, False, None),
     ],
 )
-def test_is_mute_device_heard_at_second_2_has_the_time_to_answer(asked_at, uploads, connected, mute_at):
+def test_is_mute_is_false_within_the_time_to_answer_after_a_message_at_second_2(asked_at, uploads, connected, mute_at):
     devices = UnresponsiveDevices(0.0)
     devices.note_message("a", 2.0)
     devices.note_request(["a"], asked_at)
@@ -239,7 +239,7 @@ def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
 
 
 @pytest.mark.parametrize(("spoke_at", "missed"), [(2.0, ["d"]), (4.0, [])])
-def test_upload_that_says_nothing_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
+def test_upload_silent_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
     """A device that has its place offers every five seconds, or sends chunks."""
     made = bench(quorum=0.75, grace_s=10.0)
     made.receive("d", Offer(update()), now=2.0)

@@ -215,7 +215,7 @@ def test_full_fleet_evicts_the_longest_gone_idle_device():
     assert fleet.eligible() == ["c", "d"]
 
 
-def test_offer_for_a_resumable_run_is_told_to_retry():
+def test_offer_for_a_resumable_run_is_answered_with_retry():
     engine = asking("ab", resumable={"run-0": 7})
     [(_, body)] = sent(engine.handle(DeviceMessage("a", envelope_of(Offer(update()), 7, run="run-0", epoch=3)), 1.0))
     assert isinstance(body, RetryAfter)

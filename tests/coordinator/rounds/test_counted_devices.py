@@ -104,7 +104,7 @@ class TestDecline:
         all_report(made, "abc", 5.0)
         assert (made.records[0].needed, made.required_devices()) == (3, 3)
 
-    def test_decline_that_says_revoked_leaves_the_count_as_any_other(self):
+    def test_decline_with_reason_revoked_counts_as_any_other_decline(self):
         """A device's own words do not decide whether one device alone may make the model of two."""
         made = fleet_of("ab")
         send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
@@ -321,7 +321,7 @@ class TestTarget:
 
 
 class TestEnd:
-    def test_end_after_failed_rounds_says_that_the_model_is_unchanged(self):
+    def test_end_after_failed_rounds_reports_an_unchanged_model(self):
         made = fleet_of("abcd", rounds=1)
         offend(made, "a", 1.0, RefuseReason.NORM_BOUND)
         end = end_of(made.handle(TimePassed(), 301.0))

@@ -178,7 +178,7 @@ def test_damaged_older_checkpoint_is_not_read(tmp_path, caplog):
     assert (older.exists(), caplog.messages) == (False, [])
 
 
-def test_only_damaged_checkpoints_raises_with_each_file(tmp_path):
+def test_load_with_all_checkpoints_damaged_raises_with_each_file(tmp_path):
     for number in (1, 2):
         flip(save(tmp_path, number), 0.5)
     with pytest.raises(StateError) as caught:

@@ -154,7 +154,7 @@ def test_devices_of_two_fleets_may_have_the_same_name(registry):
     ]
 
 
-def test_newest_run_of_a_fleet_says_whether_it_finished(registry):
+def test_newest_run_of_a_fleet_has_its_status(registry):
     assert registry.newest("fleet") is None
     old = new_run(registry, fleet="fleet")
     assert registry.newest("fleet") == old

@@ -24,7 +24,7 @@ def agent(agent: Program, tmp_path: Path) -> Callable[..., Ended]:
     return lambda *options: agent("conditions", "--data", "shard:0/2", *where, *options)
 
 
-def test_the_facts_are_told_with_their_sources(agent):
+def test_conditions_prints_facts_with_their_sources(agent):
     ended = agent("--no-charging")
     assert ended.code == 0, ended.err
     *facts, empty, private, answer = ended.out.splitlines()
@@ -44,14 +44,14 @@ def test_the_facts_are_told_with_their_sources(agent):
     assert printed["link"].split() == ["link", "loopback", "sys/class/net/lo"]
 
 
-def test_what_speaks_against_work_is_told_in_sentences(agent):
+def test_conditions_prints_each_objection_to_work(agent):
     lines = ["it would not accept work now:", "  it runs on its battery"]
     assert agent().out.splitlines()[-2:] == lines
     lines = ["it would accept work now", "  independent of its preferences: it runs on its battery"]
     assert agent("--admission", "always").out.splitlines()[-2:] == lines
 
 
-def test_a_program_is_told_the_same(agent):
+def test_conditions_json_holds_the_same_facts(agent):
     printed = json.loads(agent("--json").out)
     assert (printed["would_accept"], [one["condition"] for one in printed["missed"]]) == (False, ["not_charging"])
     assert list(printed["facts"]) == [one.name for one in fields(Facts)]

@@ -84,7 +84,7 @@ def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
     ],
     ids=["file", "task", "state", "model", "path"],
 )
-def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, arguments, code, problem):
+def test_predict_names_the_missing_part(agent, state_dir, inputs, monkeypatch, arguments, code, problem):
     monkeypatch.chdir(inputs.parent)
     places = {"STATE": str(state_dir), "NOWHERE": str(state_dir / "nowhere")}
     ended = agent("predict", *(places.get(one, one) for one in arguments))
@@ -137,13 +137,13 @@ def onnx_of_toy() -> bytes:
     return onnx_of(TOY, (12,))
 
 
-def test_evaluate_tells_what_is_wrong_with_the_data(agent, state_dir):
+def test_evaluate_reports_wrong_data(agent, state_dir):
     ended = agent("evaluate", "--state-dir", state_dir, "--data", "shards:1")
     assert (ended.code, ended.out) == (2, "")
     assert "data spec" in ended.err
 
 
-def test_evaluate_tells_what_a_tasks_own_code_does_wrong(agent, tmp_path):
+def test_evaluate_reports_errors_of_task_code(agent, tmp_path):
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
     given = ("evaluate", "--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data")
     ended = agent(*given, "bug:20")
@@ -183,13 +183,13 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
         ({"validation_accuracy": None}, "chosen by no number on 12 validation examples"),
     ],
 )
-def test_models_without_a_validation_figure_says_why(agent, tmp_path, onnx, validation, words):
+def test_models_gives_the_reason_for_a_missing_validation_figure(agent, tmp_path, onnx, validation, words):
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **DIGITS, **validation)
     line = agent("models", "--state-dir", tmp_path).out
     assert line.startswith(f"present model of digits, accuracy 0.5 on 20 test examples ({words}): of round 1")
 
 
-def test_a_device_without_models_says_so(agent, tmp_path):
+def test_models_reports_a_device_without_models(agent, tmp_path):
     assert agent("models", "--state-dir", tmp_path).out == f"no personal models yet in {tmp_path}\n"
     assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
 
@@ -205,7 +205,7 @@ def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, input
     assert "there are those of rounds: 3, 2, 1" in refused.err
 
 
-def test_status_tells_of_the_models(agent, state_dir):
+def test_status_lists_the_personal_models(agent, state_dir):
     lock_state_dir(state_dir).release()
     StatusFile(state_dir, {"device_id": "pi", "fleet": "f", "broker": "b", "version": "1"}).write({"state": "idle"})
     assert "present model of digits" in agent("status", "--state-dir", state_dir).out
@@ -215,7 +215,7 @@ def test_status_tells_of_the_models(agent, state_dir):
     assert "does not describe a model" in agent("status", "--state-dir", state_dir).out
 
 
-def test_models_and_status_tell_why_there_is_no_first_model(agent, tmp_path):
+def test_models_and_status_give_the_reason_for_a_missing_first_model(agent, tmp_path):
     store = ModelStore(tmp_path / DIRECTORY)
     store.prepare("digits")
     store.note_kept("digits", StoredModel(RUN, 7, "too little memory"))

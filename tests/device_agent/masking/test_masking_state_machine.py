@@ -64,7 +64,7 @@ def test_repeated_request_has_the_same_keys_also_after_a_restart():
     assert device.accept(REQUEST) == keys
 
 
-def test_another_request_or_round_has_new_keys():
+def test_each_request_and_round_has_new_keys():
     device = keyed().devices[0]
     keys = {device.accept(REQUEST), device.accept(request_of(terms_of(SIZE), "ac" * 32))}
     keys.add(device.accept(REQUEST, replace(NAME, round=2)))

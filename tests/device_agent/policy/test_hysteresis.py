@@ -65,7 +65,7 @@ def test_a_loss_after_a_return_has_the_whole_patience_again():
     assert play(device, {14.5: BATTERY, 16.4: BATTERY, 16.5: NONE}) == []
 
 
-def test_a_loss_that_lasts_is_told_once():
+def test_lasting_loss_is_reported_once():
     device = willing(on_loss="finish")
     story = {10.0: BATTERY, 11.0: BATTERY, 12.0: BATTERY + HOT, 13.0: BATTERY}
     assert play(device, story) == [ConditionLost(BATTERY + HOT, OnLoss.FINISH)]
@@ -77,7 +77,7 @@ def test_two_losses_that_take_turns_are_one():
     assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
 
 
-def test_what_is_missed_at_the_start_counts_at_once():
+def test_condition_missed_at_the_start_counts_at_once():
     """There was no moment at which it was met; an agent that finds an update to upload learns what to do with it."""
     device = Hysteresis(easy(on_loss="abandon"))
     assert device.observe(BATTERY, 0.0, working=True) == ConditionLost(BATTERY, OnLoss.ABANDON)
@@ -108,7 +108,7 @@ def test_a_pause_has_an_end():
     assert play(device, {120.0: NONE}) == [ConditionRestored(108.0)]
 
 
-def test_a_pause_without_work_has_no_end_to_tell():
+def test_pause_without_work_never_expires():
     device = willing(pause_limit_s=100.0)
     assert len(play(device, {10.0: BATTERY, 12.0: BATTERY})) == 1
     assert play(device, {50.0: BATTERY, 200.0: BATTERY}, working=False) == []
@@ -141,7 +141,7 @@ def test_a_moments_loss_costs_no_more_than_a_moment():
     assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence tells when it is over
 
 
-def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
+def test_retry_is_short_only_for_brief_objections():
     device = willing(loss_after_s=2.0)
     device.observe(NIGHT + BATTERY, 10.0, working=False)
     unfit = (Objection(Condition.TASK_NOT_ALLOWED, "task x is not among allowed_tasks", 3600.0),)
@@ -164,7 +164,7 @@ def test_an_offer_is_declined_while_what_came_back_must_still_hold():
     assert device.answer(NONE, 50.0) == NONE
 
 
-def test_what_ends_by_the_clock_is_over_when_it_is_over():
+def test_condition_with_an_exact_end_is_over_at_its_end():
     """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
     device = willing(return_after_s=30.0)
     assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
@@ -180,7 +180,7 @@ def test_what_ends_by_the_clock_is_over_when_it_is_over():
     assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [ConditionRestored(8023.0)]
 
 
-def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
+def test_next_deadline_is_the_first_exact_end():
     """The first end of several, counted from when it was told; nobody waits for what does not end by the clock."""
     device = willing(on_loss="finish")
     play(device, {10.0: HOT, 12.0: HOT})
@@ -213,7 +213,7 @@ def test_facts_are_judged_more_strictly_while_unwilling():
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
-def test_a_loss_is_told_at_the_next_deadline(limit_s):
+def test_loss_is_reported_at_the_next_deadline(limit_s):
     device = willing(loss_after_s=limit_s)
     changes = device.observe(BATTERY, 10.0, working=True)
     if limit_s:
@@ -311,7 +311,7 @@ def test_nothing_is_accepted_before_all_was_met_for_long_enough(steps, terms):
 
 
 @given(STEPS, TERMS)
-def test_a_loss_is_never_told_later_than_its_deadline(steps, terms):
+def test_loss_is_never_reported_later_than_its_deadline(steps, terms):
     """Who looks at every deadline hears of it at the latest `loss_after_s` after it began, to the instant."""
     device, now = willing(**terms), 0.0
     since: float | None = None

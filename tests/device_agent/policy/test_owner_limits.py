@@ -162,7 +162,7 @@ def test_a_schema_that_is_not_that_of_its_digest_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("private", ["all", "affine", "stats", "none", ""])
-def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
+def test_private_setting_that_matches_no_tensor_is_reported(tmp_path, private):
     """A model without batch norm has none that `all` would keep; an owner who set it believes in protection."""
     plain = Schema(tuple(spec for spec in MODEL_SCHEMA.specs if spec.role == "weight"))
     limits = OwnerLimits(tmp_path / "patches", private=private, max_steps=1000, max_epochs=100)
@@ -175,7 +175,7 @@ def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
     assert ("no tensor" in found.detail) is reported["keeps_nothing"]
 
 
-def test_status_tells_policy_source_and_tensors(tmp_path):
+def test_status_has_policy_source_and_tensors(tmp_path):
     reported = limits_of(tmp_path).status()
     assert reported == {
         "least": "affine",

@@ -146,7 +146,7 @@ class TestWorkInHand:
         bench.owner.stop(30.0)
         assert bench.book.today == Usage(0, 0, 20.0)
 
-    def test_that_is_finished_does_not_make_the_device_willing(self):
+    def test_finished_work_does_not_make_the_device_willing(self):
         bench, job = Bench(on_loss="finish"), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
@@ -258,7 +258,7 @@ def test_an_update_is_sent_once_a_moment_is_over():
     ("on_loss", "answer"),
     [("abandon", Failed(FailReason.UNWILLING, Condition.METERED)), ("finish", Offer(update()))],
 )
-def test_an_update_is_given_up_or_finished_as_its_owner_said(on_loss, answer):
+def test_update_is_dropped_or_finished_by_the_setting_on_loss(on_loss, answer):
     bench, job = Bench(on_loss=on_loss), asking(resumed=False)
     assert replies(bench.see(job, METERED, 21.0, 23.0)) == [answer]
 

@@ -79,7 +79,7 @@ def test_a_preference_that_is_missed_is_the_objection(case):
 
 
 @BY_NAME
-def test_a_preference_whose_fact_is_unknown_is_as_the_owner_says(case):
+def test_preference_with_an_unknown_fact_follows_the_setting_unknown(case):
     """Allow and deny; and where nothing is said, as the documentation does."""
     device = facts(**{case.fact: None})
     asked = {case.name: case.setting}
@@ -95,7 +95,7 @@ def test_a_preference_that_nobody_has_is_no_objection(case):
 
 
 @BY_NAME
-def test_doubt_is_told_with_its_cause_and_its_mend(case):
+def test_objection_to_an_unknown_fact_names_cause_and_setting(case):
     """The owner reads why nobody could tell, and what to write to work all the same."""
     preferences = easy(**{case.name: case.setting}, unknown=[f"{case.name}=deny"])
     (unmet,) = unmet_preferences(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
@@ -114,7 +114,7 @@ def test_by_default_power_and_an_unmetered_connection_are_demanded():
 
 
 @given(st.sets(st.sampled_from(CASES)))
-def test_all_objections_are_told_the_most_lasting_first(missed):
+def test_objections_are_sorted_by_the_longest_retry(missed):
     preferences = wants(**{case.name: case.setting for case in CASES})
     # On a mobile network the SSID is missed, too: only WiFi has one.
     expected = {case.condition for case in missed} | (
@@ -127,7 +127,7 @@ def test_all_objections_are_told_the_most_lasting_first(missed):
     assert all(one.retry_after_s > 0 and one.words for one in unmet)
 
 
-def test_what_the_work_takes_itself_is_not_held_against_it():
+def test_load_of_the_training_itself_is_no_objection():
     """Training on two of four CPUs must not end because two CPUs are busy."""
     preferences = easy(max_load=0.3, min_free_memory_mib=500)
     device = facts(load_per_cpu=0.7, free_memory_mib=300.0)
@@ -155,13 +155,13 @@ def test_network_and_pause_count_by_the_kind_of_the_link(setting, found, missed)
     assert conditions(easy(**setting), facts(**found)) == missed
 
 
-def test_only_allowed_tasks_are_worked_on():
+def test_task_outside_the_allowed_tasks_is_declined():
     assert conditions(easy(allowed_tasks=["digits", "mnist"]), task="mnist") == []
     assert conditions(easy(allowed_tasks=["digits", "mnist"]), task="cifar10") == [Condition.TASK_NOT_ALLOWED]
     assert conditions(easy(), task="cifar10") == []
 
 
-def test_quiet_hours_are_told_with_their_end():
+def test_objection_of_quiet_hours_has_their_end():
     preferences = easy(quiet_hours=["08:00-12:30"])
     (unmet,) = unmet_preferences(preferences, WELL, NOTHING, local=NOON)
     assert unmet == Objection(Condition.QUIET_HOURS, "quiet hours, until Sat 12:30", 1800.0, exact=True)
@@ -169,7 +169,7 @@ def test_quiet_hours_are_told_with_their_end():
 
 
 @pytest.mark.parametrize("hours", ["08:00-12:30", "20:00-21:00"])
-def test_a_clock_that_is_not_set_cannot_tell_whether_it_is_quiet(hours):
+def test_quiet_hours_are_unknown_with_an_unset_clock(hours):
     """Whatever it shows; where nothing at all is known of the clock, it is believed."""
     device = facts(clock_set=False)
     assert conditions(easy(quiet_hours=[hours]), device) == [Condition.QUIET_HOURS]
@@ -242,7 +242,7 @@ def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
     assert conditions(stricter, facts(**{fact: enough})) == []
 
 
-def test_what_is_told_to_others_names_nothing_that_was_found():
+def test_words_for_the_wire_hold_no_measured_value():
     device = facts(ssid="Annas Netz", temperature_c=81.0, battery_percent=7.0)
     unmet = unmet_preferences(easy(ssids=["home"], max_temperature=70.0, min_battery=20), device, NOTHING, local=NOON)
     assert any("Annas Netz" in one.words for one in unmet)
@@ -262,7 +262,7 @@ def test_what_is_told_to_others_names_nothing_that_was_found():
         ({"loss_after_s": 3.1}, "above 3"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_mend(setting, words):
+def test_impossible_preference_is_refused_with_a_remedy(setting, words):
     with pytest.raises(ConfigError) as caught:
         wants(**setting)
     assert caught.value.problems[0].startswith(f"--{next(iter(setting)).replace('_', '-')}: ")

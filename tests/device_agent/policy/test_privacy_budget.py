@@ -137,7 +137,7 @@ def test_decline_word_is_sent_only_to_a_coordinator_that_knows_it(word, knows):
     assert answer == Decline(word if knows else DeclineReason.UNSUPPORTED, "spent")
 
 
-def test_decline_tells_the_coordinator_no_figure_of_the_account(tmp_path):
+def test_decline_holds_no_figure_of_the_privacy_account(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
     budget.count(KEY, noisy(), manifest(1))
     decision = budget.refusal(noisy())
@@ -211,7 +211,7 @@ def test_status_shows_epsilon_limit_and_runs(tmp_path):
     assert KEY.run in lines[1]
 
 
-def test_status_of_a_device_without_private_rounds_and_limit_says_nothing(tmp_path):
+def test_status_omits_privacy_without_private_rounds_and_limit(tmp_path):
     assert privacy_in_words(budget_of(tmp_path).status()) == []
     assert privacy_in_words({}) == []
 

@@ -62,7 +62,7 @@ def counted(*story: date | int) -> int:
         ([5, FAR_AHEAD, 2, LONG_AGO, 1, TODAY, 1, day(1)], 0),
     ],
 )
-def test_what_counts(story, counts):
+def test_usage_counts_rounds_of_the_same_day(story, counts):
     assert counted(*story) == counts
 
 
@@ -128,7 +128,7 @@ def ledger(tmp_path, clock):
     return lambda: UsageLedger(tmp_path, clock)
 
 
-def test_what_was_spent_outlives_a_restart(ledger, tmp_path):
+def test_usage_survives_a_restart(ledger, tmp_path):
     first = ledger()
     assert first.today == NOTHING
     first.note(SPENT)
@@ -166,7 +166,7 @@ def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
+def test_damaged_usage_file_is_moved_aside_and_logged(ledger, tmp_path, caplog):
     (tmp_path / USAGE_NAME).write_bytes(b"{ no")
     with caplog.at_level(logging.ERROR):
         assert ledger().today == NOTHING
@@ -177,7 +177,7 @@ def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
     assert ledger().today == SPENT
 
 
-def test_whoever_only_looks_sees_the_same_and_changes_nothing(ledger, tmp_path, clock, caplog):
+def test_reader_sees_the_same_usage_and_changes_no_file(ledger, tmp_path, clock, caplog):
     assert read_today(tmp_path, clock) == NOTHING
     ledger().note(SPENT)
     assert read_today(tmp_path, clock) == SPENT

@@ -216,7 +216,7 @@ def ready(wire: Wire) -> list[DeviceState]:
 
 
 class TestPresence:
-    def test_is_told_again_to_a_coordinator_that_has_just_started(self, played):
+    def test_presence_is_published_again_to_a_coordinator_that_has_just_started(self, played):
         """A broker that retains nothing told it nothing; the job that is under way is told with it, and goes on."""
         wire = Wire()
         here, gone = (CoordinatorState(online, "c1") for online in (True, False))
@@ -224,14 +224,14 @@ class TestPresence:
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
 
-    def test_is_told_to_each_coordinator_once(self, played):
+    def test_presence_is_published_to_each_coordinator_once(self, played):
         """Another boot is another coordinator; one that only asks whether another is there is none."""
         wire = Wire()
         start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
         assert len(ready(wire)) == 3
 
-    def test_is_told_anew_when_the_data_have_grown(self, played):
+    def test_presence_is_published_again_after_the_data_have_grown(self, played):
         wire = Wire()
         answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
@@ -240,7 +240,7 @@ class TestPresence:
             (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING)),
         ]
 
-    def test_device_that_loads_its_task_says_at_once_that_it_is_starting(self, played):
+    def test_presence_without_tasks_is_published_while_the_task_loads(self, played):
         """A presence without tasks: a coordinator knows that the device comes, also one that starts meanwhile."""
         wire = Wire()
         played(stated(CoordinatorState(True, "c1")), READY, wire=wire)
@@ -304,7 +304,7 @@ def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
     assert [one for at, one in enumerate(states) if states[at - 1 : at] != [one]] == ["starting", "idle", "stopped"]
 
 
-def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
+def test_status_reports_that_every_request_is_declined(played, monkeypatch, tmp_path):
     declines: list[str] = []
     monkeypatch.setattr(StatusFile, "write", lambda _, changing: declines.append(changing["declines"]))
     played(READY)
@@ -320,7 +320,7 @@ def _see(self: StatusFile, changing: dict) -> None:
         raise _Seen(changing["problem"])
 
 
-def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
+def test_vitals_are_published_at_the_first_facts_and_to_each_new_coordinator(played):
     """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
     busy = facts(load_per_cpu=9.0)
     new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
@@ -328,7 +328,7 @@ def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
     assert sent == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
 
 
-def test_vitals_are_told_again_after_each_connect(played):
+def test_vitals_are_published_again_after_each_connect(played):
     sent = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
     assert sent == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
 

@@ -46,7 +46,7 @@ def test_former_boot_from_a_broker_with_an_old_copy_is_not_another():
     assert not namesake.detected
 
 
-def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
+def test_duplicate_without_messages_is_taken_to_be_gone():
     namesake = found()
     assert (namesake.tick(109.9), namesake.next_deadline()) == (False, 110.0)
     assert namesake.tick(110.0)

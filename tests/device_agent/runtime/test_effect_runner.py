@@ -143,7 +143,7 @@ def test_a_model_that_cannot_be_read_back_ends_the_round(device):
     assert device.ask(2) == [Accept(10)]
 
 
-def test_what_cannot_be_forgotten_costs_no_agent(device):
+def test_failed_removal_of_an_update_is_no_error_of_the_agent(device):
     device.upload()
     stuck(device)
     assert device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0)) == []
@@ -264,7 +264,7 @@ class TestPersonalModel:
         device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert [one.current for one in models.versions(KEY.task)] == [True]
 
-    def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
+    def test_failed_publish_of_a_model_is_logged_only(self, tmp_path, models, caplog):
         device = Device(tmp_path, models)
         device.upload()
         with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
@@ -273,7 +273,7 @@ class TestPersonalModel:
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
 
-    def test_that_finds_its_lock_held_is_tried_once_more(self, tmp_path, models, monkeypatch):
+    def test_publish_with_a_held_lock_is_retried(self, tmp_path, models, monkeypatch):
         """A rollback on a slow card may hold it for longer than the lock itself waits; the model would be lost for good."""
         device = Device(tmp_path, models)
         device.upload()

@@ -84,7 +84,7 @@ def test_with_zero_it_is_kept():
     release_s=st.floats(0.1, 1000.0),
     turns=st.lists(st.tuples(st.floats(0.0, 500.0), st.booleans()), max_size=30),
 )
-def test_whoever_worked_within_the_while_is_never_released(release_s, turns):
+def test_memory_is_never_released_within_the_time_after_work(release_s, turns):
     """For any course of events: a release means that every look within the last `release_s` found it idle."""
     idling, now, busy_at, seen_at = IdleTimer(release_s), 0.0, -1.0, None
     for wait_s, idle in turns:
@@ -132,7 +132,7 @@ def listening(request, socket_folder: Path) -> Iterator[tuple[str, Listener]]:
     listener.close()
 
 
-def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
+def test_ready_is_sent_once_and_status_at_each_change(listening):
     address, listener = listening
     manager = ServiceManager(address)
     for now, doing in enumerate(["loading", "idle", "idle", "training"]):
@@ -147,7 +147,7 @@ def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
     ]
 
 
-def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
+def test_watchdog_is_notified_twice_per_interval(listening):
     address, listener = listening
     manager = ServiceManager(address, watchdog_s=60.0)
     assert manager.next_deadline() is None

@@ -136,7 +136,7 @@ def test_a_disk_that_is_nowhere_is_not_looked_for_for_ever(tmp_path, monkeypatch
         read_disk(tmp_path / "state")
 
 
-def test_the_kernel_of_this_machine_says_something_of_its_clock(tmp_path):
+def test_clock_of_this_machine_is_read_from_the_kernel(tmp_path):
     clock = read_clock(SysFs(tmp_path.__class__("/")), time.time())
     assert clock.source
     assert clock.value in (True, False, None)

@@ -64,7 +64,7 @@ def test_nobody_is_started_for_being_asked(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_a_bus_that_says_nothing_is_given_up(silent):
+def test_silent_bus_times_out(silent):
     with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
         ask_network_manager(silent[0], "wlan0", wireless=True, limit_s=0.2)
 
@@ -99,7 +99,7 @@ def test_a_bus_that_never_comes_to_an_end_is_given_up(silent):
 
 
 @pytest.mark.parametrize("address", ["tcp:host=x,port=1", "unix:", "nonsense", "unix:tmpdir=/tmp"])
-def test_an_address_that_is_none_says_so(address):
+def test_invalid_bus_address_raises_with_the_reason(address):
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
     with pytest.raises(FactUnavailable, match="cannot be used"):
         ask_network_manager(address, "wlan0", wireless=True)
@@ -118,7 +118,7 @@ def test_without_jeepney_only_network_manager_is_not_asked(scene, monkeypatch):
     assert "jeepney is not installed" in facts.ssid.source
 
 
-def test_the_systems_bus_is_where_the_environment_says(monkeypatch, tmp_path):
+def test_bus_address_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/elsewhere")
     assert bus_address(SysFs(Path("/")), None) == "unix:path=/elsewhere"
     assert bus_address(SysFs(tmp_path), None) == f"unix:path={tmp_path}/run/dbus/system_bus_socket"

@@ -29,7 +29,7 @@ from fedpatch.device_agent.sensors.timeouts import FactUnavailable
         ("0x50005", True, True),
     ],
 )
-def test_what_the_firmware_says_now(scene, bits, under_voltage, throttled):
+def test_firmware_bits_give_current_under_voltage_and_throttling(scene, bits, under_voltage, throttled):
     scene.program("vcgencmd", f'[ "$1" = get_throttled ] && echo throttled={bits}')
     supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, throttled)

@@ -27,7 +27,7 @@ class NoTape(FactUnavailable):
         (ZeroDivisionError("by zero"), FactUnavailable, "ZeroDivisionError: by zero"),
     ],
 )
-def test_a_source_that_fails_says_why(error, kind, why):
+def test_failed_source_gives_its_reason(error, kind, why):
     def ask():
         raise error
 

@@ -73,7 +73,7 @@ class Device(PlayedDevice):
 
 @pytest.mark.usefixtures("downloads_on_disk")
 class TestDownload:
-    def test_that_finds_no_room_fails_the_round_and_gives_back_what_it_took(self, disk):
+    def test_download_on_a_full_disk_fails_the_round_and_frees_its_space(self, disk):
         device = Device(disk.path)
         device.ask()
         disk.fill(but_bytes=3 * PAGE_BYTES)
@@ -85,7 +85,7 @@ class TestDownload:
         assert device.ask(2) == [Accept(10)]
         assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
 
-    def test_that_finds_no_room_at_all_is_accepted_all_the_same_and_then_failed(self, disk):
+    def test_download_without_any_space_is_accepted_and_then_failed(self, disk):
         device = Device(disk.path)
         disk.fill()
         assert [device.ask(), device.download()] == [[Accept(10)], [Failed(FailReason.STORAGE)]]
@@ -100,7 +100,7 @@ class TestDownload:
 
 
 class TestSpool:
-    def test_that_cannot_be_written_fails_the_round(self, disk):
+    def test_unwritable_spool_fails_the_round(self, disk):
         """An update that a reboot would not know of is not offered; no half of it stays."""
         device = Device(disk.path)
         device.ask()
@@ -115,7 +115,7 @@ class TestSpool:
         assert device.train(b"u") == [Offer(update(b"u"))]
         assert UpdateSpool(disk.path / "spool").load() is not None
 
-    def test_that_cannot_be_rewritten_keeps_the_update_and_its_old_note(self, disk):
+    def test_spool_that_cannot_be_rewritten_keeps_update_and_note(self, disk):
         """The newer epoch gets its offer; a reboot would offer it in the epoch before, and be asked again."""
         device = Device(disk.path)
         device.ask()
@@ -141,7 +141,7 @@ def saved(store: PatchStore, *rounds: int) -> None:
 class TestPatch:
     @pytest.mark.parametrize("again", [3, 2], ids=["the next round", "the same round"])
     @pytest.mark.parametrize("pages", [0, 1])
-    def test_that_cannot_be_saved_leaves_all_versions_as_they_were(self, disk, again, pages):
+    def test_failed_patch_save_leaves_all_versions_unchanged(self, disk, again, pages):
         directory = disk.path / "patches"
         store = PatchStore(directory)
         saved(store, 1, 2)
@@ -182,7 +182,7 @@ def test_a_status_that_cannot_be_written_waits_for_room(disk):
 @pytest.mark.parametrize(
     ("spoil", "code"), [(SmallDisk.fill, 0), (SmallDisk.make_readonly, 1)], ids=["full", "read-only"]
 )
-def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_read_only(
+def test_agent_starts_on_a_full_disk_and_reports_a_read_only_one(
     installed, disk: SmallDisk, spoil: Callable[[SmallDisk], None], code: int
 ):
     spoil(disk)

@@ -82,7 +82,7 @@ def test_a_repeated_round_leaves_the_kept_version_alone(tmp_path):
     assert applied(store.load(KEY, "run", 1)) == ()
 
 
-def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplog):
+def test_damaged_kept_version_is_logged_and_skipped(tmp_path, caplog):
     store = trained(tmp_path, [1, 2, 3])
     kept = tmp_path / (KEY.file_name + ".previous")
     kept.write_bytes(kept.read_bytes()[:-1])

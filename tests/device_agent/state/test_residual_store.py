@@ -87,7 +87,7 @@ class TestStore:
         store.save(KEY, replace(OF, round=2, encoding="fp32"), PUBLIC, {}, 5)
         assert list(tmp_path.iterdir()) == []
 
-    def test_does_without_what_is_damaged_and_says_so(self, store, tmp_path, caplog):
+    def test_damaged_residual_is_logged_and_skipped(self, store, tmp_path, caplog):
         [path] = tmp_path.iterdir()
         path.write_bytes(path.read_bytes()[:-1])
         with caplog.at_level(logging.WARNING):
@@ -213,7 +213,7 @@ def test_a_round_that_is_killed_before_any_write_gives_the_same_bits_again(tmp_p
     assert fatal > (10 if encoding in FEEDBACK else 7)
 
 
-def test_what_an_update_leaves_out_is_in_the_next_ones(tmp_path, encoding="delta-int4"):
+def test_residual_of_an_update_is_added_to_the_next_updates(tmp_path, encoding="delta-int4"):
     """Trained from the same model again and again, the sum of the updates is the sum of what was trained."""
     scene = Scene(tmp_path, TOY, replace(SGD, steps=1), "affine")
     steps: dict[str, list[np.ndarray]] = {"fp32": [], encoding: []}

@@ -41,13 +41,13 @@ def test_whatever_is_found_fits_the_wire(found):
     assert decode(encode(envelope)) == envelope
 
 
-def test_a_device_tells_how_it_is_and_not_where():
+def test_vitals_hold_health_and_no_location():
     sent = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
     assert sent == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
     assert b"at home" not in encode(Envelope(sent))
 
 
-def test_what_nobody_can_tell_is_left_open():
+def test_unknown_facts_are_none_in_vitals():
     nothing = facts(**dict.fromkeys((one.name for one in fields(Facts)), None))
     assert vitals_of(nothing) == Vitals()
 
@@ -102,7 +102,7 @@ def test_the_first_change_need_not_wait():
     assert pace.next(WELL, rounds[3], LEAST_S) is not None
 
 
-def test_whoever_is_new_hears_at_once():
+def test_new_coordinator_gets_vitals_at_once():
     pace = VitalsPace()
     assert pace.next(None, None, 0.0) is None
     assert pace.next(WELL, None, 1.0) is not None

@@ -53,14 +53,14 @@ def test_data_that_changed_are_read_again_once(growing, tmp_path):
 
 
 @pytest.mark.parametrize("hook", [None, lambda spec, root: None])
-def test_a_task_that_tells_no_version_is_read_once(growing, tmp_path, hook):
+def test_data_without_a_version_hook_are_read_once(growing, tmp_path, hook):
     still = ReloadingDataset(replace(TASK, data_version=hook), "count", tmp_path)
     still.load()
     _write(tmp_path, "40")
     assert still.load_changed() is None
 
 
-def test_what_is_written_while_data_are_read_is_seen_next_time(tmp_path):
+def test_change_during_a_read_is_seen_at_the_next_read(tmp_path):
     def load_and_write(spec, root):
         data = TASK.load_data(spec, root)
         _write(tmp_path, "31")
@@ -165,7 +165,7 @@ def agent(installed, tmp_path) -> Iterator[_Agent]:
     agent.trainer.stop()
 
 
-def test_the_agent_is_told_of_new_data_and_survives_unreadable_ones(agent):
+def test_agent_gets_new_example_counts_and_survives_unreadable_data(agent):
     (trained,) = agent.round(1)
     assert isinstance(trained, Trained) and trained.report.num_examples == 23
     process = agent.trainer.pid

@@ -122,7 +122,7 @@ def test_a_round_that_is_repeated_measures_the_same_and_another_run_begins_anew(
 
 
 @pytest.mark.parametrize("fault", ["no_time", "disk", "no_room", "owner", "diverged", "model"])
-def test_what_prevents_the_measure_costs_the_round_nothing(tmp_path, fault, monkeypatch):
+def test_failed_measurement_does_not_fail_the_round(tmp_path, fault, monkeypatch):
     device = Device(tmp_path)
     if fault == "disk":
         device.patches.mkdir(exist_ok=True)

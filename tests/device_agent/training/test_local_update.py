@@ -242,7 +242,7 @@ def test_a_cancelled_round_saves_nothing(tmp_path, device):
     assert not list((device.folder / "patches").iterdir())
 
 
-def test_a_loss_beyond_what_the_wire_holds_is_told_as_the_most_it_holds(tmp_path):
+def test_loss_above_the_range_of_the_wire_is_clamped(tmp_path):
     task = replace(TOY, loss=lambda outputs, targets: 1e13 + TOY.loss(outputs, targets))
     _, report = Device(tmp_path, "ann", task).run(Scene(tmp_path, task, SGD, "none").command())
     assert report.train_loss == MAX_MEASURE

@@ -170,7 +170,7 @@ def test_a_cancelled_round_leaves_no_model(tmp_path):
     assert device.models.publish("toy", "run", 1) is None
 
 
-def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
+def test_cancelled_round_makes_the_update_and_no_model(tmp_path):
     device = Device(tmp_path)
     device.play(1)
     command = device.scene.command(round=2)

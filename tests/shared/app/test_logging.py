@@ -91,7 +91,7 @@ def test_logfmt_traceback_is_one_value():
     assert "ValueError: first\nsecond" in json.loads(logged.partition(" trace=")[2])
 
 
-def test_stderr_is_the_journal_only_where_systemd_said_so_of_this_very_stream():
+def test_stderr_is_the_journal_only_if_journal_stream_names_it():
     """A redirected stderr inherits the variable, but is another file."""
     stat = os.fstat(2)
     assert stderr_is_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"})

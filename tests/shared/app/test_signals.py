@@ -106,7 +106,7 @@ def test_a_second_signal_may_come_while_the_first_is_heeded():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_is_told_to_who_waits_for_it(number, code):
+def test_signal_is_forwarded_to_the_callback(number, code):
     before = handlers()
     come: SimpleQueue[int] = SimpleQueue()
     with forward_signals(come.put):
@@ -116,7 +116,7 @@ def test_a_signal_is_told_to_who_waits_for_it(number, code):
     assert handlers() == before
 
 
-def test_a_signal_is_told_while_the_main_thread_runs_no_python():
+def test_signal_is_forwarded_while_the_main_thread_runs_no_python():
     """As one that is asleep before the signal could wake it: here it reads in C, which starts the read again."""
     reading, writing = os.pipe()
     got = ctypes.create_string_buffer(1)
@@ -142,7 +142,7 @@ def test_forward_signals_ignores_other_signals():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_is_told_elsewhere_is_told_once():
+def test_signal_within_uninterrupted_is_forwarded_once():
     come: SimpleQueue[int] = SimpleQueue()
     with forward_signals(come.put):
         with uninterrupted():

@@ -40,7 +40,7 @@ def test_a_demo_never_talks_to_another_machine_in_plain_text():
         load(DemoSettings, file=None, environ={}, flags={"broker": EXPOSED})
 
 
-def test_what_is_told_at_a_start_names_the_broker_and_the_danger():
+def test_warning_at_the_start_names_broker_and_danger():
     warning = exposure(parse_broker_url(EXPOSED))
     assert "10.1.2.3:1883" in warning and "passwords" in warning and "\n" not in warning
     assert [exposure(parse_broker_url(url)) for url in (LOCAL, SECURED)] == ["", ""]

@@ -75,13 +75,13 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 @given(st.lists(TEXTS, max_size=4).map(tuple))
-def test_what_is_printed_and_stored_loads_back_to_the_same(toppings):
+def test_printed_and_stored_lists_load_unchanged(toppings):
     pizza = Pizza(toppings=toppings)
     assert loaded(to_toml(pizza)) == pizza
     assert load(Pizza, file=None, environ={}, flags=public_values(pizza)) == pizza
 
 
-def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
+def test_reference_has_default_and_rule_of_each_entry():
     page = reference(Pizza)
     assert "- `toppings` (`cheese, basil`): What is on it\n" in page
     assert "- `guests` (nobody): Who eats (each 1 to 32 of a-z" in page

@@ -111,7 +111,7 @@ def test_a_clock_that_began_in_1970(checkup):
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
-def test_what_the_system_says_of_its_clock(checkup, tmp_path, monkeypatch, answer, verdict):
+def test_clock_check_warns_only_when_timedatectl_answers_no(checkup, tmp_path, monkeypatch, answer, verdict):
     """Only a plain no is a warning; None: there is no timedatectl."""
     if answer is not None:
         program = tmp_path / "timedatectl"

@@ -56,7 +56,7 @@ def test_idx_files_are_read(tmp_path):
     ],
     ids=["cut off", "html", "empty", "signed", "half a header", "a byte less", "a byte more", "huge"],
 )
-def test_a_damaged_idx_file_is_named_with_the_mend(tmp_path, content, problem):
+def test_damaged_idx_file_is_named_with_a_remedy(tmp_path, content, problem):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"mnist: {path} .*{problem}.*; delete it to fetch it again"):

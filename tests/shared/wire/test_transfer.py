@@ -98,7 +98,7 @@ class TestChunks:
         assert b"".join(part.data for part in parts) == blob
         assert hashlib.sha256(blob).hexdigest() == manifest.digest
 
-    def test_that_do_not_belong_do_not_fit(self):
+    def test_foreign_chunks_are_rejected(self):
         manifest = announced()
         assert fits(Chunk(manifest.digest, 2, 3, bytes(50)), manifest)
         for wrong in (
@@ -136,7 +136,7 @@ class TestSizes:
         with pytest.raises(UsageError, match=f"65537 chunks of 2 bytes, at most {MAX_CHUNKS} "):
             announced(blob, 2)
 
-    def test_that_contradict_each_other_are_refused(self):
+    def test_contradictory_sizes_are_refused(self):
         """A manifest must add up before memory is taken for it."""
         with pytest.raises(WireError, match="are not 4 chunks"):
             check_manifest(Manifest("00" * 32, 250, 100, 4, "fp32", 250, SCHEMA), 1000)

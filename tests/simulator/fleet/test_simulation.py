@@ -106,7 +106,7 @@ def test_the_report_does_not_depend_on_the_process():
     assert runs[0] == runs[1] != ""
 
 
-def test_another_seed_is_another_fleet():
+def test_each_seed_has_its_own_fleet():
     assert as_json(played(**BUSY, seed=1)) != as_json(played(**BUSY, seed=2))
 
 

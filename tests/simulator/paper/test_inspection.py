@@ -160,7 +160,7 @@ def test_private_statistics_do_not_change_what_happens_in_training(printed, tmp_
     assert losses[0] == pytest.approx(losses[1])
 
 
-def test_what_is_measured_already_is_not_measured_again(printed, tmp_path, monkeypatch):
+def test_existing_measurement_is_not_repeated(printed, tmp_path, monkeypatch):
     path = tmp_path / "fig4" / "seed3.json"
     first = inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
     del first["policies"]["all"]

@@ -65,7 +65,7 @@ def test_nothing_is_computed_twice(results):
     assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(6, 0)
 
 
-def test_it_tells_what_it_does(results):
+def test_runner_reports_each_cell_to_its_watcher(results):
     run_paper(CELLS[:1], range(1), results, Attempt(), simulate=Player())
     diary = Diary()
     run_paper(CELLS[:1], range(2), results, Attempt(), watcher=diary, simulate=Player(needed=2))
@@ -90,7 +90,7 @@ def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
     assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)
 
 
-def test_what_raises_loses_nothing(results):
+def test_raised_error_loses_no_result(results):
     class Failing(Player):
         def __call__(self, study, **given):
             if len(self.studies) == 2:
@@ -130,7 +130,7 @@ def test_a_damaged_result_stops_the_run_before_it_computes(results):
     assert player.studies == []
 
 
-def test_what_another_process_computes_is_passed_over(results):
+def test_cell_computed_by_another_process_is_skipped(results):
     with results.claimed(CELLS[0], 0):
         assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(0, 5, elsewhere=1)
     assert results.read(CELLS[0], 0) is None
