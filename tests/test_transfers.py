@@ -196,7 +196,7 @@ class Uploads:
         self.link.send(partial(sender.receive, body))
 
     def run(self, senders: list[Sender]) -> None:
-        """Until everybody has been told `committed`."""
+        """Until all have received `committed`."""
         by_name = {sender.name: sender for sender in senders}
         while waiting := [sender for sender in senders if not sender.done]:
             due = [sender.upload.next_deadline() for sender in waiting]
@@ -215,7 +215,7 @@ class Uploads:
 
 @given(faults, seeds, st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 9))
 def test_uploads_arrive(bad, seed, sizes, slots, window):
-    """Every device gets its update through and is told so, within its window and its share of the chunks in flight."""
+    """Every device completes its upload and receives `committed`, within its window and its share of the chunks in flight."""
     world = Uploads(bad, seed, slots, window)
     senders = [Sender(f"pi-{number}", world, size) for number, size in enumerate(sizes)]
     world.run(senders)
@@ -233,7 +233,7 @@ def test_without_faults_nothing_is_sent_twice(seed, size, window):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_devices_in_line_do_not_take_each_others_places_for_ever(seed):
-    """Where more than half of all messages are lost, whoever holds a place is still heard often enough to keep it."""
+    """Where more than half of all messages are lost, a device with a place still sends often enough to keep it."""
     world = Uploads(Faults(drop=0.6), seed, slots=2, window=8)
     senders = [Sender(f"pi-{number}", world, 200) for number in range(8)]
     world.run(senders)

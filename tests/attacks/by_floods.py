@@ -20,7 +20,7 @@ _GATE = "messages per device, limited before decoding"
 def _flood(
     kind: str, payloads: Callable[[Arena, Envelope], list[bytes]], proof: Proof
 ) -> Callable[[Arena, str], Proof]:
-    """A device that is known to the fleet says thousands of things as fast as it can."""
+    """A device that is known to the fleet publishes thousands of messages as fast as it can."""
 
     def play(arena: Arena, device: str) -> Proof:
         asked = arena.asked(2)

@@ -1,4 +1,4 @@
-"""Attacks by clients that say things: nonsense, forgeries, words that could become commands elsewhere."""
+"""Attacks by messages: nonsense, forgeries, words that could become commands elsewhere."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _last_will(arena: Arena, device: str) -> None:
 
 
 def _on_up(arena: Arena, device: str) -> None:
-    """What only a coordinator says, on a device's topic."""
+    """Messages that only a coordinator may send, on a device's topic."""
     asked = arena.asked()
     bodies = (Committed("0" * 64), Cancel("late"), Refused("0" * 64, RefuseReason.LATE), asked.body)
     with arena.client(device) as voice:

@@ -16,7 +16,7 @@ from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload
 
 
 def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[object], None]]:
-    """A participant with an update that is fit to be accepted, in many chunks; what it says goes to the round."""
+    """A participant with an update that is fit to be accepted, in many chunks; its messages go to the round."""
     asked, request = rogue._wait_request(0)
     rogue._reply(asked, Accept(NUM_EXAMPLES))
     update = rogue._update(request)

@@ -123,7 +123,7 @@ class Device:
         self.client.publish(f"{self.mine}/up", self.message(kind, body, about), 1)
 
     def appear(self):
-        """Subscribe, publish presence, and let the job say again what waits for an answer; at each connect."""
+        """Subscribe, publish presence, and let the job repeat messages without an answer; at each connect."""
         task = {"task": self.at["task"], "schema": digest_of(self.at["schema"]), "num_examples": self.at["examples"]}
         state = {"online": True, "boot": self.boot, "version": "foreign", "tasks": [task], "encodings": ["fp32"]}
         state |= {"job": None, "unwilling": None, "features": []}
@@ -171,7 +171,7 @@ class Device:
             self.send(about, "accept", num_examples=self.at["examples"])
 
     def answered(self, job, kind, body):
-        """Act on what the coordinator says to an offer, or on the end of the round."""
+        """Act on the coordinator's answer to an offer, or on the end of the round."""
         if kind in ("committed", "refused", "cancel") and body.get("digest") in (None, job.manifest.get("digest")):
             self.end(f"{kind} {body.get('reason', '')}")
         elif body.get("digest") == job.manifest.get("digest"):
@@ -203,7 +203,7 @@ class Device:
                 self.send(job.about, "need", digest=job.model["digest"], missing=bits)
             else:
                 self.send(job.about, "offer", manifest=job.manifest)
-                job.window = 0  # until a grant says what arrived
+                job.window = 0  # until a grant has the chunks that arrived
             job.due, job.pause = time.monotonic() + job.pause, min(2 * job.pause, LONGEST_S)
 
     def run(self, stopped):

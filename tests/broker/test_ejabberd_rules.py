@@ -65,7 +65,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def broker(certificates: Certified) -> Iterator[Ejabberd]:
-    """With the rules of a fleet, and one topic more for whoever waits."""
+    """With the rules of a fleet, and one more topic for the waiting client."""
     text = ejabberd_rules("home", "localhost", [OWNER, OTHER], watchers=[WATCHER])
     for option in ("access_publish", "access_subscribe"):
         text = text.replace(f"    {option}:\n", f'    {option}:\n      "barrier/%u": all\n')

@@ -1,4 +1,4 @@
-"""The built-in broker: what a demonstration needs of it, and what it says where it cannot be used."""
+"""The built-in broker: the features that a demonstration needs, and the errors where it cannot be used."""
 
 from __future__ import annotations
 

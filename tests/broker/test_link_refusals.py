@@ -1,4 +1,4 @@
-"""Brokers that cannot be reached or do not want us: what the reason says, and that the link goes on."""
+"""Brokers that cannot be reached or refuse the connection: the reason, and that the link keeps trying."""
 
 from __future__ import annotations
 

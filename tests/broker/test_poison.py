@@ -1,4 +1,4 @@
-"""Messages that a broker does not take: the session goes on, and whoever reads the log learns what to do about it."""
+"""Messages that a broker does not take: the session continues, and the log has the remedy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_stated_limit_is_kept():
 
 @pytest.mark.parametrize(("option", "old"), [("max_packet_size", True), ("message_size_limit", False)])
 def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bool, caplog: pytest.LogCaptureFixture):
-    """Each time that the message is sent the connection ends, until it is given up; the log names the mend.
+    """Each time that the message is sent the connection ends, until it is dropped; the log has the remedy.
 
     In 3.1.1 the broker ends it. In MQTT 5 mosquitto acknowledges with a reason that no acknowledgement may have (0x95), and
     paho ends it.
@@ -67,7 +67,7 @@ def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bo
 
 
 def test_a_limit_of_messages_is_kept_secret_in_3_1_1(caplog: pytest.LogCaptureFixture):
-    """`message_size_limit`: the broker acknowledges what it throws away; only that it does not arrive tells (`doctor`)."""
+    """`message_size_limit`: the broker acknowledges what it throws away; only its absence shows that (`doctor`)."""
     with connected("message_size_limit", old=True) as one:
         assert send_around(one, LIMIT_BYTES + 1) == [b"before", b"after"]
         assert not any(isinstance(event, Disconnected) for event in one.seen)

@@ -102,7 +102,7 @@ def test_a_ca_that_has_expired_is_named(tmp_path: Path):
 
 
 def test_expired_broker_certificate_is_reported_with_its_date(tmp_path: Path):
-    """The CA is good, so it must be the broker's own: it is asked for, and its last day told."""
+    """The CA is good, so it must be the broker's own: it is fetched, and its last day reported."""
     house = Certified(tmp_path / "ca").make("pi-1")
     now = time.time()
     with house.open() as authority:

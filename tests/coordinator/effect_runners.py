@@ -57,7 +57,7 @@ class Bench:
         self.lines: list[str] = []
         # How far some values of an update are from the others: equal ones take next to no bytes.
         self.noise = 0.0
-        # Without bounds: what such an update changes is chosen to be told apart, not to be usual.
+        # Without bounds: what such an update changes is chosen to be distinguishable, not to be usual.
         terms = {"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", "norm_bound": "off", **changes}
         settings = RunSettings(**terms)
         run = run or new_run(registry, schema=prepared.schema.digest).id
@@ -116,7 +116,7 @@ class Bench:
         return self
 
     def look(self) -> None:
-        """A good while later: whoever offended is held back, as the service does it."""
+        """Some time later: offending devices are quarantined, as by the service."""
         self._looks += 1
         held = self.quarantine.poll(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
         if held is not None:

@@ -1,4 +1,4 @@
-"""An open round at hand: what it is told, and what it does about it."""
+"""An open round for tests: its events, and the effects that follow."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_every_setting_has_help():
 
 
 def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
-    """The process that talks to the network loads no task; the one that trains says whether it can."""
+    """The process that talks to the network loads no task; the one that trains reports whether it can."""
     (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA, "task": "explosive:TASK"})

@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.broker, pytest.m
 
 @dataclass(frozen=True)
 class Reader:
-    """Whoever follows pages: a machine, a home on it, and what the shell is told."""
+    """A reader who follows pages: a machine, a home on it, and the environment of the shell."""
 
     machine: ReaderMachine
     home: Path
@@ -50,13 +50,13 @@ class Reader:
     outputs: dict[str, str] = field(default_factory=dict)
 
     def follows(self, page: str) -> str:
-        """Type all that the page shows, unless that was done; what was said."""
+        """Type all that the page shows, once; return the output."""
         if page not in self.outputs:
             self.outputs[page] = "\n" + self.types(_script(page))
         return self.outputs[page]
 
     def types(self, script: str) -> str:
-        """Have a shell read it, from the home; what was said."""
+        """Have a shell read it, from the home; return the output."""
         shown = self.home / "output"
         with (self.home / "typed").open("rb") as typed, shown.open("wb") as output:
             self.machine.call(["bash", "-c", script], self.home, self.environment, typed, output)
@@ -219,7 +219,7 @@ def test_personal_model_is_in_the_documented_folder(reader):
     [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)],
 )
 def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
-    """Without a word; and of something that is none it would say one."""
+    """Without output; for an invalid block there would be some."""
     added = [block.text for block in OTHER if block.page == page and block.text.startswith("[Service]")][number]
     assert set(re.findall(r"FEDPATCH_AGENT_(\w+)=", added)) <= {"PASSWORD_FILE"}
     folder = "/etc/systemd/system/fedpatch-agent.service.d"

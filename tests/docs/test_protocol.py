@@ -97,7 +97,7 @@ def test_every_word_is_documented(name):
 
 
 def meaning(name: str, field: str) -> str:
-    """What the list says of a field behind its type."""
+    """The text of the list behind the type of a field."""
     line = next(line for line in section(name).splitlines() if line.startswith(f"- `{field}` ("))
     return line.partition("): ")[2]
 

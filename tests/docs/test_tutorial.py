@@ -1,4 +1,4 @@
-"""docs/tutorials/own-task.md, done as it says: every command, in order, in one shell."""
+"""docs/tutorials/own-task.md, followed step by step: every command, in order, in one shell."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _user_accuracy(printed: str) -> float:
 
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Callable[[str, object], None]):
-    """Each block was run; how long that took is the figure that the page tells (in the report of --junit-xml)."""
+    """Each block was run; how long that took is the figure on the page (in the report of --junit-xml)."""
     assert len(followed.printed) == len(_blocks()) == 9
     record_property("tutorial_s", round(followed.seconds))
 
@@ -103,7 +103,7 @@ def test_the_skeletons_own_tests_pass(followed: Followed):
 
 
 def test_both_devices_get_a_model_that_fits_them(followed: Followed):
-    """With private patches nine of ten test readings are told rightly; one model for both is worse."""
+    """With private patches nine of ten test readings are classified correctly; one model for both is worse."""
     personal, together = _user_accuracy(followed.printed[3]), _user_accuracy(followed.printed[6])
     assert personal > 0.85
     assert together < personal

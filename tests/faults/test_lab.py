@@ -30,7 +30,7 @@ def _socket(lab: Lab, host: str) -> socket.socket:
 
 
 def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None:
-    """Until the last that was sent is heard: nothing is under way any more that a test could take for its own."""
+    """Until the last message is received: nothing is under way any more that a test could take for its own."""
     receiver.settimeout(0.2)
     until = time.monotonic() + PATIENCE_S
     for number in itertools.count():
@@ -39,7 +39,7 @@ def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None
             while receiver.recv(100) != f"hello {number}".encode():
                 pass
             return
-        assert time.monotonic() < until, "nothing is heard"
+        assert time.monotonic() < until, "nothing is received"
 
 
 @pytest.mark.lab

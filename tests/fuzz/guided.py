@@ -51,7 +51,7 @@ def fuzz_one(name: str, seconds: int, out: Path) -> None:
 
 
 def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
-    """Fuzz one target after the other; returns how many crashed. How to replay each crash is told, and noted beside it."""
+    """Fuzz all targets in turn; return the number of crashes. The command that replays a crash is printed, and saved beside it."""
     crashes = out / "crashes"
     crashes.mkdir(parents=True, exist_ok=True)
     failed = 0
@@ -91,7 +91,7 @@ def main() -> int:
     chosen = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if chosen.here:
-        logging.disable()  # a damaged file is told with a warning, thousands of times
+        logging.disable()  # a damaged file is logged as a warning, thousands of times
         fuzz_one(chosen.targets[0], chosen.seconds, chosen.out.absolute())
         return 0
     known = decoders()

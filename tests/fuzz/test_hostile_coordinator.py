@@ -1,4 +1,4 @@
-"""A coordinator that says anything in any order: the device stays within the wire, and takes up honest work afterwards."""
+"""A coordinator that sends any messages in any order: the device stays within the wire, and takes up honest work afterwards."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_it_is_on(self):
-        """A job has a key exactly while there is something to do, and its presence tells it."""
+        """A job has a key exactly while there is something to do, and its presence has it."""
         assert (self.job.state is JobState.IDLE) == (self.job.key is None) == (self.job.status() is None)
 
     @invariant()
@@ -220,7 +220,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self):
-        """What the job remembers does not grow with what it is told."""
+        """What the job remembers does not grow with received messages."""
         assert weight(self.job) <= MAX_WEIGHT
 
     # ---- the shell

@@ -1,4 +1,4 @@
-"""Devices that say anything in any order: the coordinator's rounds end, count right, stay small, and go on."""
+"""Devices that send any messages in any order: the coordinator's rounds end, count right, stay small, and go on."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class HostileDevices(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self):
-        """What the engine remembers grows with the names of devices, the slots and the rounds, not with what they say."""
+        """What the engine remembers grows with the names of devices, the slots and the rounds, not with their messages."""
         # Records are what a run is about; all else must not grow with its length.
         rounds = sum(map(weight, self.engine.records)) + 64 * len(self.engine.records)
         limit = FIXED + PER_DEVICE * (len(FOES) + 1) + PER_SLOT * self.spec.upload_slots + rounds

@@ -176,7 +176,7 @@ def _mirror(suite: str) -> str:
 
 
 def _fetch(kind: Kind, tree: Path, names: Sequence[str], archive: Path) -> None:
-    """By this machine's apt, which is told to look at the base's sources, keys and installed packages."""
+    """By this machine's apt, configured with the base's sources, keys and installed packages."""
     cache = KEPT / f"archives-{kind}"
     for folder in ("partial", "lists/partial"):
         (cache / folder).mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ AGENT = "/opt/fedpatch/current/bin/fedpatch-agent status --json --state-dir /var
 
 
 def until(fits: Callable[[], object], what: str) -> None:
-    """Waits for something to be so; TimeoutError says what never was."""
+    """Waits for a condition; TimeoutError names it."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():
         if time.monotonic() > give_up_at:
@@ -69,7 +69,7 @@ def ask_prometheus(machines: Machines, host: str, query: str) -> list[dict[str, 
 
 
 def reached(machines: Machines, host: str, to: str, ports: Sequence[int]) -> list[int]:
-    """Those ports of the host `to` which `host` can connect to; a firewall says nothing to the others."""
+    """Those ports of the host `to` which `host` can connect to; a firewall drops packets to the others."""
     program = f"""
 import socket
 for port in {list(ports)}:

@@ -34,12 +34,12 @@ VERSIONS = """
 import ctypes, platform, torch
 ask = ctypes.CDLL(None).getauxval
 ask.restype = ctypes.c_ulong
-# Bit 8 of what is told of the processor is for the atomics that a Pi 4 lacks and a Pi 5 has.
+# Bit 8 of the processor's features is for the atomics that a Pi 4 lacks and a Pi 5 has.
 print(platform.machine(), torch.__version__.partition("+")[0], ask(16) >> 8 & 1)
 """
 
 
-# What a Pi 4 tells of each of its processors. QEMU shows what this machine tells of its own, of which onnxruntime, which finds
+# The features that a Pi 4 reports of each processor. QEMU shows those of this machine, of which onnxruntime, which finds
 # nothing there that it knows, dies by SIGSEGV; by these words it takes the code that it takes on a Pi 4.
 PROCESSOR = """\
 processor\t: {}
@@ -134,7 +134,7 @@ def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
         try:
             with Command("fedpatch", "run", "--json", *arguments) as coordinator:
                 done = coordinator.done(PATIENCE_S)
-            # The agent publishes it when it has heard that its update is committed.
+            # The agent publishes it when it has received `committed` for its update.
             give_up_at = time.monotonic() + PATIENCE_S
             while not (root.folder / "upper/state/models/digits/current").is_symlink():
                 assert time.monotonic() < give_up_at, log.read_text("utf-8")

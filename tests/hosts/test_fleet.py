@@ -144,7 +144,7 @@ def test_hosts_come_back_after_a_reboot(fleet):
 
 
 def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
-    """Too little memory and a wrong processor end the play before anything is touched, and say what to do."""
+    """Too little memory and a wrong processor end the play before any change, with a remedy."""
     for wrong, words in (
         ({"common_min_memory_mib": 10_000_000}, "training takes 10000000"),
         ({"common_architectures": ["riscv64"]}, "write Raspberry Pi OS (64-bit) on its card"),

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.arm64, pytest.mark.slow, pytest.mark.timeout(5400)]
 
 PI = "pi-4"
 PATIENCE_S = 1200.0
-# What the kernel, or whoever stands for it, says of the processor: bit 8 is for the atomics that a Pi 4 lacks and a Pi 5 has.
+# The processor features by the kernel or its substitute: bit 8 is for the atomics that a Pi 4 lacks and a Pi 5 has.
 HWCAP = "import ctypes; ask = ctypes.CDLL(None).getauxval; ask.restype = ctypes.c_ulong; print(ask(16) >> 8 & 1)"
 
 

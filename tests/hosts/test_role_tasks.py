@@ -164,7 +164,7 @@ def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
 
 @by_ansible
 def test_an_agent_is_waited_for_unless_the_wait_is_0(tmp_path):
-    """As its default says: 0 does not look."""
+    """By default: 0 does not check."""
     task = tasks_of("device_agent", "reached.yml", device_agent_program="/bin/false")
     hosts = {"hasty": {"device_agent_wait_s": "0"}, "patient": {"device_agent_wait_s": "3"}}
     done = played(tmp_path, _inventory(hosts), {"hosts": "devices", "tasks": [task]})
@@ -224,7 +224,7 @@ def test_the_brokers_certificate_is_made_anew_for_other_names_alone(tmp_path):
 
 
 def test_the_files_of_a_first_boot_are_what_cloud_init_reads():
-    """A Pi lets in by ssh, off in its system, and whoever has the key alone; WiFi is there once its marks are taken away."""
+    """A Pi lets in by ssh, off in its system, for the holder of the key only; WiFi is there once its marks are taken away."""
     folder = ANSIBLE / "first_boot"
     text = (folder / "user-data").read_text()
     assert text.startswith("#cloud-config\n")

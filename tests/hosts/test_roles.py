@@ -1,4 +1,4 @@
-"""The roles of ansible/ as files: what each can be told is documented. And their first look at a host, which takes none."""
+"""The roles of ansible/ as files: all their variables are documented. And their first look at a host, which takes none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, tasks_of
 
 NAMES = sorted(path.name for path in ROLES.iterdir())
 REQUIRED = {"fleet_name"}
-# What Ansible tells of a Pi 4 with 4 GB.
+# Ansible's facts of a Pi 4 with 4 GB.
 FACTS = {"architecture": "aarch64", "userspace_bits": "64", "distribution": "Debian", "memtotal_mb": 3796}
 FACTS |= {"distribution_version": "12.11", "distribution_major_version": "12"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

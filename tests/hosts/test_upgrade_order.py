@@ -29,7 +29,7 @@ VERSION, WHEEL = "0.1.0", b"a wheel"
 
 
 def _fleet(folder: Path) -> dict[str, Any]:
-    """A hub and four devices; which of them is away in the batches, `-e away=NAME` says."""
+    """A hub and four devices; `-e away=NAME` selects the absent one."""
     kind = f"{platform.machine()}-cp{sys.version_info.major}{sys.version_info.minor}"
     house = folder / "house"
     house.mkdir()

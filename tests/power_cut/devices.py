@@ -89,7 +89,7 @@ class MarkedWire(Wire):
 
 
 class _Training:
-    """Stands for the training process: trains when it is told to, and keeps the answer."""
+    """Stands for the training process: trains on command, and keeps the answer."""
 
     def __init__(self, local_update: LocalUpdate) -> None:
         self._local_update = local_update

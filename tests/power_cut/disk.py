@@ -110,7 +110,7 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """Equal for images that no program can tell apart."""
+        """Equal for indistinguishable images."""
         whole = hashlib.sha256(str(len(self.marks)).encode())
         for path, content in sorted(self.files.items()):
             whole.update(repr((path, type(content).__name__)).encode())
@@ -134,7 +134,7 @@ class Image:
 
 @dataclass
 class Record:
-    """All that was done below `root`, which was empty, and said at `marks` or over sockets."""
+    """All that was done below `root`, which was empty, and written to `marks` or over sockets."""
 
     root: Path
     steps: list[Step] = field(default_factory=list)

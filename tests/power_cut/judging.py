@@ -69,7 +69,7 @@ def damaged_files(state: Path) -> Iterator[str]:
 
 
 def coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
-    """Whoever goes on with the run finds all that devices and people were told, and comes to its end."""
+    """A resumed run has all state that was sent to devices and people, and reaches its end."""
     begun = [one for one in marks if one["what"] == "begun"]
     if not begun:
         return

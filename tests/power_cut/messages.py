@@ -1,4 +1,4 @@
-"""What real processes said to others: MQTT messages in the bytes that they sent, and lines of their logs, as marks."""
+"""The output of real processes: MQTT messages in the bytes that they sent, and lines of their logs, as marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINES = {
 
 
 def with_marks(record: Record) -> Record:
-    """The same record, in which all that was said is marks."""
+    """The same record, in which all output is marks."""
     streams: dict[str, bytearray] = defaultdict(bytearray)
     steps = []
     offered = 0

@@ -67,7 +67,7 @@ class MarkedBench(Bench):
 
 
 def outcome(bench: Bench) -> dict[str, Any]:
-    """What a run came to: its model, and what its records say."""
+    """What a run came to: its model and its records."""
     tensors = load_checkpoint(bench.directory)[0].tensors
     records = bench.registry.rounds.records(bench.engine.spec.run)
     books = [[one.round, one.outcome, one.reported, one.num_examples, list(one.bounded)] for one in records]

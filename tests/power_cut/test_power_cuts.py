@@ -1,4 +1,4 @@
-"""A power cut takes all that was not synced; a coordinator and a device lose nothing that anybody had been told.
+"""A power cut takes all that was not synced; a coordinator and a device lose no acknowledged state.
 
 Each story runs once under strace; then the disks are built that a cut at any moment may have left (tests.power_cut.disk).
 The real code goes on from each. That this finds what it should is shown on records in which syncs are missing or late.

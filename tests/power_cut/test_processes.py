@@ -1,6 +1,6 @@
 """Power cuts of real processes: a run over mosquitto with two agents, recorded by strace, and what is left of it on each host.
 
-Every process keeps all that it had told others, wherever its host's power fails; and from disks after a cut of everything
+Every process keeps all state that it had sent, wherever its host's power fails; and from disks after a cut of everything
 at once, the run goes on to its end.
 """
 
@@ -85,7 +85,7 @@ def _coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
     with Registry(state / REGISTRY_FILE) as registry:
         run = registry.run("last")
         if run.epoch < max(one["epoch"] for one in marks):
-            yield f"an epoch had been told, and the registry is at {run.epoch}"
+            yield f"a newer epoch was published, and the registry is at {run.epoch}"
         directory = run_directory(state, run.id)
         reconcile(registry, run.id, directory, prepare(RunSettings(task="digits")), lambda line: None)
         records = {record.round: record for record in registry.rounds.records(run.id)}
@@ -99,7 +99,7 @@ def _coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
                 for device in devices - lost:
                     load_update(directory, number, device)
             if lost:
-                yield f"round {number}: {sorted(lost)} had been told `committed`"
+                yield f"round {number}: {sorted(lost)} had received `committed`"
 
 
 def _device_keeps(device: str, place: Path, marks: Marks) -> Iterator[str]:
@@ -161,7 +161,7 @@ def test_status_is_written_without_waiting_for_the_disk(played):
 
 
 def test_power_fails_everywhere_and_the_run_goes_on(played, tmp_path):
-    """The coordinator has just told one device `committed`, the devices wait for that; the broker forgets everything."""
+    """The coordinator has just sent `committed` to one device, the devices wait for that; the broker forgets everything."""
     coordinator = _last(played.coordinator, lambda marks: not _has(marks, "asked", 2) and _has(marks, "committed", 1))
     coordinator.put(tmp_path / "coordinator")
     for device, record in played.devices.items():

@@ -2,7 +2,7 @@
 
 A module of a pure room (the contract in pyproject.toml) is run wholly: all that it decides can be tried without a network,
 a disk or a clock.
-Any other file is run to 90 % at least; what is left of it is told with `--all`.
+Any other file is run to 90 % at least; the rest is printed with `--all`.
 """
 
 from __future__ import annotations

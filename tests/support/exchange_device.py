@@ -135,7 +135,7 @@ class Device:
             self.announce_state()
             self.job.handle(LinkRestored(), self._world.now)
 
-    # ---- what it hears
+    # ---- received messages
 
     def on_down(self, payload: bytes) -> None:
         if not self.online:
@@ -226,7 +226,7 @@ class Device:
             self.perform(job.handle(TrainingProgressed(key, 1, 2), self._world.now))
 
     def _finish_training(self, job: Job, key: JobKey) -> None:
-        """The training process of an earlier start is gone; one that was stopped may still have had its say."""
+        """The training process of an earlier start is gone; one that was stopped may still have sent events."""
         if job is not self.job:
             return
         if self.fails is not None:

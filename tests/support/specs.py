@@ -1,4 +1,4 @@
-"""The terms of a small run, and what its devices say of themselves."""
+"""The terms of a small run, and the presence of its devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def update(blob: bytes = b"u" * 350) -> Manifest:
 
 
 def report(accuracy: float | None = 0.5, base: str = "") -> UpdateReport:
-    """What a device says of its update."""
+    """A device's report of its update."""
     return UpdateReport(base or model().digest, 10, 5, 0.25, accuracy, accuracy, 1.0, 2.0)
 
 
@@ -88,7 +88,7 @@ def there(boot: str = "b1", job: JobStatus | None = None, tasks: tuple[TaskCapab
 
 
 def gone(boot: str = "b1") -> DeviceState:
-    """Its last will, which says nothing else."""
+    """Its last will, without further fields."""
     return DeviceState(False, boot)
 
 

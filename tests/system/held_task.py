@@ -1,7 +1,7 @@
 """The oracle's task, whose training can be held at a step and let go on: so a test finds a device in mid-training for sure.
 
-A data spec is the oracle's, and then `;PATH`. While there is a file PATH, it says at which step of the training process's
-life to hold (1 is the first). A process that holds says at which step in a file PATH.held.
+A data spec is the oracle's, and then `;PATH`. While there is a file PATH, it holds at which step of the training process's
+life to hold (1 is the first). A process that holds writes the step in a file PATH.held.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Holding:
             held = True
             time.sleep(_POLL_S)
         if self.hold is not None and held:
-            self.hold.held_file.unlink(missing_ok=True)  # what was told at the moment of the release
+            self.hold.held_file.unlink(missing_ok=True)  # the value at the moment of the release
         return F.cross_entropy(outputs, targets)
 
     def _is_due(self, hold: Hold) -> bool:
@@ -75,7 +75,7 @@ class _Holding:
 
 
 def _write(path: Path, step: int) -> None:
-    """In one piece, for whoever reads it at that moment."""
+    """In one piece, for a concurrent reader."""
     new = path.with_name(path.name + ".new")
     new.write_text(str(step))
     new.replace(path)

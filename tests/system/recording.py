@@ -86,7 +86,7 @@ class Haystack:
         return {name for name in tensors if any(name.encode() in part for part in self._parts)}
 
     def values_of(self, tensors: Mapping[str, Array]) -> set[str]:
-        """Names of those tensors of which any two values that tell something are in it, side by side."""
+        """Names of those tensors of which any two distinct values are in it, side by side."""
         return {name for name, array in tensors.items() if not self._windows.isdisjoint(distinct_windows(array))}
 
 

@@ -87,7 +87,7 @@ Misdeed = Callable[[Update], Upload]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rogue uploaded in a round, and what it was told."""
+    """The rogue's upload in a round, and the answer."""
 
     digest: str
     answer: Refused | Committed
@@ -107,7 +107,7 @@ class Rogue:
         client.settle()
 
     def appear(self) -> None:
-        """Say that it is there, and what it can train."""
+        """Publish presence and capabilities."""
         capability = TaskCapability(self._task, self._model.digest, NUM_EXAMPLES)
         state = DeviceState(online=True, boot="1", tasks=(capability,), encodings=ENCODINGS)
         topic = topics.device_state(self._fleet, self._device)

@@ -1,4 +1,4 @@
-"""A fleet that is set up by hand, broker, agents and coordinator each on its own, does what the demo does; and tells so."""
+"""A fleet that is set up by hand, broker, agents and coordinator each on its own, does and reports what the demo does."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _status_when_idle(state_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """Three agents, started as the documentation says, and a coordinator that comes before them."""
+    """Three agents, started by the documentation, and a coordinator that comes before them."""
     directory = tmp_path_factory.mktemp("by-hand")
     state_dirs = {device: directory / device for device in DEVICES}
     with Mosquitto() as broker, ExitStack() as stack:

@@ -34,7 +34,7 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
         with Command("fedpatch", "run", *where, *terms) as coordinator:
 
             def wait(cohort: str) -> None:
-                """For a round with these devices, after all that were told so far."""
+                """For a round with these devices, after all rounds logged so far."""
                 before = len(coordinator.err)
                 coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[before:], f"plays with {cohort}")
 

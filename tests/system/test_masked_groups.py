@@ -117,7 +117,7 @@ class Killer(Silent):
 def test_round_closes_with_the_oracle_s_mean_though_five_of_sixteen_are_killed_after_sharing(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And whoever reads along at the broker sees masked updates only."""
+    """An eavesdropper at the broker sees masked updates only."""
     terms = {
         "secure": "groups",
         "strategy": "fedavg",

@@ -64,7 +64,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[RunSummary, RunLines]:
-    """A run whose moments travel, by a coordinator of its own, and what it says."""
+    """A run whose moments travel, by a coordinator of its own, and its output."""
     terms = {"rounds": 2, "quorum": 1.0, "strategy": "fedavg-adam", "private": private, "encoding": "fp32", **changes}
     settings = scene.fleet.settings(state_dir, REFERENCE, **terms)
     view = RunLines()
@@ -87,7 +87,7 @@ def patch(agent: AgentProcess, folder: Path) -> dict[str, Array]:
 
 
 def assert_declined(summary: RunSummary, view: RunLines, recorder: Recorder, word: str) -> None:
-    """Both devices declined with the word, the run says so with what to do, and no device sent a byte of an update."""
+    """Both devices declined with the word, the run reports it with a remedy, and no device sent a byte of an update."""
     assert summary.stopped_because == Stopped.FAILED
     assert [record.decline_reasons for record in summary.rounds] == [{word: 2}]
     assert f"2 declined with {word}: " in view.text

@@ -1,4 +1,4 @@
-"""Private means private: nothing of a device's patch is ever on the wire, whoever reads along."""
+"""Private means private: nothing of a device's patch is ever on the wire."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict
 
 
 def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
-    """What the metadata of the device's personal model say of its training inputs, in both precisions."""
+    """The input statistics in the metadata of the device's personal model, in both precisions."""
     file = agent.patches.parent / DIRECTORY / TASK.name / "current" / METADATA_FILE
     known = from_json(file.read_bytes(), str(file)).inputs
     assert known is not None
@@ -193,7 +193,7 @@ def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
 
 
 def test_over_tls_the_broker_itself_sees_nothing_private_and_a_device_nothing_of_another(secured, tmp_path):
-    """Whoever reads everything finds no patch; a third device that listens to everything gets the model, and no more.
+    """A reader of everything finds no patch; a third device that listens to everything gets the model, and no more.
 
     It subscribes by wildcards and by the others' very topics. The broker grants that, and delivers nothing.
     """

@@ -1,4 +1,4 @@
-"""What cannot be is refused in a sentence that names the thing and the mend, with the right exit code, and changes nothing."""
+"""Impossible requests are refused in a sentence with the thing and the remedy, with the right exit code, and change nothing."""
 
 from __future__ import annotations
 

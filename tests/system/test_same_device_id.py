@@ -1,4 +1,4 @@
-"""Two agents with one device id push each other off the broker: both find out, say so, and stop fighting."""
+"""Two agents with one device id push each other off the broker: both notice, report it, and stop reconnecting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A password is told to the broker and to nobody else: not to a file, a log, a command line, a child, a metric or a page."""
+"""A password is sent to the broker only: not to a file, a log, a command line, a child, a metric or a page."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _command_lines() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """A run with everything switched on that could tell: debugging, metrics, watching, a report."""
+    """A run with everything switched on that could leak: debugging, metrics, watching, a report."""
     directory = tmp_path_factory.mktemp("secrets")
     found = Played(directory / "left")
     found.directory.mkdir()

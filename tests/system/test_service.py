@@ -1,4 +1,4 @@
-"""The agent as a service: what systemd hears from it, how it ends, what it holds and writes while there is nothing to do."""
+"""The agent as a service: its notifications to systemd, how it ends, what it holds and writes while there is nothing to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_S = 0.02
 
 
 class Manager:
-    """systemd's end of the notify socket; `heard` is all that came. Like systemd, it always listens."""
+    """systemd's end of the notify socket; `received` is all that came. Like systemd, it always listens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,11 +38,11 @@ class Manager:
         give_up_at = time.monotonic() + PATIENCE_S
         while not fits():
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"systemd never heard {what}, but: {self.received[-20:]}")
+                raise TimeoutError(f"systemd never received {what}, but: {self.received[-20:]}")
             time.sleep(POLL_S)
 
     def wait_status(self, text: str) -> None:
-        """Return once `text` is the last status that it heard."""
+        """Return once `text` is the last status that it received."""
         self.wait(lambda: self.status == text, text)
 
     @property
@@ -58,7 +58,7 @@ class Manager:
 
     @property
     def alive(self) -> int:
-        """How often it heard that the loop comes round."""
+        """The number of watchdog notifications received."""
         return self.received.count("WATCHDOG=1")
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Manager:
 
 @pytest.fixture
 def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    """Whoever starts an agent now is systemd."""
+    """Agents started from here on notify this manager."""
     manager = Manager(socket_folder / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))

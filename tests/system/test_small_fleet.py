@@ -23,7 +23,7 @@ TRAVELLING = parse_policy("affine").public(SCHEMA).with_moments(MOMENTS)
 
 
 def where(broker: Mosquitto, state_dir: Path) -> list[object]:
-    """What a run must be told of its broker, fleet and files."""
+    """Options of a run for its broker, fleet and files."""
     return ["--broker", broker.url, "--fleet", "small", "--state-dir", state_dir, "--metrics", "none"]
 
 

@@ -107,7 +107,7 @@ def test_run_with_a_damaged_model_plays_its_last_round_again(stage: Stage):
 
 @pytest.mark.faults
 def test_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stage):
-    """While it waits for devices no round is open; the one after that is played by whoever resumes the run."""
+    """While it waits for devices no round is open; the one after that is played by the resumed run."""
     ann, bob = stage.start_agents()
     for device in DEVICES:
         stage.hold(device, round=2, step=1)

@@ -1,4 +1,4 @@
-"""A device is unplugged while it trains: its work ends as its owner configured, and everybody can tell why."""
+"""A device is unplugged while it trains: its work ends as its owner configured, and the reason is visible everywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
 
 
 class Laptop:
-    """An agent on a machine with a battery, whose kernel says what the test wants it to."""
+    """An agent on a machine with a battery, with a configurable kernel state."""
 
     def __init__(self, fleet: Fleet, directory: Path, on_loss: str) -> None:
         self.fleet = fleet

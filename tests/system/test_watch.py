@@ -91,7 +91,7 @@ def _is_the_picture(lines: list[str]) -> bool:
 
 
 class Terminal:
-    """A real terminal of so many columns and lines, in tmux, that runs a command and says how it ended."""
+    """A real terminal of so many columns and lines, in tmux, that runs a command and records its end."""
 
     def __init__(self, directory: Path, columns: int, lines: int) -> None:
         self._tmux = ["tmux", "-S", str(directory / "socket"), "-f", str(directory / "tmux.conf")]
@@ -187,7 +187,7 @@ def test_watcher_with_read_rights_alone_sees_the_run():
             works.link.publish(topics.run_status("home"), status, qos=0)
             return bool(watching.out)
 
-        watching.wait(has_printed, "tells what it hears")
+        watching.wait(has_printed, "prints the status")
         assert json.loads(watching.out.splitlines()[0])["run"] == "run-1"
         done = watching.interrupt()
     assert (done.code, len(done.out.splitlines())) == (130, 1)
@@ -198,17 +198,17 @@ def test_watch_follows_death_return_and_end_of_the_coordinator(held):
         Command("fedpatch", "watch", *held.where) as watching,
         Command("fedpatch", "watch", *held.where, "--json") as listening,
     ):
-        watching.wait(lambda: "round 2/4" in watching.out, "hears of the run")
-        listening.wait(lambda: listening.out, "hears of the run")
+        watching.wait(lambda: "round 2/4" in watching.out, "shows the run")
+        listening.wait(lambda: listening.out, "shows the run")
         held.coordinator.kill()
         watching.wait_err("the coordinator is gone; waiting for it to come back")
-        listening.wait(lambda: '"coordinator": "away"' in listening.out, "hears that it is gone")
+        listening.wait(lambda: '"coordinator": "away"' in listening.out, "shows that it is gone")
         with held.stage.resume() as coordinator:
             held.stage.holds["ann"].release()
             assert coordinator.done().code == 0
         watching.wait_err("is over: all rounds done")
-        watching.wait(lambda: "round 4/4 aggregated: 2/2 reported" in watching.out, "tells of the last round")
-        listening.wait(lambda: '"stopped": "max_rounds"' in listening.out, "hears of the end")
+        watching.wait(lambda: "round 4/4 aggregated: 2/2 reported" in watching.out, "prints the last round")
+        listening.wait(lambda: '"stopped": "max_rounds"' in listening.out, "shows the end")
         ended, documents = watching.interrupt(), listening.interrupt()
     assert (ended.code, documents.code) == (130, 130)
     everything = [json.loads(line) for line in documents.out.splitlines()]

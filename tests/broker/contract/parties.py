@@ -39,7 +39,7 @@ Events = queue.SimpleQueue[tuple[str, LinkEvent]]
 
 @dataclass
 class Parties:
-    """Connected links by name, and one queue for what all of them hear. `about` is what the broker told the coordinator."""
+    """Connected links by name, and one queue for the messages of all of them. `about` is what the broker announced to the coordinator."""
 
     fleet: str
     links: dict[str, MqttLink]
@@ -65,9 +65,9 @@ class Parties:
         self.links[device].publish(topics.up(self.fleet, device), encode(Envelope(body)))
 
     def play(self, receive: Callable[[str, Received, float], None], tick: Callable[[float], float | None]) -> None:
-        """Hands out what arrives until `tick`, which tells when it is due again, has nothing more to wait for.
+        """Hands out what arrives until `tick`, which returns when it is due again, has nothing more to wait for.
 
-        Where this process stands still, so does the time that it tells: what lies in its queues meanwhile is not late.
+        While this process is stopped, its time stops too: what lies in its queues meanwhile is not late.
         """
         now = looked_at = time.monotonic()
         give_up_at = now + PATIENCE_S
@@ -198,7 +198,7 @@ class Giving:
             self._at_the_device(name, decode(event.payload).body, now)
 
     def tick(self, now: float) -> float | None:
-        """Devices offer and the desk grants; None when all have been told `committed`."""
+        """Devices offer and the desk grants; None when all have received `committed`."""
         for name, upload in self._uploads.items():
             self._send(name, upload.tick(now))
         for name, grant in self._desk.next_grants(now):

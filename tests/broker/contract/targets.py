@@ -35,8 +35,8 @@ class Broker(Protocol):
 class Target:
     """A running broker. `speaks` what a link agrees on with it; `announces` a limit of packets or None.
 
-    `retains` is what it does with a retained message, `says_so` whether it tells a client that it does not;
-    `tells_takeover` whether a client hears that another one has come with its name; None where versions differ.
+    `retains` is what it does with a retained message, `announces_retain` whether it announces that to a client;
+    `reports_takeover` whether a client is notified that another one has taken its name; None where versions differ.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Target:
 @contextmanager
 def _mosquitto(name: str, options: str = "", **about: object) -> Iterator[Target]:
     with Mosquitto(options) as broker:
-        # Of a name that is taken twice 2.0.11 says nothing, 2.0.21 does.
+        # 2.0.11 reports nothing when a name is taken twice, 2.0.21 does.
         yield Target(name, broker.url, broker.port, "5", broker.restart, reports_takeover=None, **about)  # type: ignore[arg-type]
 
 

@@ -69,7 +69,7 @@ def test_a_connection_that_breaks_leaves_its_last_will(target: Target, fleet: st
 
 
 def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet: str):
-    """The earlier connection is closed; some brokers tell its owner why."""
+    """The earlier connection is closed; some brokers send the reason."""
     topic, name = topics.down(fleet, "pi-1"), f"{fleet}.twin"
     with target.client(name, topic, reconnect_delay_s=(100.0, 100.0)) as first:
         first.settle()

@@ -40,7 +40,7 @@ def reports(made: Bench, devices: str, now: float = 2.0) -> None:
 
 
 def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> dict[float, list[str]]:
-    """Lets time pass; `talking` devices tell that they train, every 10 s. Who is asked (again), by second."""
+    """Lets time pass; `talking` devices report progress every 10 s. Who is asked (again), by second."""
     asked: dict[float, list[str]] = {}
     now, talks_at = since, since
     while made.open.round.phase is Phase.COLLECTING and now < until:

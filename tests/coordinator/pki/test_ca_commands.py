@@ -31,7 +31,7 @@ def well(ended: Ended) -> Ended:
 
 
 def listed(fedpatch: Program) -> dict[str, dict[str, object]]:
-    """What `fedpatch device list --json` says, by name."""
+    """The output of `fedpatch device list --json`, by name."""
     return {one["name"]: one for one in json.loads(well(fedpatch("device", "list", "--json")).out)}
 
 

@@ -211,7 +211,7 @@ class TestMissingChunks:
 
 class TestPresence:
     def job(self, phase: JobPhase, round_number: int = 1, epoch: int = 1) -> JobStatus:
-        """What a device says it is on."""
+        """The phase that a device reports."""
         return JobStatus(RUN, epoch, round_number, phase)
 
     def test_presence_of_a_device_that_was_not_invited_is_ignored(self):

@@ -39,7 +39,7 @@ EPOCH = 2
 def opening(
     invited: str, accepted: str = "", reported: str = "", spent_s: float = 0.0, closing: bool = False
 ) -> RoundStart:
-    """Round 1 as its ledger tells of it."""
+    """Round 1 as recorded in its journal."""
     ledger = RoundJournal(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
     return RoundStart(ledger, {device: CommittedUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
 
@@ -70,7 +70,7 @@ def test_traffic_of_a_resumed_round_has_all_committed_updates():
 
 
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
-    """The ledger names it, whatever it had answered: the round needs an update less, and its record says why."""
+    """The journal names it, regardless of its answers: the round needs an update less, and its record says why."""
     known = opening("abcd", accepted="abcd", reported="ab")
     ledger = replace(known.ledger, offenders={"d": "not_finite"})
     made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)

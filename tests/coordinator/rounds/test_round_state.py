@@ -241,7 +241,7 @@ QUORUM_POLICY = RoundPolicy(
 
 
 def begin(devices: str = "abcd", **changes: Any) -> Round:
-    """A round at time 0 with a device per letter, which is meant for them unless `changes` say otherwise."""
+    """A round at time 0 with a device per letter, which is meant for them except by `changes`."""
     current = Round(1, replace(QUORUM_POLICY, **{"target": len(devices), **changes}), 0.0)
     current.begin(tuple(devices), 0.0)
     return current

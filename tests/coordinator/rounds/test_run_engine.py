@@ -311,7 +311,7 @@ def opened(effects: list[Effect]) -> list[int]:
 
 
 def all_decline(made: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
-    """A round in which every device says no."""
+    """A round in which every device declines."""
     made.handle(ModelPublished(model()), now)
     number = made.last_round
     return [

@@ -79,7 +79,7 @@ def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_pa
 
 
 def test_an_offender_stays_out_of_the_open_round_after_a_kill(bench):
-    """That it is not asked again was said; another coordinator keeps to that."""
+    """The device was reported as not asked again; another coordinator keeps to that."""
     bench.receive("a", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
     assert bench.engine.fleet.offenders == {"a": "schema_mismatch"}
     again = bench.again()

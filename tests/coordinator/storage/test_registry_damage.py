@@ -94,7 +94,7 @@ def path(story: Story) -> Iterator[Path]:
 
 
 class LogLines(logging.Handler):
-    """What the registry's log says within a `with`."""
+    """The log lines of the registry within a `with`."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

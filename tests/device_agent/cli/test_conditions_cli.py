@@ -1,4 +1,4 @@
-"""`fedpatch-agent conditions`: what an owner is told of the device, and of what it would say to work."""
+"""`fedpatch-agent conditions`: the facts of a device that its owner sees, and its answer to work."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_a_name_that_another_agent_has(settings, mosquitto):
     ],
 )
 def test_doctor_reports_the_coordinator_by_its_presence(settings, online, verdict, words):
-    """None, one that left, and one that says that it is there but does not answer, under the generated rules."""
+    """None, one that left, and one that is online but does not answer, under the generated rules."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
         login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
         with client(broker.url, "there", **login) as there:

@@ -1,4 +1,4 @@
-"""`fedpatch-agent enrol`: where it installs, and what it says of it."""
+"""`fedpatch-agent enrol`: where it installs, and its output."""
 
 from __future__ import annotations
 

@@ -661,12 +661,12 @@ NEW_KEY = replace(KEY, epoch=2)
 
 
 def ask_in_epoch(job: Job, request: WorkRequest, epoch: int = 2, now: float = 30.0) -> list[Effect]:
-    """A request of the newer epoch, whatever the device's owner says by now."""
+    """A request of the newer epoch, regardless of the owner's current answer."""
     return job.handle(requested(envelope_of(request, epoch=epoch), TASKS, AdmissionDecision(False, "no longer")), now)
 
 
 def spoken_in(effects: list[Effect]) -> set[tuple[str, int, int]]:
-    """Run, epoch and round of all that is said."""
+    """Run, epoch and round of all sent messages."""
     envelopes = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
     return {(one.run, one.epoch, one.round) for one in envelopes}
 

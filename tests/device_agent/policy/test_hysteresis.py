@@ -36,7 +36,7 @@ def willing(**settings) -> Hysteresis:
 
 
 def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
-    """What is told while the facts are these at those times."""
+    """The changes reported while the facts are these at those times."""
     changes = (device.observe(objections, now, working=working) for now, objections in story.items())
     return [change for change in changes if change is not None]
 
@@ -130,7 +130,7 @@ def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
 
 
 def test_a_moments_loss_costs_no_more_than_a_moment():
-    """A device that stays willing is silent about its plug, so whoever rests for ten minutes would rest in vain."""
+    """A device that stays willing is silent about its plug, so a rest of ten minutes would be in vain."""
     device = willing(loss_after_s=2.0)
     device.observe(BATTERY, 10.0, working=False)
     assert [one.retry_after_s for one in device.answer(BATTERY, 10.0)] == [3.0]
@@ -138,7 +138,7 @@ def test_a_moments_loss_costs_no_more_than_a_moment():
     assert device.willing and device.answer(NONE, 13.0) == NONE
     device.observe(BATTERY, 20.0, working=False)
     device.observe(BATTERY, 22.0, working=False)
-    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence tells when it is over
+    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence has its end
 
 
 def test_retry_is_short_only_for_brief_objections():
@@ -165,7 +165,7 @@ def test_an_offer_is_declined_while_what_came_back_must_still_hold():
 
 
 def test_condition_with_an_exact_end_is_over_at_its_end():
-    """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
+    """The coordinator has that exact time; all other missed conditions must hold as well."""
     device = willing(return_after_s=30.0)
     assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
         ConditionRestored(7998.0)
@@ -181,7 +181,7 @@ def test_condition_with_an_exact_end_is_over_at_its_end():
 
 
 def test_next_deadline_is_the_first_exact_end():
-    """The first end of several, counted from when it was told; nobody waits for what does not end by the clock."""
+    """The first end of several, counted from when it was reported; nobody waits for what does not end by the clock."""
     device = willing(on_loss="finish")
     play(device, {10.0: HOT, 12.0: HOT})
     assert device.next_deadline() is None
@@ -312,7 +312,7 @@ def test_nothing_is_accepted_before_all_was_met_for_long_enough(steps, terms):
 
 @given(STEPS, TERMS)
 def test_loss_is_never_reported_later_than_its_deadline(steps, terms):
-    """Who looks at every deadline hears of it at the latest `loss_after_s` after it began, to the instant."""
+    """A check at every deadline reports it at the latest `loss_after_s` after it began, to the instant."""
     device, now = willing(**terms), 0.0
     since: float | None = None
     for step_s, missed, _ in steps:

@@ -124,7 +124,7 @@ class TestWorkInHand:
         assert job.paused is pauses
 
     def test_is_noted_as_it_goes(self):
-        """Whoever pulls the plug in every round gets no second allowance; pauses are no training."""
+        """A plug pulled in every round gives no second allowance; pauses are no training."""
         bench, job = Bench(), training()
         bench.owner.meter.begins_round()
         bench.owner.meter.moved(500)
@@ -167,7 +167,7 @@ class TestWorkInHand:
 
 class TestLooks:
     def test_are_more_frequent_at_work(self):
-        """A device at rest looks now and then, so that presence tells when it is willing again."""
+        """A device at rest looks now and then, so that presence shows when it is willing again."""
         bench = Bench()
         assert bench.owner.next_deadline(idle()) == 0.0
         bench.see(idle(), WELL, 5.0)
@@ -264,7 +264,7 @@ def test_update_is_dropped_or_finished_by_the_setting_on_loss(on_loss, answer):
 
 
 def test_an_update_is_finished_after_a_loss_in_training_too():
-    """What was missed then had been judged already: it is not told a second time when the update is ready."""
+    """What was missed then had been judged already: it is not reported a second time when the update is ready."""
     bench, job = Bench(on_loss="finish"), Job(max_blob_bytes=10_000, ask_to_send=True)
     ask(job)
     here(job, range(3), 11.0)

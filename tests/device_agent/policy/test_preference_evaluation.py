@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 class Case(NamedTuple):
-    """A preference, what its owner says, and values of its fact with which it is met and missed."""
+    """A preference, its owner's setting, and values of its fact with which it is met and missed."""
 
     name: str
     setting: Any
@@ -80,7 +80,7 @@ def test_a_preference_that_is_missed_is_the_objection(case):
 
 @BY_NAME
 def test_preference_with_an_unknown_fact_follows_the_setting_unknown(case):
-    """Allow and deny; and where nothing is said, as the documentation does."""
+    """Allow and deny; without a setting, as documented."""
     device = facts(**{case.fact: None})
     asked = {case.name: case.setting}
     assert conditions(easy(**asked, unknown=[f"{case.name}=allow"]), device) == []
@@ -96,7 +96,7 @@ def test_a_preference_that_nobody_has_is_no_objection(case):
 
 @BY_NAME
 def test_objection_to_an_unknown_fact_names_cause_and_setting(case):
-    """The owner reads why nobody could tell, and what to write to work all the same."""
+    """The owner reads why the fact is unknown, and the setting that allows work all the same."""
     preferences = easy(**{case.name: case.setting}, unknown=[f"{case.name}=deny"])
     (unmet,) = unmet_preferences(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
     assert f"no {case.fact}" in unmet.words

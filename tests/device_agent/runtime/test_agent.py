@@ -49,7 +49,7 @@ from tests.support.specs import RUN, SCHEMA, TASK, envelope_of, model, report, u
 UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
-ECHO = "what the agent said of itself"
+ECHO = "the published state of the agent"
 
 
 def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST) -> list[Received]:
@@ -61,7 +61,7 @@ def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST)
 
 
 def stated(state: DeviceState | CoordinatorState) -> Received:
-    """Presence, on the topic of whoever it is of."""
+    """Presence, on the topic of its client."""
     device = isinstance(state, DeviceState)
     topic = topics.device_state("lab", "pi") if device else topics.coordinator_state("lab")
     return Received(topic, encode(Envelope(state)), True)
@@ -69,7 +69,7 @@ def stated(state: DeviceState | CoordinatorState) -> Received:
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """Lets an agent see events until it is stopped; what it answers. Its training process never says a word."""
+    """Lets an agent see events until it is stopped; its answers. Its training process stays silent."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)
@@ -146,7 +146,7 @@ def test_progress_without_a_connection_is_not_kept(played):
 
 @pytest.mark.parametrize("lost", [(), (JobKey(RUN, 1, 2, TASK),)], ids=["idle", "of another round"])
 def test_the_end_of_another_training_process_costs_no_round(played, lost):
-    """Its successor was started for this round before the agent heard of it."""
+    """Its successor was started for this round before the agent received it."""
     answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainProgress(KEY, 1, 2))
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.TRAINING, 1, 2)]
 
@@ -211,13 +211,13 @@ def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Upd
 
 
 def ready(wire: Wire) -> list[DeviceState]:
-    """What the device said of itself once its task was loaded."""
+    """The presence of the device once its task was loaded."""
     return [one for one in wire.states if isinstance(one, DeviceState) and one.online and one.tasks]
 
 
 class TestPresence:
     def test_presence_is_published_again_to_a_coordinator_that_has_just_started(self, played):
-        """A broker that retains nothing told it nothing; the job that is under way is told with it, and goes on."""
+        """A broker that retains nothing delivered nothing; presence holds the job in progress, which continues."""
         wire = Wire()
         here, gone = (CoordinatorState(online, "c1") for online in (True, False))
         answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
@@ -270,7 +270,7 @@ class TestNamesake:
     @pytest.mark.parametrize(
         "events",
         [[OTHER, ECHO], [ECHO, OTHER, OTHER]],
-        ids=["before it was heard itself", "on one connection"],
+        ids=["before its own state was received", "on one connection"],
     )
     def test_is_not_seen_in_ones_own_former_life(self, played, events):
         """Which may stand on the topic when the agent starts, or when a broker comes back with an old copy."""
@@ -280,7 +280,7 @@ class TestNamesake:
 
 
 class _Seen(Exception):
-    """The status tells of a problem."""
+    """The status holds a problem."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)

@@ -1,4 +1,4 @@
-"""Another agent with the same id is told from one's own former life."""
+"""Another agent with the same id is distinguished from the agent's own earlier state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WILL = DeviceState(online=False, boot="another")
 
 
 def reconnected() -> DuplicateIdDetector:
-    """On its second connection; it was heard on the first, where a state of a former life may still come after it."""
+    """On its second connection; its state was received on the first, where an earlier state may still follow."""
     namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
     assert not namesake.observe(ME, 1.0)
@@ -57,7 +57,7 @@ def test_duplicate_without_messages_is_taken_to_be_gone():
 
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
 def test_an_agent_that_is_alone_never_finds_another(events, former):
-    """However often it reconnects, whatever wills are late, with its former life to be seen until it was heard."""
+    """However often it reconnects, whatever wills are late, with its former life to be seen until its own state was received."""
     namesake, received = DuplicateIdDetector("mine", 1e9), False
     for second, event in enumerate(events):
         if event == "connect":

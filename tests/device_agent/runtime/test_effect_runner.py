@@ -75,7 +75,7 @@ class RecordedTrainer(Trainer):
 
 
 class Device(PlayedDevice):
-    """A job and its performer; where the device keeps models, what its training process is told is noted."""
+    """A job and its performer; where the device keeps models, the commands to its training process are recorded."""
 
     def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
         setup = WorkerSetup("none", "", str(directory), str(directory / "patches"), "pi")
@@ -161,7 +161,7 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 
 
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
-    """Whoever takes it up after a reboot offers it in the epoch that is current."""
+    """A process that takes it up after a reboot offers it in the epoch that is current."""
     waiting(device)
     taken_over = device.job.handle(requested(envelope_of(REQUEST, epoch=2)), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
@@ -175,7 +175,7 @@ def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
 
 
 def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
-    """The coordinator would take it for an offence: the round is given up, and the log says why."""
+    """The coordinator would take it for an offence: the round is given up, and the log has the reason."""
     path = device.directory / "spool" / "update.bin"
     path.write_bytes(b"v" + UPDATE[1:])
     device.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
@@ -490,7 +490,7 @@ class Listening(Wire):
 
 
 class NotingTrainer:
-    """A training process that does nothing but remember what it was told."""
+    """A training process that only records its commands."""
 
     def __init__(self) -> None:
         self.commands: list[TrainCommand] = []

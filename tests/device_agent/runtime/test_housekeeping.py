@@ -27,7 +27,7 @@ from tests.support.specs import TASK
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
-    """Its process never says a word."""
+    """Its process stays silent."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)

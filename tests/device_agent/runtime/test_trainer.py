@@ -155,7 +155,7 @@ def test_model_of_another_shape_fails_the_round(idle, tmp_path):
 
 
 def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
-    """Died says by which signal; the next round has a new process, and begins with the patch from before the kill."""
+    """Died has the signal; the next round has a new process, and begins with the patch from before the kill."""
     scene = Scene(tmp_path, SLOW, ADAM, "all")
     idle.trainer.train(scene.command(round=20))
     assert isinstance(idle.outcome(), Trained)
@@ -181,7 +181,7 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
 
 
 def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
-    """Not even one that another process has begun by the time that the end is heard of."""
+    """Not even one that another process has begun by the time that the end is received."""
     watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
     scene = Scene(tmp_path, SLOW, SGD, "none")
     watched.trainer.train(scene.command(round=1))
@@ -268,7 +268,7 @@ def test_unknown_task_fails_the_setup_with_the_usage_exit_code(fresh):
 
 
 def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    """What is told of a training process that is this script of the shell."""
+    """The events of a training process that is this shell script."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
@@ -305,7 +305,7 @@ def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path
 
 
 QUIET_S = 20 * PROGRESS_EVERY_S
-"""A training that goes on tells of it twenty times meanwhile."""
+"""A training that continues reports progress twenty times meanwhile."""
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def own_process(installed, tmp_path):
 
 
 def held_at(watched: Watched) -> int:
-    """The step after which none is told of for a while; a training that nothing holds has none."""
+    """The step after which none is reported for a while; a training that nothing holds has none."""
     done, give_up_at = 0, time.monotonic() + TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:
@@ -359,7 +359,7 @@ MEMORY_TIMEOUT_S = 120
 
 
 class Device:
-    """A training process whose task has a mishap in the next round, when told to."""
+    """A training process whose task has a mishap in the next round, on request."""
 
     def __init__(self, folder) -> None:
         self.mishap = folder / "mishap"

@@ -105,7 +105,7 @@ def test_a_clock_that_runs_without_power_is_assumed_right(scene, seconds, used, 
 
 
 class _Kernel:
-    """A C library whose kernel has this to say of its clock; None: it cannot be asked."""
+    """A C library whose kernel reports this of its clock; None: it cannot be asked."""
 
     def __init__(self, status: int | None) -> None:
         if status is not None:

@@ -33,7 +33,7 @@ def scene(tmp_path) -> Scene:
 
 @pytest.fixture
 def silent() -> Iterator[tuple[str, socket.socket]]:
-    """The address of a bus at which somebody listens and says nothing, and its socket."""
+    """The address of a bus with a silent listener, and its socket."""
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/bus")
@@ -70,7 +70,7 @@ def test_silent_bus_times_out(silent):
 
 
 def _drip(listener: socket.socket, over: threading.Event) -> None:
-    """Lets its caller in, and then says a message of a mebibyte, a byte at a time."""
+    """Lets its caller in, and then sends a message of a mebibyte, a byte at a time."""
     line, _ = listener.accept()
     with line:
         line.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
@@ -122,6 +122,6 @@ def test_bus_address_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/elsewhere")
     assert bus_address(SysFs(Path("/")), None) == "unix:path=/elsewhere"
     assert bus_address(SysFs(tmp_path), None) == f"unix:path={tmp_path}/run/dbus/system_bus_socket"
-    assert bus_address(SysFs(Path("/")), "unix:path=/told") == "unix:path=/told"
+    assert bus_address(SysFs(Path("/")), "unix:path=/given") == "unix:path=/given"
     monkeypatch.delenv("DBUS_SYSTEM_BUS_ADDRESS")
     assert bus_address(SysFs(Path("/")), None) == "unix:path=/run/dbus/system_bus_socket"

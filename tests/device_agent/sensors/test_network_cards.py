@@ -42,7 +42,7 @@ MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence
     ],
 )
 def test_kinds_by_their_table(card, kind, confidence):
-    """By what the kernel says of the interface; a driver that phones use makes it an assumption."""
+    """By the kernel's data of the interface; a driver that phones use makes it an assumption."""
     fact = link_kind(NetInterface(name="x0", **card))
     assert (fact.value, fact.confidence) == (kind, confidence)
 

@@ -1,4 +1,4 @@
-"""What several power supplies say together."""
+"""The combined state of several power supplies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Voltage, throttling and temperature, from whatever tells them."""
+"""Voltage, throttling and temperature, from any source that has them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_kernels_alarm_is_that_of_one_chip_and_needs_no_firmware(scene, chip
 
 
 def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
-    """As it is for a user outside the group video; the mend is named."""
+    """As it is for a user outside the group video; the remedy is named."""
     scene.program("vcgencmd", "echo VCHI initialization failed; exit 255")
     assert "group video" in read_supply(SysFs(scene.root)).under_voltage.source
 

@@ -99,7 +99,7 @@ def test_any_answer_makes_facts(text):
     [("OL", True), ("OL CHRG", True), ("OB LB", False), ("OL OB", False), ("ALARM OB DISCHRG", False), ("OFF", None)],
 )
 def test_the_words_of_nut(status, external):
-    """OB wins: a UPS that says both is not to be trusted with power."""
+    """OB wins: a UPS that reports both is not to be trusted with power."""
     assert read_upsc(f"ups.status: {status}\nbattery.charge: 100\n", "upsc").external.value is external
 
 

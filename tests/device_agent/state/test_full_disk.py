@@ -50,7 +50,7 @@ def manifest() -> Manifest:
 
 
 class Device(PlayedDevice):
-    """A job and its performer, whose training process never says a word."""
+    """A job and its performer, whose training process stays silent."""
 
     def __init__(self, directory: Path) -> None:
         trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), lambda event: None)
@@ -128,7 +128,7 @@ class TestSpool:
 
 
 def after(number: int) -> PatchState:
-    """A patch that fills a page, and can be told from others."""
+    """A patch that fills a page, and is distinguishable from others."""
     return PatchState({"bn.weight": np.full(PAGE_BYTES // 8, number, np.float32)}, number)
 
 

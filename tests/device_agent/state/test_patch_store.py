@@ -31,7 +31,7 @@ KEY = PatchKey("digits", "ab" * 32, "affine")
 
 
 def state(number: int) -> PatchState:
-    """A patch that can be told from others by `number`."""
+    """A patch that is distinguishable from others by `number`."""
     return PatchState(
         {"bn.weight": np.full(3, number, np.float32), "bn.weight:step": np.array(number, np.float32)}, number
     )

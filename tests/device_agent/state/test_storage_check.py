@@ -1,4 +1,4 @@
-"""A device that cannot store what a round needs declines it, and its doctor and status say what is damaged and what to do."""
+"""A device that cannot store what a round needs declines it, and its doctor and status name the damage and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent says of itself to its owner: the table of docs/reference/metrics.md, at a real endpoint and in a file."""
+"""The metrics of an agent for its owner: the table of docs/reference/metrics.md, at a real endpoint and in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device tells of itself, and how often."""
+"""The vitals of a device, and how often it publishes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUND = LastRound("r", 3, 20.0, 2.0)
 
 
 def _facts() -> st.SearchStrategy[Facts]:
-    """Whatever sources may say."""
+    """Arbitrary values of sources."""
     kinds = {
         "link": st.none() | st.sampled_from(LinkKind),
         "ssid": st.none() | st.text(max_size=5),
@@ -32,7 +32,7 @@ def _facts() -> st.SearchStrategy[Facts]:
 
 
 def _fact(value: object) -> Fact:
-    return Fact.unknown("nobody tells") if value is None else Fact(value, "somewhere")
+    return Fact.unknown("no source") if value is None else Fact(value, "somewhere")
 
 
 @given(_facts())
@@ -77,7 +77,7 @@ def test_a_round_that_is_over_matters():
 
 @given(st.lists(st.tuples(st.floats(0.1, 90.0), st.booleans()), max_size=60))
 def test_messages_are_neither_too_many_nor_too_few(looks):
-    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is told as soon as that is allowed."""
+    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is published as soon as that is allowed."""
     pace, now, sent_power, times = VitalsPace(), 0.0, None, []
     for pause_s, power in looks:
         now += pause_s

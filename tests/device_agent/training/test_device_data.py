@@ -1,4 +1,4 @@
-"""Data that change between rounds: when they are read again, what is told of it, and what becomes of errors."""
+"""Data that change between rounds: when they are read again, the reports of them, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class _Agent:
         self.trainer = Trainer(setup, self.events.put)
 
     def round(self, number: int) -> list:
-        """What is said in a round, but for its progress."""
+        """The events of a round, except for its progress."""
         self.trainer.train(self.scene.command(round=number))
         received: list = []
         while not received or isinstance(received[-1], Ready):

@@ -203,7 +203,7 @@ def test_wherever_it_is_killed_the_state_of_a_measure_lies_beside_the_update_of_
 
 
 def test_a_state_that_the_disk_refuses_costs_neither_update_nor_measure(tmp_path, monkeypatch, caplog):
-    """The next measure goes on from the state before it, and says less than it could: it stays a lower bound."""
+    """The next measure goes on from the state before it, and shows less than it could: it stays a lower bound."""
     device = Device(tmp_path)
     real = PatchStore.save
 

@@ -190,7 +190,7 @@ def test_a_parameter_with_two_names_has_one_value_and_one_moment():
 
 
 def test_diverging_loss_raises_with_step_and_remedy(trainer, start):
-    """Values too large to multiply make the loss nan; the error says when, and what to try."""
+    """Values too large to multiply make the loss nan; the error has the step and a remedy."""
     huge = start | {"fc2.weight": np.full_like(start["fc2.weight"], 3e38)}
     with pytest.raises(UpdateRefused, match=r"'toy'.* loss was \S+ at step 1 of 5.* smaller than 0\.1") as caught:
         run(trainer, huge, SGD)
@@ -211,7 +211,7 @@ def test_a_last_step_that_diverges_is_refused_with_the_tensor():
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(1, 5), (23, 1)])
 def test_batch_norm_needs_two_examples(start, examples, batch_size):
-    """A batch of one has no variance; the error says so in words."""
+    """A batch of one has no variance; the error explains that."""
     trainer = LocalTrainer(TOY, random_data("lonely", examples))
     with pytest.raises(DataError, match=rf"'toy': batch norm .* batch of one example .*has {examples}\).* at least 2"):
         run(trainer, start, replace(SGD, batch_size=batch_size))

@@ -120,7 +120,7 @@ def test_an_evaluation_measures_the_personal_copy_and_writes_nothing(tmp_path, d
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 @pytest.mark.parametrize("kind", ["ditto", "pfedme"])
 def test_an_update_holds_no_trace_of_the_personal_copy(tmp_path, device, encoding, kind):
-    """Statistics of batch norm are left out: pFedMe's model and copy have the same, which travel as the policy says."""
+    """Statistics of batch norm are left out: pFedMe's model and copy have the same, which travel by the policy."""
     scene = Scene(tmp_path, TOY, replace(SGD, **make_terms(0.0, personal=f"{kind}:0.5")), "none")
     for round in (1, 2):
         device.run(scene.command(round=round, encoding=encoding))

@@ -64,7 +64,7 @@ class Queue:
 
 
 class SimulatedCoordinator:
-    """On its own host; `wanted` says what is started next: run, resume, or nothing once the run is over."""
+    """On its own host; `wanted` is the command to start next: run, resume, or nothing once the run is over."""
 
     def __init__(self, world: World, directory: Path, settings: RunSettings) -> None:
         self.directory = directory
@@ -149,7 +149,7 @@ class SimulatedCoordinator:
         self.start_at = self._world.now + self.pause_s
         self.pause_s = 1.0
         if self.summary is None:
-            # Whoever starts it again says nothing of --new, even where the first words were.
+            # A restart omits --new, even where the first command had it.
             self.wanted = "run" if self.wanted == "new" else self.wanted
             return
         self._world.note(f"run {self.summary.run} is over: {self.summary.stopped_because}")
@@ -157,7 +157,7 @@ class SimulatedCoordinator:
 
     def _log(self, line: str) -> None:
         self.lines.append(line)
-        self._world.note(f"coordinator says: {line}")
+        self._world.note(f"coordinator prints: {line}")
 
     def now(self) -> BootTime:
         """Its machine's own clocks, of which the wall clock may be years off."""

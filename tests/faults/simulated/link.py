@@ -140,7 +140,7 @@ class SimulatedLink:
             self._emit(self._connected)
 
     def on_message(self, wire: Wire, message: Message, session: Session) -> None:
-        """Something was delivered, which the broker may forget once it hears so."""
+        """Something was delivered, which the broker may forget once it is acknowledged."""
         if self._wire is wire:
             wire.up(partial(_forget, session, message))
             if self._subscriptions.want(message.topic):

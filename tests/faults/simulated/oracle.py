@@ -1,6 +1,6 @@
-"""What must be true of a world, said without fedpatch's own arithmetic: which updates count, what the models and patches are.
+"""Invariants of a world, computed without fedpatch's own arithmetic: which updates count, what the models and patches are.
 
-The oracle hears of every commit of the registry, of every checkpoint and patch that takes its place on the disk, and of
+The oracle observes every commit of the registry, of every checkpoint and patch that takes its place on the disk, and of
 every word that reaches a device. It computes the same models and patches on its own and compares them bit for bit.
 """
 
@@ -53,7 +53,7 @@ class Trained:
 
 
 class Oracle:
-    """Of one world. A claim that does not hold is an AssertionError that says which."""
+    """Of one world. A violated invariant is an AssertionError that names it."""
 
     def __init__(self, world: World) -> None:
         self.models: dict[tuple[str, int], Model] = {}
@@ -85,7 +85,7 @@ class Oracle:
     # ---- what happens
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on the oracle hears of what is written to the registry, once it is."""
+        """From now on the oracle observes each write of the registry, once it is done."""
         self._after(patch, RoundLedger, "open", self._open)
         self._after(patch, RoundLedger, "add_updates", self._add)
         self._after(patch, RoundLedger, "close", self._close)
@@ -109,7 +109,7 @@ class Oracle:
         self._stands_still_since = since if known is None else min(known, since)
 
     def reboots(self) -> None:
-        """Its clocks may tell nothing of what has passed since the round was opened or taken up."""
+        """Its clocks may not show the time that has passed since the round was opened or taken up."""
         self.stands_still(self._last_opened)
 
     def saving(self, device: str, command: TrainCommand, after: PatchState) -> None:
@@ -130,7 +130,9 @@ class Oracle:
             envelope = decode(event.payload)
             if isinstance(envelope.body, Committed):
                 known = (device, envelope.body.digest) in self._ever
-                assert known, f"{device} hears committed in round {envelope.round} of what the registry does not have"
+                assert known, (
+                    f"{device} receives committed in round {envelope.round} of what the registry does not have"
+                )
 
     def on_publish(self, topic: str, payload: bytes) -> None:
         """A device publishes something: of each member of its group it reveals one secret, ever."""
@@ -186,7 +188,7 @@ class Oracle:
     def _open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
         key = (run, ledger.round)
         self._number = ledger.round
-        self.run = run  # whoever made it may have been killed before it could say so
+        self.run = run  # its process may have been killed before reporting it
         assert key not in self.records, f"round {ledger.round} opens though it is over"
         if key not in self._opened:
             self._opened[key] = self._world.now
@@ -224,7 +226,7 @@ class Oracle:
             self._pool[key] = update.digest
 
     def _close(self, run: str, devices: Collection[str]) -> None:
-        """An update that arrived with the last one that counts is forgotten; its device was not told `committed`."""
+        """An update that arrived with the last one that counts is forgotten; its device did not receive `committed`."""
         self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run or key[2] in devices}
         if self._carries:
             return

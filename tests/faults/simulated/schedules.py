@@ -79,7 +79,7 @@ def _strike(world: World, fault: Fault) -> None:
 
 @contextmanager
 def _directory() -> Iterator[Path]:
-    """In memory where there is such a place: to wait for a disk would tell nothing."""
+    """In memory where there is such a place: to wait for a disk would add nothing."""
     place = _MEMORY if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="fedpatch-simulated-", dir=place) as name:
         yield Path(name)
@@ -232,7 +232,7 @@ def kill_coordinator(world: World, *, pause_s: float, fuse: int | None = None, t
 
 
 def kill_at_commit(world: World, *, pause_s: float, fuse: int | None) -> None:
-    """At the next update that is in the registry: before its device can be told, or before a later write."""
+    """At the next update that is in the registry: before its device is notified, or before a later write."""
 
     def strike() -> None:
         world.note(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s")

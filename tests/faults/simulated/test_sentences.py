@@ -1,4 +1,4 @@
-"""Schedules that each can be said in a sentence. What must hold of all of them, schedules.play checks."""
+"""Schedules that fit a sentence each. What must hold of all of them, schedules.play checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rounds(world: World) -> list[RoundRecord]:
 
 
 def times_logged(world: World, words: str) -> int:
-    """How often the log says this."""
+    """How often these words are in the log."""
     return sum(words in line for line in world.log)
 
 

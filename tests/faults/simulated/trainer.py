@@ -96,7 +96,7 @@ class SimulatedTrainer:
     # ---- what happens to it
 
     def kill(self, *, notify: bool = True) -> None:
-        """Gone at once; the agent hears of it, if it is still there."""
+        """Gone at once; the agent is notified, if it still runs."""
         process, self._process, self._store = self._process, None, None
         owed = (*(one.command.key for one in self._lessons), *(one.key for one in self._masking))
         self._lessons, self._masking = [], []

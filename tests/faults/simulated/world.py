@@ -75,11 +75,11 @@ class World:
             trigger[1]()
 
     def when(self, words: str, action: Action) -> None:
-        """Does this at the very moment at which the log says these words for the first time from now on."""
+        """Does this at the very moment at which these words are logged for the first time from now on."""
         self._triggers.append((words, action))
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None) -> None:
-        """Whoever acts waits: the world goes on until something is so, or time is up, or the waiting process is killed."""
+        """The acting process waits: the world goes on until something is so, or time is up, or the waiting process is killed."""
         waiting = self.turns.acting
         end = _BEGAN_S + LIMIT_S if timeout_s is None else self.now + max(0.0, timeout_s)
         if timeout_s and timeout_s > 0:

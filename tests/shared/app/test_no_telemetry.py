@@ -1,4 +1,4 @@
-"""Nothing of what a device does is told to the makers of the libraries that do it."""
+"""Libraries send no telemetry to their makers."""
 
 from __future__ import annotations
 

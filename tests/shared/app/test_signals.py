@@ -41,7 +41,7 @@ def sigterm_before_line(line: int) -> Iterator[list[int]]:
         lines += event == "line"
         if lines == line and not sent:
             sent.append(line)
-            with suppress(KeyboardInterrupt):  # which would end the tracing, also that of whoever measures coverage
+            with suppress(KeyboardInterrupt):  # which would end the tracing, also that of a coverage measurement
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
@@ -82,7 +82,7 @@ def test_ignore_signals_keeps_a_finished_result():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stoppable_returns_true_after_a_signal(capfd, number):
-    """The first signal is only told, a second ends the work at once; the handlers are then those of before."""
+    """The first signal is only forwarded, a second ends the work at once; the handlers are then those of before."""
     before = handlers()
     with pytest.raises(KeyboardInterrupt), stoppable("stops soon") as stopped:
         assert not stopped()

@@ -1,4 +1,4 @@
-"""Plain MQTT to another machine: refused unless the user said so, on every side, and then told at each start."""
+"""Plain MQTT to another machine: refused without the option, on every side, and then logged at each start."""
 
 from __future__ import annotations
 

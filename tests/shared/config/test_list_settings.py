@@ -37,7 +37,7 @@ def loaded(text: str = "", environ: dict[str, str] | None = None, **flags: objec
 
 
 def problem(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> str:
-    """What is said of a wrong list, without the folder of the file."""
+    """The problem of a wrong list, without the folder of the file."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, environ, **flags)
     (found,) = caught.value.problems

@@ -1,4 +1,4 @@
-"""Settings from defaults, a file, the environment and flags: which place wins, and what is said of mistakes."""
+"""Settings from defaults, a file, the environment and flags: their precedence, and the reports of mistakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problems(cls=Oven, *, file=None, text=None, environ=None, **flags) -> list[str]:
-    """What is said of a wrong configuration."""
+    """The problems of a wrong configuration."""
     if text is not None:
         file.write_text(text, "utf-8")
     with pytest.raises(ConfigError) as caught:

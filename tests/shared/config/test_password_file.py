@@ -1,4 +1,4 @@
-"""A password that lies in a file: whose it must be, what may be in it, and that nothing of it is ever told."""
+"""A password that lies in a file: whose it must be, what may be in it, and that it is never printed."""
 
 from __future__ import annotations
 

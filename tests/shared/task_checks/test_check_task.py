@@ -1,4 +1,4 @@
-"""`fedpatch check-task` and `fedpatch-agent check-task`: every check, what it says, and the exit code."""
+"""`fedpatch check-task` and `fedpatch-agent check-task`: every check, its output, and the exit code."""
 
 from __future__ import annotations
 

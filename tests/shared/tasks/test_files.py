@@ -45,7 +45,7 @@ def server(monkeypatch) -> Iterator[Server]:
             self.wfile.write(sent[answer])
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state = Server(f"http://127.0.0.1:{httpd.server_port}")

@@ -1,4 +1,4 @@
-"""Statistics of inputs: right, bounded in size, and enough to tell raw rows from scaled ones."""
+"""Statistics of inputs: right, bounded in size, and enough to distinguish raw rows from scaled ones."""
 
 from __future__ import annotations
 

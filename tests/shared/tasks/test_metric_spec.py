@@ -1,4 +1,4 @@
-"""What a task says of its metric."""
+"""The metric that a task declares."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_a_wrong_spec_of_ones_own_files_is_refused(tmp_path, spec):
 
 
 def test_ones_own_files_under_mnists_names_are_not_called_damaged(tmp_path):
-    """They are whole: the message says how to train on them, and not to delete them."""
+    """They are whole: the message has the way to train on them, and not to delete them."""
     _own_files(tmp_path / "mnist", gz=True)
     with pytest.raises(DataError) as caught:
         TASK.load_data("shard:0/2", tmp_path)

@@ -151,7 +151,7 @@ def test_both_parts_are_assigned_alike():
 
 
 def _by_definition(spec, train, test):
-    """The split as its docstring says it, example by example and with no thought of time."""
+    """The split by its docstring, example by example and with no thought of time."""
     shards = 2 * spec.count
     in_order = [np.array(sorted(range(len(labels)), key=lambda at: (labels[at], at))) for labels in (train, test)]
     sizes = [[len(order) // shards + (shard < len(order) % shards) for shard in range(shards)] for order in in_order]

@@ -1,4 +1,4 @@
-"""Tasks are found by name or by module:attribute, and what goes wrong on the way is said in one sentence."""
+"""Tasks are found by name or by module:attribute, and errors on the way are one sentence."""
 
 from __future__ import annotations
 

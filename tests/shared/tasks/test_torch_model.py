@@ -37,7 +37,7 @@ class OddNorm(nn.BatchNorm1d):
 
 
 class Squeezer(nn.Module):
-    """A model whose attributes say nothing about what they are."""
+    """A model whose attribute names carry no information."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ class TestSizes:
         assert MIN_CHUNK_BYTES <= small < 20_000 - CHUNK_OVERHEAD_BYTES
 
     def test_have_a_lower_end(self):
-        """A broker that takes hardly anything cannot be used, and the error says what to raise."""
+        """A broker that takes hardly anything cannot be used, and the error names the setting to raise."""
         assert chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 512) == MIN_CHUNK_BYTES
         with pytest.raises(BrokerError, match="max_packet_size"):
             chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 511)

@@ -1,4 +1,4 @@
-"""Each end of a transfer by itself: what it says when, and what it does with what it hears."""
+"""Each end of a transfer by itself: its messages, and its reactions to messages."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class TestUpload:
         assert upload.next_deadline() == pytest.approx(1.1)
 
     def test_speaks_often_while_it_holds_a_place(self):
-        """Granted, it must be heard several times before its place is given away; waiting or alone, it need not."""
+        """Once granted, several messages must arrive before its place is given away; waiting or alone, it need not."""
         upload = self.granted()
         pauses = [self.next_pause(upload) for _ in range(4)]
         assert pauses == [GRANTED_QUIET_S] * 4

@@ -1,4 +1,4 @@
-"""A simulation from its first round to its last: what it counts, when it ends, and what it says when it cannot go on."""
+"""A simulation from its first round to its last: its counts, its end, and its errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_population_without_counting_clients_is_refused():
 
 
 def test_cohort_of_noisy_clients_is_measured_on_those_who_count():
-    """A small cohort may consist of noisy clients alone; the study goes on, and its point says how many were counted."""
+    """A small cohort may consist of noisy clients alone; the study goes on, and its point has the number counted."""
     study = study_of(clients=2, participation=0.5, rounds=6, data="{seed}/{index};noisy-0")
     points = simulate(study).points
     assert [point.counted for point in points] == [1] * 7

@@ -282,5 +282,5 @@ class OwnLinear(nn.Linear):
     ],
 )
 def test_model_other_than_a_plain_sequence_is_run_by_torch(model):
-    """The layers claim no model that may compute something else than its layers say."""
+    """The layers claim no model that may compute something else than its layers."""
     assert layers_of(model) is None

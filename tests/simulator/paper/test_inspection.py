@@ -136,7 +136,7 @@ def small(task: str, private: str, seed: int, rounds: int, steps: int = 0) -> St
 
 @pytest.fixture
 def printed(monkeypatch):
-    """Small studies, and what is said of them."""
+    """Small studies, and their progress lines."""
     monkeypatch.setattr(inspection, "_study", small)
     return []
 

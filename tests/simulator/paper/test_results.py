@@ -113,7 +113,7 @@ DAMAGES = {
     "its curve is cut": lambda text: text.replace('"curve": [0.47,', '"curve": ['),
     "its curve is of words": lambda text: text.replace('"curve": [0.47,', '"curve": ["0.47",'),
     "its curve is no list": lambda text: text.replace('"curve": [', '"curve": 5, "rest": ['),
-    "it does not reach what it says": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": 2'),
+    "it does not reach its target": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": 2'),
     "it ends before its last round": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": null'),
 }
 

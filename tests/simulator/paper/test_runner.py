@@ -22,7 +22,7 @@ def results(tmp_path: Path) -> Results:
 
 
 class Diary(CellWatcher):
-    """Writes down what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -38,7 +38,7 @@ class Diary(CellWatcher):
 
 
 class Stop:
-    """Says True once it was asked more than `count` times."""
+    """Returns True once it was called more than `count` times."""
 
     def __init__(self, count: int) -> None:
         self._left = count
