@@ -51,7 +51,7 @@ def fuzz_one(name: str, seconds: int, out: Path) -> None:
 
 
 def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
-    """Fuzz all targets in turn; return the number of crashes. The command that replays a crash is printed, and saved beside it."""
+    """Fuzz all targets in turn; return the number of crashes. The command to replay a crash is printed and saved."""
     crashes = out / "crashes"
     crashes.mkdir(parents=True, exist_ok=True)
     failed = 0
