@@ -133,7 +133,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 
 
 def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
-    """In the first round, and once more where it is no offence; the device receives the reason, and an offender is not asked again."""
+    """In the first round, and once more where it is no offence; the device gets the reason, an offender is not asked again."""
     offends = ("refused", reason) not in NOT_OFFENCES
     times = 1 if offends else 2
 

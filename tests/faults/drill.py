@@ -86,7 +86,7 @@ class Lane:
 
 
 class Drill:
-    """One run under one schedule. `diary` records actions and observations with their times; `absent_s` how long nobody coordinated."""
+    """One run under one schedule. `diary` has actions and observations with times; `absent_s` how long nobody coordinated."""
 
     def __init__(self, lane: Lane, schedule: Schedule, scene: Scene, terms: dict[str, float]) -> None:
         scene.directory.mkdir(parents=True)

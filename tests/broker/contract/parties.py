@@ -39,7 +39,7 @@ Events = queue.SimpleQueue[tuple[str, LinkEvent]]
 
 @dataclass
 class Parties:
-    """Connected links by name, and one queue for the messages of all of them. `about` is what the broker announced to the coordinator."""
+    """Connected links by name, and one queue for all their messages. `about` is what the broker announced."""
 
     fleet: str
     links: dict[str, MqttLink]

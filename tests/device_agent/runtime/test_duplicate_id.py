@@ -57,7 +57,7 @@ def test_duplicate_without_messages_is_taken_to_be_gone():
 
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
 def test_an_agent_that_is_alone_never_finds_another(events, former):
-    """However often it reconnects, whatever wills are late, with its former life to be seen until its own state was received."""
+    """For any reconnects and late wills; its earlier state may arrive until its own state was received."""
     namesake, received = DuplicateIdDetector("mine", 1e9), False
     for second, event in enumerate(events):
         if event == "connect":

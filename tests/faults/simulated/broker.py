@@ -40,7 +40,7 @@ class Session:
 
 
 class Broker:
-    """Delivers to sessions, in order. `kill` loses queues and subscriptions; `forgets` decides whether retained messages are lost too."""
+    """Delivers to sessions, in order. `kill` loses queues and subscriptions; `forgets`: retained messages too."""
 
     def __init__(self, rng: random.Random, weather: Weather) -> None:
         self.up = True

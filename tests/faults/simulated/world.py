@@ -79,7 +79,7 @@ class World:
         self._triggers.append((words, action))
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None) -> None:
-        """The acting process waits: the world goes on until something is so, or time is up, or the waiting process is killed."""
+        """The acting process waits until a condition holds, the time is up, or it is killed; the world goes on."""
         waiting = self.turns.acting
         end = _BEGAN_S + LIMIT_S if timeout_s is None else self.now + max(0.0, timeout_s)
         if timeout_s and timeout_s > 0:
