@@ -24,7 +24,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
-from fedpatch.shared.wire.plan_terms import parse_personal, parse_phases, term_problems
+from fedpatch.shared.wire.plan_terms import CONTROL, parse_personal, parse_phases, term_problems
 
 CA_DIRECTORY = "ca"
 
@@ -106,6 +106,13 @@ class RoundSettings(Settings):
         default_means="none",
         help="Second copy of the model that stays on each device and is its personal model. ditto:LAMBDA: it is trained with "
         "LAMBDA / 2 times its squared distance from the round's model. pfedme:LAMBDA: the model follows the copies.",
+    )
+    finish: str = setting(
+        "",
+        group=_TRAINING,
+        default_means="none",
+        help="Training of a copy of the round's model on each device, with the phases of this option; the copy is the personal "
+        "model, and nothing of it travels. private:5 after phases public:1 is FedBABU, all:1 is FedAvg with fine-tuning.",
     )
     seed: int = setting(
         0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
@@ -402,7 +409,8 @@ class RoundSettings(Settings):
         """Return the defaults of buffered rounds and of a masked run, where `late` or `secure` is set."""
         fitting: dict[str, Any] = fitting_grace(values)
         if values["secure"] == "off":
-            return fitting
+            has_controls = CONTROL in shared_moments(values["strategy"])
+            return fitting | (dict.fromkeys(_NOT_OF_CONTROLS, "off") if has_controls else {})
         return fitting | {
             "strategy": "fedavg",
             "norm_bound": "off",
@@ -415,11 +423,12 @@ class RoundSettings(Settings):
     def check(self) -> list[tuple[str, ...]]:
         """Check names that must exist and fields that depend on each other."""
         problems = [*super().check(), *self._unreadable(), *self._privacy_problems(), *self._unmaskable()]
-        problems += self._uncarriable()
+        problems += [*self._uncarriable(), *self._uncontrollable()]
         problems += term_problems(
             prox=self.prox,
             phases=self.phases,
             personal=self.personal,
+            finish=self.finish,
             private=self.private,
             epochs=self.epochs,
             steps=self.steps,
@@ -457,19 +466,11 @@ class RoundSettings(Settings):
             rounds=self.rounds,
             devices=self.devices,
             target_ua=self.target_ua,
-            moments=self._moments(),
+            moments=shared_moments(self.strategy),
             aggregate=self.aggregate,
             secure=self.masked,
             group_max=self.largest_group,
         )
-
-    def _moments(self) -> tuple[str, ...]:
-        """Return the moments that devices share; none for a strategy that cannot be found, which `_unreadable` reports."""
-        from fedpatch.coordinator.strategies import find_strategy
-
-        with suppress(UsageError):
-            return find_strategy(self.strategy).moments
-        return ()
 
     def _unmaskable(self) -> list[tuple[str, ...]]:
         """Problems of settings that need single updates, in a masked run; and of masked encodings in another run."""
@@ -478,9 +479,10 @@ class RoundSettings(Settings):
             return [("encoding", words, "secure")] if self.encoding in MASKED_ENCODINGS else []
         problems: list[tuple[str, ...]] = []
         only_sums = "the coordinator sees the sums of masked groups only"
-        if self._moments():
+        if shared_moments(self.strategy):
             words = (
-                f"{self.strategy} averages second moments, which masked sums are too coarse for; use fedavg or fedadam"
+                f"{self.strategy} shares second moments or control variates, which masked sums are too coarse for; "
+                "use fedavg or fedadam"
             )
             problems.append(("strategy", words, "secure"))
         if self.norm_bound != "off":
@@ -524,6 +526,15 @@ class RoundSettings(Settings):
             "weight_cap": (self.weight_cap is not None, "has no effect: each device counts alike; leave it out"),
         }
         return [(name, f"{getattr(self, name)} {words}", "dp") for name, (wrong, words) in given.items() if wrong]
+
+    def _uncontrollable(self) -> Iterator[tuple[str, ...]]:
+        """Problems of settings that part the control variate of the server from those of the devices."""
+        if CONTROL not in shared_moments(self.strategy):
+            return
+        why = f"the control variates of {self.strategy} must be the mean of those that devices keep"
+        for name, fits in (*dict.fromkeys(_NOT_OF_CONTROLS, "off").items(), ("late", "refuse")):
+            if getattr(self, name) != fits:
+                yield name, f"{getattr(self, name)} does not fit, since {why}; use {fits}", "strategy"
 
     def _uncarriable(self) -> list[tuple[str, ...]]:
         """Problems of settings that do not fit buffered rounds, and of settings of these in another run."""
@@ -581,12 +592,25 @@ class RoundSettings(Settings):
             tracker=check_names,
             phases=lambda text: text and parse_phases(text),
             personal=lambda text: text and parse_personal(text),
+            finish=lambda text: text and parse_phases(text),
         )
         if not problems and (
             why := refusal_of_rule(parse_aggregate_rule(self.aggregate), find_strategy(self.strategy))
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
+
+
+_NOT_OF_CONTROLS = ("norm_bound", "max_num_examples")
+
+
+def shared_moments(strategy: str) -> tuple[str, ...]:
+    """Return the moments that devices share; none for a strategy that cannot be found, which `_unreadable` reports."""
+    from fedpatch.coordinator.strategies import find_strategy
+
+    with suppress(UsageError):
+        return find_strategy(strategy).moments
+    return ()
 
 
 def fitting_grace(values: Mapping[str, Any]) -> dict[str, Any]:

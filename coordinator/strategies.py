@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedpatch.coordinator.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedpatch.coordinator.aggregation.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
 from fedpatch.coordinator.aggregation.strategies import FedAvg, FedAvgAdam, Strategy
 from fedpatch.shared.app.named_plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tensors.arrays import MOMENTS
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 ENTRY_POINT_GROUP = "fedpatch.strategies"
 
@@ -34,7 +35,7 @@ STRATEGIES: PluginKind[type[Strategy]] = PluginKind(
     "a subclass of fedpatch.Strategy with a name",
     lambda strategy: strategy.name,
     "STRATEGY",
-    own={one.name: one for one in (FedAvg, FedAvgAdam, FedAvgM, FedAdam, FedYogi, FedAdagrad)},
+    own={one.name: one for one in (FedAvg, FedAvgAdam, FedAvgM, FedAdam, FedYogi, FedAdagrad, Scaffold)},
 )
 """The strategies that are installed here. No other package's module is imported before it is found by its name."""
 
@@ -85,13 +86,14 @@ def strategy_for(ref: str, task: Task, server_learning_rate: float | None) -> St
 def _checked(ref: str, strategy: type[Strategy]) -> type[Strategy]:
     """Return `strategy`. Raises UsageError for class variables that devices could not follow."""
     problem = ""
+    moments = set(strategy.moments) - ({CONTROL} if strategy.client_optimizer == "sgd" else set())
     if not re.fullmatch(NAME.regex, strategy.name):
         problem = f"its name {strategy.name!r} is not allowed; use {NAME.words}"
     elif strategy.client_optimizer not in ("sgd", "adam"):
         problem = f"its client_optimizer is {strategy.client_optimizer!r}; devices have sgd and adam"
-    elif unknown := sorted(set(strategy.moments) - set(MOMENTS)):
+    elif unknown := sorted(moments - set(MOMENTS)):
         problem = f"its moments have {unknown[0]!r}; use a selection of {', '.join(MOMENTS)}"
-    elif strategy.moments and strategy.client_optimizer != "adam":
+    elif moments and strategy.client_optimizer != "adam":
         problem = "it shares moments, which sgd does not have; use client_optimizer adam"
     if problem:
         raise UsageError(f"strategy {ref!r}: {problem}")

@@ -186,6 +186,22 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         ge=0.0,
         help="By how much a new personal model may be worse on validation data, in the task's metric.",
     )
+    alone_every: int = setting(
+        10,
+        group=_MODEL,
+        ge=0,
+        le=1_000_000,
+        unit="rounds",
+        help="Rounds of this device between trainings of a model on its own data only, after the first 3 rounds, which all "
+        "train one. It becomes the personal model where it is better on validation data. 0: never.",
+    )
+
+    keep_int8: bool = setting(
+        False,
+        group=_MODEL,
+        help="Also make an int8 model, calibrated with this device's examples, if it is no worse than keep_margin on "
+        "validation data. It takes about 50 MB more memory while models are made.",
+    )
 
     metrics: str | None = setting(
         None,

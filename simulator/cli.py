@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
 from fedpatch.shared.app.command import AsJson, Group, command, say, with_debug
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
 from fedpatch.shared.errors import UsageError
-from fedpatch.simulator.experiment.compare_command import compare
+from fedpatch.simulator.comparison.command import compare
 from fedpatch.simulator.experiment.robustness_command import robustness
 from fedpatch.simulator.fleet.command import fleet
 from fedpatch.simulator.paper.command import paper
@@ -32,6 +34,8 @@ from fedpatch.simulator.spec.compute import (
     Participation,
     TaskName,
     Workers,
+    rank_count,
+    rank_number,
 )
 from fedpatch.simulator.spec.study import AttackOutcome, Outcome, Point, Study
 
@@ -131,6 +135,9 @@ Phases = Annotated[
 Personal = Annotated[
     str, typer.Option(metavar="KIND:LAMBDA", help="Second copy of the model of each client, as of fedpatch run.")
 ]
+Finish = Annotated[
+    str, typer.Option(metavar="PART:N,...", help="Training of a copy that is the personal model, as of fedpatch run.")
+]
 AttackKind = Annotated[
     str,
     typer.Option(
@@ -184,6 +191,7 @@ def simulate(
     prox: Prox = 0.0,
     phases: Phases = "",
     personal: Personal = "",
+    finish: Finish = "",
     attack: AttackKind = "",
     bad: Bad = 0.0,
     workers: Workers = None,
@@ -201,6 +209,7 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         _refuse_options_of_its_own(context)
+        _refuse_ranks(context.invoked_subcommand)
         return
     from fedpatch.simulator.experiment.options import terms
     from fedpatch.simulator.experiment.user_study import study_of
@@ -236,6 +245,14 @@ def _refuse_options_of_its_own(context: typer.Context) -> None:
             )
 
 
+def _refuse_ranks(command_name: str) -> None:
+    if rank_count() > 1:
+        raise UsageError(
+            f"fedpatch simulate {command_name} computes in one process or with --workers, not in ranks of torchrun; only "
+            "fedpatch simulate without a further word does"
+        )
+
+
 def _carry_out(
     study: Study, workers: int | None, device: str, out: Path | None, root: Path | None, trackers: Sequence[str]
 ) -> Outcome:
@@ -246,7 +263,11 @@ def _carry_out(
     make_trackers(trackers)  # raises before anything is computed
     plain = logging.getLogger("fedpatch").isEnabledFor(logging.DEBUG)
     try:
-        with stoppable(STOPPING) as stopped, make_progress(sys.stderr, study, plain=plain) as progress:
+        with (
+            stoppable("" if rank_number() else STOPPING) as stopped,
+            _progress_stream() as stream,
+            make_progress(stream, study, plain=plain) as progress,
+        ):
             watch = _Watch(progress, stopped)
             return carry_out(
                 study,
@@ -260,8 +281,18 @@ def _carry_out(
                 trackers=trackers,
             )
     except KeyboardInterrupt:
-        _say_how_to_go_on(out)
+        _print_resume_command(out)
         raise
+
+
+@contextmanager
+def _progress_stream() -> Iterator[TextIO]:
+    """Yield the stream for the progress: stderr, or nothing in a rank other than 0."""
+    if rank_number() == 0:
+        yield sys.stderr
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        yield nowhere
 
 
 class _Watch:
@@ -288,14 +319,14 @@ def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
     from fedpatch.coordinator.cli.tables import print_table
     from fedpatch.simulator.experiment.output_folder import to_json
 
-    if as_json:
-        typer.echo(to_json(outcome))
-    else:
-        print_table(_table(outcome))
-    if not outcome.complete:
-        _say_how_to_go_on(out)
-        raise typer.Exit(EXIT_INTERRUPTED)
-    raise typer.Exit
+    if rank_number() == 0:
+        if as_json:
+            typer.echo(to_json(outcome))
+        else:
+            print_table(_table(outcome))
+        if not outcome.complete:
+            _print_resume_command(out)
+    raise typer.Exit(0 if outcome.complete else EXIT_INTERRUPTED)
 
 
 def _table(outcome: Outcome) -> Table:
@@ -344,7 +375,7 @@ def _attack_words(outcome: Outcome, attack: AttackOutcome) -> str:
     return words
 
 
-def _say_how_to_go_on(out: Path | None) -> None:
+def _print_resume_command(out: Path | None) -> None:
     if out is None:
         say("nothing is kept to go on from; --out DIR keeps it")
     else:

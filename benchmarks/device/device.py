@@ -47,6 +47,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def device(
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each contestant.")] = 15,
     idle_s: Annotated[float, typer.Option(min=0.0, metavar="S", help="How long to watch an idle agent.")] = 60.0,
+    starts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Starts of an agent; 0: training steps only.")
+    ] = STARTS,
     toy: Toy = False,
     show: Show = None,
     out: Out = None,
@@ -57,7 +60,7 @@ def device(
         document = read_document(show, BENCHMARK)
     else:
         with interruptible():
-            document = _measure(TOY_STEPS, 1, 0.2, 1) if toy else _measure(STEPS, turns, idle_s, STARTS)
+            document = _measure(TOY_STEPS, 1, 0.2, 1) if toy else _measure(STEPS, turns, idle_s, starts)
     deliver(document, tables, out, as_json)
 
 
@@ -66,6 +69,8 @@ def _measure(steps: dict[str, int], turns: int, idle_s: float, starts: int) -> D
     document["training"] = [
         _train(task, strategy, count, turns) for task, count in steps.items() for strategy in ("fedavg", "fedavg-adam")
     ]
+    if not starts:
+        return document
     task = next(iter(steps))
     found, alone = [], []
     with tempfile.TemporaryDirectory(prefix="fedpatch-device-") as folder, shipped_broker(Path(folder)) as broker:
@@ -122,6 +127,8 @@ def tables(document: Document) -> Iterator[str]:
     yield from table(
         ("model", "LocalUpdate", "a step by", "ms", "to the bare loop", "CPU to the bare loop"), _steps(document)
     )
+    if "start" not in document:
+        return
     start, idle = document["start"], document["idle"]
     yield ""
     yield from table(

@@ -14,7 +14,7 @@ from benchmarks.masking import cost, round_time, rounds
 from benchmarks.network import coordination_tables
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
-from benchmarks.training import buffered_rounds
+from benchmarks.training import buffered_rounds, int8_models
 
 RESULTS = ROOT / "results" / "benchmarks"
 TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
@@ -22,12 +22,18 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "aggregation": aggregation.tables,
     "rules": rules.tables,
     "device": device.tables,
+    "device-steps": device.tables,
     "masked-cost": cost.tables,
     "masked-round-time": round_time.tables,
     "masked-rounds": rounds.tables,
     "buffered-rounds": buffered_rounds.tables,
+    "int8-models": int8_models.tables,
 }
-_NAMES = {"masked-rounds": rounds.BENCHMARK, "buffered-rounds": buffered_rounds.BENCHMARK}
+_NAMES = {
+    "device-steps": device.BENCHMARK,
+    "masked-rounds": rounds.BENCHMARK,
+    "buffered-rounds": buffered_rounds.BENCHMARK,
+}
 
 
 def tables_text(name: str, results: Path = RESULTS) -> str:

@@ -128,8 +128,8 @@ def settings_problems(  # noqa: PLR0913  (the settings that depend on each other
         problems.append(("target_ua", text, "dp"))
     if moments:
         text = (
-            "shares the optimizer's moments, which have another scale than the clip, and noise would make second moments "
-            "negative; use fedavg or fedadam"
+            "shares the optimizer's moments or control variates, which have another scale than the clip, and noise would make "
+            "second moments negative; use fedavg or fedadam"
         )
         problems.append(("strategy", text, "dp"))
     if aggregate != "mean":

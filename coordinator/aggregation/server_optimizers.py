@@ -5,18 +5,25 @@
     fedadam        SGD           Adam
     fedyogi        SGD           Yogi
     fedadagrad     SGD           Adagrad
+    scaffold       SGD           SGD
 
 With the pseudo-gradient g_t = Omega_t - mean, every step is Omega_{t+1} = Omega_t - eta m_t / (sqrt(v_t) + tau). Reddi et al.
 2021 write the same with Delta_t = -g_t. Optimizers step trained tensors only. Statistics and buffers are averaged: Adam would
 make a variance negative.
 
+With SCAFFOLD each device corrects its steps by control variates, so that many local steps on unlike data drift apart less.
+The server's control variate c travels with the model, as the moments of FedAvg-Adam do. A device keeps its own c_i, and sends
+c + c_i+ - c_i. So the mean of the updates is c + 1 / |S| * sum(c_i+ - c_i).
+
 Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution" (FedAvgM); Reddi et al. 2021, "Adaptive
-federated optimization", Algorithm 2 (FedAdagrad, FedYogi, FedAdam); Leroy et al. 2019, whose server Adam the MTFL paper uses.
+federated optimization", Algorithm 2 (FedAdagrad, FedYogi, FedAdam); Leroy et al. 2019, whose server Adam the MTFL paper uses;
+Karimireddy et al. 2020, "SCAFFOLD: Stochastic controlled averaging for federated learning", Algorithm 1 with option II.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,6 +32,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, moment_name
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -173,3 +181,52 @@ class FedAdagrad(_FromTau):
     def second_moment(self, before: Array, squared: Float64) -> Float64:
         """Return v_t from v_{t-1} and the square of g_t."""
         return np.asarray(before + squared)
+
+
+@dataclass(frozen=True)
+class Scaffold(ServerOptimizer):
+    """Devices run SGD with control variates, the server steps to the mean, in which each device counts alike.
+
+    Attributes:
+        server_learning_rate: eta_g, above 0; 1 takes the mean itself.
+    """
+
+    name = "scaffold"
+    description = "clients SGD with control variates, server mean (Karimireddy et al. 2020)"
+    moments = (CONTROL,)
+
+    server_learning_rate: float = 1.0
+
+    def step(self, gradient: Float64, *moments: Array) -> tuple[Float64, tuple[Float64, ...]]:
+        """Return eta_g times the difference of model and mean."""
+        return self.server_learning_rate * gradient, ()
+
+
+def has_controls(strategy: Strategy) -> bool:
+    """Return whether devices keep control variates by a strategy; then each of them counts alike."""
+    return CONTROL in strategy.moments
+
+
+def add_controls(
+    state: ServerState, mean: Tensors, devices: Sequence[str], *, round_number: int, population: int
+) -> tuple[dict[str, Array], dict[str, int]]:
+    """Return the mean of a round with c after it, and the last round by device: Algorithm 1, line 17.
+
+    c stays the mean of c_i over N devices, of which those that have never counted have c_i = 0. N is `population`, or the
+    number of devices that have counted where that is more; for as long as N does not change, c moves by |S| / N times the mean
+    difference.
+
+    Args:
+        state: The state before the round.
+        mean: The mean of the updates, in which each device counts alike.
+        devices: S, the devices whose updates are in the mean.
+        round_number: Number of the round.
+        population: Number of devices of the fleet, as far as it is known beforehand.
+    """
+    counted = dict(state.counted) | dict.fromkeys(devices, round_number)
+    before, after = (max(population, len(known)) for known in (state.counted, counted))
+    moved = dict(mean)
+    for name in (name for name in mean if name.endswith(f":{CONTROL}")):
+        c = state.tensors[name].astype(np.float64)
+        moved[name] = np.asarray((before * c + len(devices) * (mean[name] - c)) / after, mean[name].dtype)
+    return moved, counted

@@ -14,6 +14,7 @@ McMahan et al. 2017 (FedAvg); Mills, Hu and Min 2021 (FedAvg-Adam).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.norm_clipping import References
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class ServerState:
         tensors: The public global model and the moments that clients share, by name. Devices download these.
         server: The tensors of the server optimizer by name, which stay on the coordinator.
         references: Norms of earlier rounds' updates (coordinator.aggregation.norm_clipping).
+        counted: By device the last round whose aggregate has its update, where devices keep control variates
+            (coordinator.aggregation.server_optimizers.Scaffold).
         scale: In a masked run the ranges and the clip of the next round (coordinator.aggregation.masked_mean).
 
     Example:
@@ -49,6 +53,7 @@ class ServerState:
     server: dict[str, Array]
     references: References = field(default_factory=dict)
     scale: MaskedScale | None = None
+    counted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,8 @@ def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:
             f"trimmed leaves out values one by one, so the first and second moments that {strategy.name} sends would no longer "
             "fit each other; use centred or bucketed, or strategy fedavg or fedadam"
         )
+    if CONTROL in strategy.moments and rule.name != "mean":
+        return f"{rule.name} would part c of {strategy.name} from the mean of the devices' control variates; use mean"
     return None
 
 

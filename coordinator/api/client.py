@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
-from fedpatch.coordinator.rounds.run_records import DeviceInfo, RunInfo, RunSummary, summary_of
+from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo, RunSummary, summary_of
 from fedpatch.coordinator.storage.database import must_exist
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
@@ -172,6 +172,53 @@ class Client:
         from fedpatch.coordinator.api.running import play_in_thread
 
         return play_in_thread(self._resuming(run, changes), f"run {run}")
+
+    def evaluate(
+        self,
+        run: str = LAST,
+        *,
+        participation: float = 1.0,
+        broker: str | None = None,
+        password: str | None = None,
+        password_file: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> RoundRecord:
+        """Measure a run's model on its devices without training, as `fedpatch evaluate` does, and add the round to the run.
+
+        Args:
+            run: The run, which is not at work.
+            participation: Share of the fleet that is asked, above 0 and at most 1.
+            broker: URL of the broker; None: the run's.
+            password: Password for the broker.
+            password_file: File with the password.
+            progress: As of `fedpatch.run`.
+
+        Returns:
+            The record of the round: `measured` devices, `user_accuracy`, `user_accuracy_p10`, `user_accuracy_min`, and
+            `user_accuracies` by device. `measured` is 0 where no device answered.
+
+        Raises:
+            UsageError: The run hides the figures of single devices, has an open round, or another coordinator is at work.
+            FedpatchError: No device came.
+            BrokerError: The broker does not answer.
+            KeyboardInterrupt: The round was interrupted; it leaves nothing.
+
+        Example:
+            >>> from fedpatch import Client
+            >>> record = Client("fedpatch-state").evaluate("last", participation=0.5)  # doctest: +SKIP
+            >>> record.user_accuracy, record.user_accuracy_p10  # doctest: +SKIP
+            (0.97, 0.93)
+        """
+        from fedpatch.coordinator.api.running import play_here
+        from fedpatch.coordinator.runtime.run_execution import evaluate_run
+
+        found = find_to_resume(self._named, run)
+        must_exist(found / REGISTRY_FILE)  # raises before a registry is created
+        terms: dict[str, Any] = {"broker": broker, "password": password, "participation": participation}
+        file = None if password_file is None else Path(password_file)
+        return play_here(
+            lambda view, ports: evaluate_run(found, run, view, password_file=file, ports=ports, **terms), progress
+        )
 
     def rebuild(self) -> Rebuilt:
         """Replace a damaged or lost registry by one that is made from the runs' files."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedpatch.coordinator.api.events import Emit, EventView, RunEvent, shown_on_stderr
 from fedpatch.coordinator.observability.status_message import View
@@ -21,6 +21,7 @@ from fedpatch.shared.config.load import load
 from fedpatch.shared.scripting.jobs import BackgroundJob, Cancellation
 from fedpatch.shared.scripting.turns import TORCH_TURN
 
+Result = TypeVar("Result")
 Play = Callable[[View, Ports], RunSummary]
 
 
@@ -94,8 +95,8 @@ def start_run(
     )
 
 
-def play_here(play: Play, progress: bool | None) -> RunSummary:
-    """Play a run in this thread; in the main thread SIGINT and SIGTERM interrupt it."""
+def play_here(play: Callable[[View, Ports], Result], progress: bool | None) -> Result:
+    """Play a run or an evaluate round in this thread; in the main thread SIGINT and SIGTERM interrupt it."""
     with shown_on_stderr(progress) as shown:
         return play(EventView(_ignore, shown), _ports())
 

@@ -20,6 +20,8 @@ from fedpatch.coordinator.rounds.run_records import (
     RunInfo,
     RunSummary,
     end_words,
+    headline,
+    last_comparison,
     loss_warning,
     measure_words,
     pulled_most,
@@ -42,7 +44,7 @@ def _rounds_words(count: int) -> str:
 
 
 def print_summary(summary: RunSummary) -> None:
-    """Print how a run ended, in two lines."""
+    """Print how a run ended, and how many devices gained from it."""
     count = len(summary.rounds)
     rounds = _rounds_words(count)
     rounds += ", none of which succeeded" if count and summary.in_vain else ""
@@ -50,6 +52,8 @@ def print_summary(summary: RunSummary) -> None:
         f"run {summary.run}: {end_words(summary.stopped_because)} after {rounds}, "
         f"{measure_words(summary.rounds)} {accuracy(summary.user_accuracy)}"
     )
+    if (last := last_comparison(summary.rounds)) is not None:
+        typer.echo(f"gain over learning alone (round {last.round}): {headline(last.independent, last.label)}")
     if warning := loss_warning(summary.rounds):
         typer.echo(f"warning: {warning}")
     if summary.model:

@@ -19,6 +19,7 @@ from fedpatch.coordinator.rounds.run_records import (
 )
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.fields import settings_of
+from fedpatch.shared.tasks.gains import gain_words
 from fedpatch.shared.tasks.metric_spec import ACCURACY
 
 MAX_RUNS = 50
@@ -78,6 +79,8 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "worst": _short(record.user_accuracy_min),
         "best": _short(best),
         "after": _short(record.user_accuracy_after),
+        "gaining": _short(record.independent.get("gaining")),
+        "gain": gain_words(record.independent["gain"], record.label) if record.independent else None,
         "s": round(sum(phases), 3),
         "phases": [round(value, 3) for value in phases],
         "down": record.bytes_down,

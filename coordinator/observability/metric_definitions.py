@@ -84,7 +84,8 @@ class RoundGauges:
         )
         self.independent = gauge(
             "independent",
-            "Learning alone: mean user_accuracy, mean gain of the fleet over it, shares of gaining and losing devices",
+            "Learning alone: its mean user_accuracy; mean gain of the fleet over it, gain_median and gain_p10 (nine of ten "
+            "devices gain at least as much); shares of gaining and losing devices",
             "stat",
         )
         self.evaluation = gauge(

@@ -15,7 +15,7 @@ from fedpatch.shared import __version__
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.messages import UpdateReport
 
-INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gaining", "losing"})
+INDEPENDENT_STATS = frozenset({"user_accuracy", "gain", "gain_median", "gain_p10", "gaining", "losing"})
 
 
 class RoundMetrics:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from fedpatch.coordinator.aggregation.limit_settings import MAX_NAMED
-from fedpatch.coordinator.rounds.run_records import RoundRecord, buffered_words, gain_words, privacy_words
+from fedpatch.coordinator.rounds.run_records import RoundRecord, buffered_words, headline, privacy_words
 from fedpatch.shared.app.formatting import accuracy, counted, duration, size
 
 _MAX_NAMED = 3
@@ -42,7 +42,7 @@ def troubles(record: RoundRecord) -> list[str]:
     words += [f"not asked again: {_named(record.offenders)}"] if record.offenders else []
     if 0 < record.measured < record.needed <= record.reported:
         words.append(f"user accuracy of {record.measured} devices only, which is below the quorum of {record.needed}")
-    words += [gain_words(record.independent, record.label)] if record.independent else []
+    words += [headline(record.independent, record.label)] if record.independent else []
     words += [privacy_words(record.privacy)] if record.privacy else []
     words += [words_of_carried] if (words_of_carried := buffered_words(record.buffered)) else []
     return words

@@ -16,6 +16,7 @@ from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id, fleet_l
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.app.locks import is_held
@@ -37,7 +38,7 @@ from fedpatch.shared.wire.messages import (
     CoordinatorState,
     DeviceState,
 )
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS
+from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 
 # Measured with fedavg-adam and a model of 26 MB (77 MB with its moments): a run took 10.5 times the latter beyond what
 # the process held with torch loaded.
@@ -99,6 +100,8 @@ def _check_task(settings: RunSettings, checkup: Checkup) -> Prepared | None:
     model = size(prepared.public.nbytes)
     text = f"{prepared.task.name} with {prepared.strategy.name}, private {prepared.policy}: {model} of model are shared"
     checkup.good("task", f"{text}, schema {prepared.schema.digest[:12]}")
+    if prepared.schema.frozen.names:
+        checkup.good("frozen", f"{prepared.schema.frozen}; devices have these values from the task")
     needed = RUN_FACTOR * prepared.travelling.nbytes
     check_memory(needed, f"a run that sends {size(prepared.travelling.nbytes)} to a device", checkup)
     return prepared
@@ -197,8 +200,9 @@ def _misfits(
         yield "device_task", without, f"cannot train {task}, and will not be asked", remedy
     others = [name for name, known in schemas.items() if known.get(task, schema) != schema]
     if others:
+        frozen = ", with the same frozen values" if prepared.schema.frozen.names else ""
         words = f"built another model for {task} (schema {schemas[others[0]][task][:12]}, here {schema[:12]}), and will decline"
-        yield "device_schema", others, words, f"install the same version of the task {task} there and here"
+        yield "device_schema", others, words, f"install the same version of the task {task}{frozen} there and here"
 
 
 def _lacking_features(
@@ -210,6 +214,10 @@ def _lacking_features(
         if getattr(settings, term) and old:
             remedy = f"install fedpatch {__version__} there, or leave {term} out"
             yield f"device_{term}", old, f"does not know {term}, and will not be asked", remedy
+    old = [name for name, state in online.items() if CONTROL not in state.features]
+    if CONTROL in find_strategy(settings.strategy).moments and old:
+        remedy = f"install fedpatch {__version__} there, or use strategy fedavg"
+        yield "device_control", old, "does not know control variates, and will not be asked", remedy
     unmeasured = [name for name, state in online.items() if EVALUATE_FEATURE not in state.features]
     if settings.evaluate_every and unmeasured:
         words = "cannot measure without training, and will not be asked in evaluate rounds"

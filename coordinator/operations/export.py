@@ -18,6 +18,7 @@ from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, UsageError
 from fedpatch.shared.onnx.export import Exported, export_onnx, torch_outputs
 from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, ModelMetadata, to_json
 from fedpatch.shared.tasks.prepare import preparation_of
 from fedpatch.shared.tasks.task import Task, find_task
@@ -96,7 +97,7 @@ def _problem_of(directory: Path, round: int) -> str:
 
 
 def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, ModelMetadata]:
-    module = task.build_model()
+    module = new_model(task)
     schema = schema_of(module)
     if schema.digest != run.schema:
         raise SchemaMismatch(

@@ -148,7 +148,7 @@ def _figures(run: Run) -> list[tuple[str, str]]:
         (f"{run.metric.words}, best", accuracy(run.best)),
         *([("all devices, last evaluation", _evaluation_words(run, found))] if (found := run.evaluation) else []),
         ("target", accuracy(run.target)),
-        *([("compared with learning alone", words)] if (words := run.gain_words) else []),
+        *([("gain over learning alone, last measure", words)] if (words := run.gain_words) else []),
         ("time in rounds", duration(run.seconds)),
         ("down", _bytes_words(run, "bytes_down")),
         ("up", _bytes_words(run, "bytes_up")),

@@ -13,7 +13,8 @@ from fedpatch.coordinator.rounds.run_records import (
     PhaseSeconds,
     RoundRecord,
     RunInfo,
-    gain_words,
+    headline,
+    last_comparison,
     last_user_accuracy,
     status_words,
 )
@@ -74,7 +75,8 @@ class Run:
     @property
     def gain_words(self) -> str:
         """Result of the last measure of learning alone; "" without one."""
-        return next((gain_words(one.independent, one.label) for one in reversed(self.records) if one.independent), "")
+        last = last_comparison(self.records)
+        return headline(last.independent, last.label) if last else ""
 
     @property
     def evaluation(self) -> RoundRecord | None:

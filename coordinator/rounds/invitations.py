@@ -8,7 +8,7 @@ model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import UNSET
@@ -96,6 +96,7 @@ class Invitations:
         deltas: Model deltas that lead to it, the oldest first.
         now: The time at which these were published, in seconds.
         secure: The terms of a masked round. Its updates travel masked, its models in the encodings of other rounds.
+        counted: By device the last round whose aggregate has its update; asked for where devices keep control variates.
     """
 
     def __init__(
@@ -107,8 +108,10 @@ class Invitations:
         deltas: Sequence[ModelDelta] = (),
         now: float = 0.0,
         secure: SecureTerms | None = None,
+        counted: Mapping[str, int] | None = None,
     ) -> None:
         self.model = model
+        self._counted = counted or {}
         self._secure = secure
         self._spec = spec
         self._fleet = fleet
@@ -141,6 +144,7 @@ class Invitations:
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
             measure_independent=self._measures
             and (self._secure is not None or self._fleet.knows(device, INDEPENDENT_FEATURE)),
+            counted=self._counted.get(device, 0) if self._spec.plan.has_controls else UNSET,
         )
 
     @property

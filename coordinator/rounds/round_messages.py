@@ -231,7 +231,12 @@ class ActiveRound:
         self._probed_at_quorum = ledger.evaluates
 
     def begin(
-        self, model: Manifest, now: float, deltas: Sequence[ModelDelta] = (), secure: SecureTerms | None = None
+        self,
+        model: Manifest,
+        now: float,
+        deltas: Sequence[ModelDelta] = (),
+        secure: SecureTerms | None = None,
+        counted: Mapping[str, int] | None = None,
     ) -> list[Effect]:
         """Invite the devices that have not reported, once the model is published.
 
@@ -240,13 +245,14 @@ class ActiveRound:
             now: The time, in seconds.
             deltas: The published model deltas that lead to it, the oldest first.
             secure: The terms of a masked round. A continued round keeps those that it began with.
+            counted: As for `Invitations`.
 
         Returns:
             The effects: the journal first, then the invitations.
         """
         known, updates = self._opening.ledger, self._opening.updates
         terms = self._terms(secure)
-        self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now, terms)
+        self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now, terms, counted)
         if terms is not None:
             known = self._resume_groups(known, terms, now)
         # Until they are admitted, waiting updates are expected, so that a round without invitations does not end.

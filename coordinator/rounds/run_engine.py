@@ -99,6 +99,7 @@ from fedpatch.shared.wire.messages import (
     Progress,
     RetryAfter,
 )
+from fedpatch.shared.wire.plan_terms import CONTROL
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 # The shortest pause before a device offers carried work again that came between two rounds.
@@ -155,6 +156,7 @@ class Engine:
         if spec.secure is not None:
             needs |= {MASKED_FEATURE: CANNOT_MASK} | ({SIGNED_FEATURE: CANNOT_SIGN} if spec.secure.strict else {})
         needs |= {term: OLD_PLAN.format(term) for term in spec.plan.terms}
+        needs |= {CONTROL: OLD_PLAN.format("control variates")} if spec.plan.has_controls else {}
         both = spec.privacy is not None and spec.secure is not None
         needs |= {MASKED_PRIVACY_FEATURE: NO_PRIVACY} if both else {}
         self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
@@ -410,7 +412,7 @@ class Engine:
         current.version = event.version
         # After a crash between a checkpoint and its record, work may be too old already.
         self._expired, cancels = self._expire(event.version)
-        begun = current.begin(event.manifest, now, event.deltas, event.secure)
+        begun = current.begin(event.manifest, now, event.deltas, event.secure, event.counted)
         self._take_uploads(current, now)
         return cancels + begun + self._advance(now)
 

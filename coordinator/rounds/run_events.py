@@ -95,12 +95,14 @@ class ModelPublished:
         deltas: The deltas, the oldest first.
         secure: In a masked run the terms of the round, which follow from the model's state.
         version: Completed rounds of the model.
+        counted: By device the last round whose aggregate has its update, where devices keep control variates.
     """
 
     manifest: Manifest
     deltas: Sequence[ModelDelta] = ()
     secure: SecureTerms | None = None
     version: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import msgspec
 
 from fedpatch.shared.app.formatting import accuracy
 from fedpatch.shared.scripting.frames import frame_of
+from fedpatch.shared.tasks.gains import gain_figures, gain_of, gain_words
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count, Measure, Positive
@@ -48,29 +49,21 @@ def figures(reports: Iterable[UpdateReport], metric: MetricTerms) -> dict[str, f
         metric: The metric of the user accuracies.
 
     Returns:
-        `measured`: number of devices; `user_accuracy`: mean of learning alone; `gaining` and `losing`: shares of the devices,
-        without equal ones; `gain`: mean gain; `gain_after`: mean gain after local training, if that was measured. Empty if no
-        device measured it.
+        `measured`: number of devices; `user_accuracy`: mean of learning alone; the figures of `gain_figures`; `gain_after`:
+        mean gain after local training, if that was measured. Empty if no device measured it.
     """
-    sign = -1.0 if metric.goal == "min" else 1.0
     gains, after, alone = [], [], []
     for report in reports:
         own, before = report.user_accuracy_independent, report.user_accuracy_before
         if own is None or before is None:
             continue
         alone.append(own)
-        gains.append(sign * (before - own))
+        gains.append(gain_of(before, own, metric))
         if report.user_accuracy_after is not None:
-            after.append(sign * (report.user_accuracy_after - own))
+            after.append(gain_of(report.user_accuracy_after, own, metric))
     if not gains:
         return {}
-    found = {
-        "measured": len(gains),
-        "user_accuracy": statistics.fmean(alone),
-        "gaining": sum(gain > 0 for gain in gains) / len(gains),
-        "losing": sum(gain < 0 for gain in gains) / len(gains),
-        "gain": statistics.fmean(gains),
-    }
+    found = {"measured": len(gains), "user_accuracy": statistics.fmean(alone), **gain_figures(gains)}
     return found | ({"gain_after": statistics.fmean(after)} if after else {})
 
 
@@ -101,16 +94,30 @@ def buffered_words(buffered: BufferedFigures | None) -> str:
     return ", ".join(words)
 
 
-def gain_words(independent: Mapping[str, float], label: str) -> str:
-    """Return the figures in one line, "" for none; `label` is the name of the user accuracies."""
+_GAINS = {
+    "gain": "mean",
+    "gain_median": "median",
+    "gain_p10": "10th percentile",
+    "gain_after": "mean after local training",
+}
+
+
+def headline(independent: Mapping[str, float], label: str) -> str:
+    """Return how many devices gain from taking part, and by how much, "" for none; `label` names the user accuracies."""
     if not independent:
         return ""
     count = round(independent["measured"])
-    after = f", {independent['gain_after']:+.3g} after local training" if "gain_after" in independent else ""
+    gains = [f"{gain_words(independent[key], label)} ({word})" for key, word in _GAINS.items() if key in independent]
     return (
-        f"alone {label} {accuracy(independent['user_accuracy'])}, {round(independent['gaining'] * count)} of {count} devices "
-        f"gain, {round(independent['losing'] * count)} lose, by {independent['gain']:+.3g} in the mean{after}"
+        f"{round(independent['gaining'] * count)} of {count} devices gain ({independent['gaining']:.0%}), "
+        f"{round(independent['losing'] * count)} lose, by {', '.join(gains)}; alone {label} "
+        f"{accuracy(independent['user_accuracy'])}"
     )
+
+
+def last_comparison(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """Return the last record with a comparison with learning alone."""
+    return next((record for record in reversed(records) if record.independent), None)
 
 
 @dataclass(frozen=True)
@@ -312,12 +319,11 @@ def pulled_most(records: Iterable[RoundRecord]) -> list[tuple[str, float, int]]:
 
 def loss_warning(records: Sequence[RoundRecord]) -> str:
     """Return a warning, with a remedy, if the fleet loses by the last comparison with learning alone, else ""."""
-    measured = [record for record in records if record.independent]
-    if not measured or not fleet_loses(measured[-1].independent):
+    last = last_comparison(records)
+    if last is None or not fleet_loses(last.independent):
         return ""
-    last = measured[-1]
     return (
-        f"by round {last.round} devices are worse off than learning alone: {gain_words(last.independent, last.label)}; try "
+        f"by round {last.round} devices are worse off than learning alone: {headline(last.independent, last.label)}; try "
         "--private all, and compare the policies with `fedpatch simulate compare`"
     )
 
@@ -362,6 +368,7 @@ class RunSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
+        last = last_comparison(self.rounds)
         return {
             "run": self.run,
             "stopped_because": str(self.stopped_because),
@@ -369,6 +376,7 @@ class RunSummary:
             "model": self.model,
             "rounds": [record.to_dict() for record in self.rounds],
             "warnings": [warning] if (warning := loss_warning(self.rounds)) else [],
+            "independent": {"round": last.round, **last.to_dict()["independent"]} if last else {},
         }
 
     def to_json(self) -> str:

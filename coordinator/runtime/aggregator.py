@@ -15,6 +15,7 @@ from fedpatch.coordinator.aggregation.aggregate import AggregateResult, aggregat
 from fedpatch.coordinator.aggregation.limit_settings import MAX_PARTS
 from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_layout
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
@@ -82,7 +83,8 @@ class Aggregator:
         publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas])
         self.base = manifest.digest
         self._bases.keep(self.state.round, self.base, self.state.tensors)
-        return ModelPublished(manifest, tuple(delta for _, delta in deltas), self._terms(), self.state.round)
+        changes = tuple(delta for _, delta in deltas)
+        return ModelPublished(manifest, changes, self._terms(), self.state.round, self.state.counted)
 
     def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
         """Return the requirements of an update that was trained on the published model, or on the base of carried work.
@@ -101,6 +103,8 @@ class Aggregator:
         read: Callable[[str], Mapping[str, Array]],
         target: int = 0,
         carried: Mapping[str, CarriedWork] | None = None,
+        *,
+        round_number: int,
     ) -> Aggregated:
         """Make the next global model; `save` makes it the state.
 
@@ -112,13 +116,15 @@ class Aggregator:
             read: Returns the tensors of a device's update.
             target: Devices that the round is meant for, which differential privacy divides by.
             carried: The carried work of the devices whose updates are of earlier rounds.
+            round_number: Number of the round.
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
             self._aim(self._prepared.strategy.finish(self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
+        controls = has_controls(self._prepared.strategy)
         folded = aggregate(
-            {device: num_examples[device] for device in devices},
+            {device: 1 if controls else num_examples[device] for device in devices},
             read,
             schema=self._prepared.travelling,
             base=self.state.tensors,
@@ -129,8 +135,12 @@ class Aggregator:
             stale={device: self._staleness(work) for device, work in (carried or {}).items()},
         )
         self._show_bounded(folded, num_examples)
-        aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
-        self._aim(replace(aimed, references=folded.references))
+        mean, counted = folded.mean, self.state.counted
+        if controls:
+            population = self._spec.devices
+            mean, counted = add_controls(self.state, mean, devices, round_number=round_number, population=population)
+        aimed = self._prepared.strategy.finish(self.state, mean, self._prepared.public)
+        self._aim(replace(aimed, references=folded.references, counted=counted))
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
 
     def _staleness(self, work: CarriedWork) -> Staleness:

@@ -126,6 +126,7 @@ class EffectRunner:
                 lambda device: self.updates.read(stored[device], effect.carried.get(device)),
                 target,
                 effect.carried,
+                round_number=effect.round,
             )
         self._connection.event_queue.now_is_present()
         return event

@@ -237,11 +237,14 @@ def evaluate_run(
         The record of the round.
 
     Raises:
-        UsageError: The run hides the figures of single devices, has an open round, or another coordinator is at work.
+        UsageError: The run hides the figures of single devices, has an open round, or another coordinator is at work; or
+            `participation` is not a share.
         FedpatchError: No device came.
         KeyboardInterrupt: The operator ended the round.
         SchemaMismatch, BrokerError, StateError: As `resume_run` does.
     """
+    if not 0.0 < participation <= 1.0:
+        raise UsageError(f"participation {participation:g} is no share; it must be above 0 and at most 1")
     state_dir = state_dir.absolute()
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = registry.run(name)

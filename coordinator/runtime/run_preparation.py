@@ -66,9 +66,10 @@ def prepare(settings: RunSettings) -> Prepared:
     strategy = strategy_for(settings.strategy, task, settings.server_learning_rate)
     _check_target(settings, task)
 
+    from fedpatch.shared.task_checks.trial_training import require_repeatable
     from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, resolve_private, schema_of
 
-    module = task.build_model()
+    module = require_repeatable(task) if task.frozen else task.build_model()
     policy = resolve_private(settings.private, module, task.head)
     schema = schema_of(module)
     with_moments = schema.with_moments(strategy.moments)
@@ -115,7 +116,7 @@ def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
         )
     batch_size = settings.batch_size or task.batch_size
     plan = strategy.plan(learning_rate, batch_size, settings.epochs, settings.steps, settings.seed)
-    return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal))
+    return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal, settings.finish))
 
 
 def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:

@@ -75,6 +75,8 @@ def save_checkpoint(
     """
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
     content["references"] = {part: list(values) for part, values in state.references.items()}
+    if state.counted:
+        content["counted"] = dict(state.counted)
     if state.scale is not None:
         content["scale"] = {"ranges": list(state.scale.ranges), "clip": state.scale.clip}
     for part, tensors in (("tensors", state.tensors), ("server", state.server)):
@@ -315,7 +317,8 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
             encoding = part.get("encoding", _ENCODING_BEFORE)
             parts.append(unpack(part["blob"], encoding=encoding, raw_bytes=part["raw_bytes"], schema=own)[1])
         past = {part: tuple(map(float, values)) for part, values in content.get("references", {}).items()}
-        state = ServerState(content["round"], parts[0], parts[1], past, _scale_of(content.get("scale")))
+        counted = {str(device): int(number) for device, number in content.get("counted", {}).items()}
+        state = ServerState(content["round"], parts[0], parts[1], past, _scale_of(content.get("scale")), counted)
         return state, Schema.from_lists(content["schema"]), content["meta"]
     except (
         ValueError,

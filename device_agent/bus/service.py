@@ -169,7 +169,7 @@ class Bus:
             if self._model is not None:
                 self._model.reload_if_newer()
                 return
-            self._model = PersonalModel.open(self._state_dir, self._settings.task)
+            self._model = PersonalModel.open(self._state_dir, self._settings.task, int8=self._settings.int8)
         except FedpatchError as error:
             _log.warning("no predictions: %s", error)
             return

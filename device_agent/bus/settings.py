@@ -53,6 +53,10 @@ class BusSettings(BrokerSettings):
     )
     task: str = setting("", group=_SERVICE, default_means="the only one", help="Task whose personal model predicts.")
 
+    int8: bool = setting(
+        False, group=_SERVICE, help="Predict with the int8 model where the agent has made one (keep_int8)."
+    )
+
     def check(self) -> list[tuple[str, ...]]:
         """Check the topics of predictions."""
         return super().check() + self.refusals(serve=lambda lines: [served(line) for line in lines])

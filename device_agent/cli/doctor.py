@@ -191,6 +191,8 @@ def _check_task(
         case Ready():
             examples = f"{answer.num_examples} training examples and some to test with"
             checkup.good("task", f"{answer.task} is loaded: {examples}, schema {answer.schema[:12]}")
+            if answer.frozen.names:
+                checkup.good("frozen", f"{answer.frozen}; they never travel")
             limits = OwnerLimits(
                 patch_dir, private=settings.private, max_steps=settings.max_steps, max_epochs=settings.max_epochs
             )

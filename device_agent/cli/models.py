@@ -15,6 +15,7 @@ from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.formatting import size
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.model_metadata import SOURCES
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.models.personal import PersonalModel
@@ -34,6 +35,7 @@ ModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="PATH", help="Directory of another version, as `models` lists it."),
 ]
+Int8 = Annotated[bool, typer.Option("--int8", help="Use the int8 model where there is one (keep_int8).")]
 
 DEFAULT_STATE_DIR = AgentSettings.state_dir
 
@@ -60,6 +62,7 @@ def _add_predict(app: typer.Typer) -> None:
         prepared: Annotated[
             bool, typer.Option("--prepared", help="The inputs are prepared: skip the task's prepare.")
         ] = False,
+        int8: Int8 = False,
         as_json: AsJson = False,
     ) -> None:
         """Run the personal model of this device on raw inputs, without torch and without the agent.
@@ -67,7 +70,7 @@ def _add_predict(app: typer.Typer) -> None:
         The task's prepare is applied. The output is the class of each example, or the raw outputs. A warning names inputs
         unlike the training data.
         """
-        personal = _opened(state_dir, task, model)
+        personal = _opened(state_dir, task, model, int8)
         outputs, warnings = [], []
         for file in files:
             found, differs = _predict(personal, file, prepared)
@@ -102,23 +105,31 @@ def _predict(personal: PersonalModel, file: Path, prepared: bool) -> tuple[Array
 def _add_evaluate(app: typer.Typer) -> None:
     @command(app, "evaluate", example="fedpatch-agent evaluate --config agent.toml")
     @cli_options(AgentSettings)
-    def evaluate(settings: AgentSettings, model: ModelPath = None, as_json: AsJson = False) -> None:
+    def evaluate(settings: AgentSettings, model: ModelPath = None, int8: Int8 = False, as_json: AsJson = False) -> None:
         """Measure the personal model on this device's test data; print its user accuracy when it was made too."""
         from fedpatch.device_agent.models.evaluate import evaluate_model
         from fedpatch.shared.tasks.task import data_root, find_task
 
         task = find_task(settings.task)
-        personal = _opened(settings.state_dir, task.name, model)
+        personal = _opened(settings.state_dir, task.name, model, int8)
         measured, count = evaluate_model(personal, task, settings.data, settings.data_root or data_root())
-        then = personal.metadata.user_accuracy
+        made = personal.metadata.int8 if personal.is_int8 else None
+        then = (made or personal.metadata).user_accuracy
         name = personal.metadata.metric
         if as_json:
-            known = {"metric": name, "user_accuracy": _finite(measured), "test_examples": count}
+            known = {
+                "metric": name,
+                "user_accuracy": _finite(measured),
+                "test_examples": count,
+                "int8": made is not None,
+            }
             typer.echo(json.dumps({**_origin(personal), **known, "user_accuracy_when_made": then}))
             return
-        made = "" if then is None else f" ({then:.4g} when it was made)"
-        typer.echo(f"{task.name}: {name} {measured:.4g} on {count} test examples{made}")
-        typer.echo(f"model of round {personal.metadata.round} of run {personal.metadata.run}: {personal.path}")
+        earlier = "" if then is None else f" ({then:.4g} when it was made)"
+        typer.echo(f"{task.name}: {name} {measured:.4g} on {count} test examples{earlier}")
+        typer.echo(
+            f"{'int8 ' if made else ''}model of round {personal.metadata.round} of run {personal.metadata.run}: {personal.path}"
+        )
 
 
 def _add_models(app: typer.Typer) -> None:
@@ -182,7 +193,17 @@ def _in_words(task: str, version: ModelVersion) -> str:
         return f"{mark} of {task}: {version.problem}"
     measured = _measured(known)
     made = f"of round {known.round} of run {known.run}, made {known.created}"
-    return f"{mark} of {task}{measured}: {made}, {size(known.size_bytes)}, {version.path}"
+    source = f"{SOURCES.get(known.source, known.source)} ({known.reason}), " if known.reason else ""
+    return f"{mark} of {task}{measured}: {source}{made}, {size(known.size_bytes)}{_int8(known)}, {version.path}"
+
+
+def _int8(known: ModelMetadata) -> str:
+    """The int8 model beside a model: size, user accuracy on test data, and time of a prediction."""
+    if known.int8 is None:
+        return ""
+    found = "" if known.int8.user_accuracy is None else f"{known.metric} {known.int8.user_accuracy:.4g}, "
+    latency = f"{1e6 * known.int8.latency_s:.0f} µs instead of {1e6 * known.int8.fp32_latency_s:.0f} µs"
+    return f" (int8: {size(known.int8.size_bytes)}, {found}{latency})"
 
 
 def _measured(known: ModelMetadata) -> str:
@@ -207,12 +228,12 @@ def _store(state_dir: Path) -> ModelStore:
     return ModelStore(state_dir.expanduser() / DIRECTORY)
 
 
-def _opened(state_dir: Path, task: str, model: Path | None) -> PersonalModel:
+def _opened(state_dir: Path, task: str, model: Path | None, int8: bool) -> PersonalModel:
     from fedpatch.device_agent.models.personal import PersonalModel
 
     if model is None:
-        return PersonalModel.open(state_dir, task)
-    opened = PersonalModel(model.parent if model.is_file() else model)
+        return PersonalModel.open(state_dir, task, int8=int8)
+    opened = PersonalModel(model.parent if model.is_file() else model, int8=int8)
     if task and opened.metadata.task != task:
         raise UsageError(f"{model}: is a model of task {opened.metadata.task!r}, not of {task!r}")
     return opened

@@ -162,12 +162,14 @@ class EndJob:
         gave_up: Whether the device gave up.
         rest_s: Seconds without further requests, as far as the coordinator knows.
         committed: Job whose update was committed: its personal model becomes the current one. None: no update was.
+        finished: Job that finished a model in an evaluate round: that becomes the current personal model.
     """
 
     outcome: str
     gave_up: bool = False
     rest_s: float = 0.0
     committed: JobKey | None = None
+    finished: JobKey | None = None
 
 
 @dataclass(frozen=True)

@@ -423,7 +423,9 @@ class Job:
             case ModelEvaluated():
                 # The coordinator asks again if the answer is lost, and gets the same one.
                 self._answers.gave(event.evaluation)
-                return [self._reply(event.evaluation), *self._end("measured")]
+                self.state = JobState.IDLE  # the training process has nothing to stop; it may be at the finished model
+                finished = event.key if self.request is not None and self.request.plan.finish else None
+                return [self._reply(event.evaluation), *self._end("measured", finished=finished)]
             case TrainingProgressed():
                 self._trained = (event.done, event.total)
                 return [self._progress()]
@@ -552,7 +554,13 @@ class Job:
         return self._end(outcome, rest_s=rest_s, committed=committed)
 
     def _end(
-        self, outcome: str, *, gave_up: bool = False, rest_s: float = 0.0, committed: JobKey | None = None
+        self,
+        outcome: str,
+        *,
+        gave_up: bool = False,
+        rest_s: float = 0.0,
+        committed: JobKey | None = None,
+        finished: JobKey | None = None,
     ) -> list[Effect]:
         if self.key is None:
             return []
@@ -560,7 +568,7 @@ class Job:
         self.state, self.paused, self.awaits_clearance = JobState.IDLE, False, False
         self._vector_waits = False
         self.key = self.request = self._plan = self._download = self._upload = self._training_key = None
-        return [*stop, EndJob(outcome, gave_up, rest_s, committed)]
+        return [*stop, EndJob(outcome, gave_up, rest_s, committed, finished)]
 
     # ---- messages
 
@@ -620,7 +628,8 @@ def reason_to_decline(
         detail = f"task {task!r} is not installed here (here: {offered})"
         return Decline(DeclineReason.UNKNOWN_TASK, detail[:500])
     if own.schema != request.schema:
-        detail = f"coordinator has {request.schema}, this device {own.schema}; install the same task version on both"
+        remedy = "install the same task version on both, with the same frozen values if it has any"
+        detail = f"coordinator has {request.schema}, this device {own.schema}; {remedy}"
         return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
     if request.secure is not None and not can_mask:
         return Decline(DeclineReason.UNSUPPORTED, "this device does not mask updates")

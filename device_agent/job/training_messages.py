@@ -19,7 +19,7 @@ from fedpatch.device_agent.job.job_effects import ContinueTraining, JobKey, Paus
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.masking.opening import Mask
 from fedpatch.shared.privacy.skellam import SkellamNoise
-from fedpatch.shared.tensors.schema import TensorSpec
+from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Frozen, TensorSpec
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Evaluation, Manifest, ModelDelta, TrainPlan, UpdateReport
@@ -47,10 +47,13 @@ class WorkerSetup:
         max_memory_mib: Memory limit of the process; 0 for none.
         models_dir: Directory in which personal models are staged; "" to make none.
         keep_margin: How much worse than the current personal model a new one may be, in the task's metric.
+        keep_int8: Whether an int8 model is made beside each personal model.
         held_dir: Directory in which the global model is held between rounds; "" for nowhere.
         private: The owner's policy of tensors that stay at least; "" for the default.
         max_steps: Most training steps of a round; 0 for no limit.
         max_epochs: Most passes over the data in a round; 0 for no limit.
+        alone_every: Rounds of this device from one training alone to the next (device_agent.training.local_only_training);
+            0 to train alone only where a request measures it.
     """
 
     task_ref: str
@@ -67,6 +70,8 @@ class WorkerSetup:
     private: str = ""
     max_steps: int = 0
     max_epochs: int = 0
+    alone_every: int = 0
+    keep_int8: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,11 @@ class TrainCommand:
         secure: Terms of a masked round: then `update_path` is for the vector, which a `MaskCommand` masks.
         make_model: Whether the personal model is made right after the training.
         privacy: Terms of differential privacy; None without. With `secure` they decide the vector.
-        evaluate: Whether the model is only measured: nothing is trained, and no file is written.
+        evaluate: Whether the model is only measured: no update is trained, and no file is written. By a plan with `finish` the
+            model is finished first, and with `make_model` becomes the personal model.
+        counted: `WorkRequest.counted`.
+        ends_at: End of the round, by the clock of `independent_ends_at`; 0 where it is unknown, and nothing is trained alone
+            unless it is measured.
     """
 
     key: JobKey
@@ -123,6 +132,8 @@ class TrainCommand:
     make_model: bool = True
     privacy: PrivacyTerms | None = None
     evaluate: bool = False
+    counted: int = 0
+    ends_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -168,13 +179,14 @@ class CancelTraining:
 class Ready:
     """Answer to `WorkerSetup`: name of the task, digest of its model's schema, number of training examples.
 
-    `tensors` are those of the schema; the agent compares policies by them.
+    `tensors` and `frozen` are those of the schema; the agent compares policies by them.
     """
 
     task: str
     schema: str
     num_examples: int
     tensors: tuple[TensorSpec, ...] = ()
+    frozen: Frozen = NOTHING_FROZEN
 
 
 @dataclass(frozen=True)
@@ -214,10 +226,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The model was measured, as the command's `evaluate` asks."""
+    """The model was measured, as the command's `evaluate` asks. `model_follows` is as in `Trained`."""
 
     key: JobKey
     evaluation: Evaluation
+    model_follows: bool = False
 
 
 @dataclass(frozen=True)

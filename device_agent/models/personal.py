@@ -24,7 +24,14 @@ from fedpatch.device_agent.models.store import DIRECTORY, ModelStore
 from fedpatch.shared.errors import DataError, StateError, UsageError
 from fedpatch.shared.onnx.runtime import OnnxModel
 from fedpatch.shared.tasks.input_statistics import differences
-from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
+from fedpatch.shared.tasks.model_metadata import (
+    INT8_FILE,
+    METADATA_FILE,
+    MODEL_FILE,
+    ModelMetadata,
+    Preparation,
+    from_json,
+)
 from fedpatch.shared.tasks.prepare import prepared as prepared_by
 from fedpatch.shared.tasks.prepare import require_same_prepare
 from fedpatch.shared.tasks.task import Task, find_task
@@ -42,12 +49,14 @@ class PersonalModel:
     Args:
         path: Directory of the model's files; `PersonalModel.open` finds it.
         threads: Threads of onnxruntime.
+        int8: Whether to use the int8 model where there is one (keep_int8); else fp32 is used.
         task: The task that the model was trained with. It is needed only where that has a `prepare`; unless given, it is
             found by the name in the agent's configuration.
 
     Attributes:
         path: Directory of the model's files.
         metadata: Where the model comes from: task, run, round, user accuracy, input shape.
+        is_int8: Whether the int8 model is in use.
 
     Raises:
         StateError: The model is damaged or absent.
@@ -59,23 +68,32 @@ class PersonalModel:
         ['7', '3']
     """
 
-    def __init__(self, path: Path, *, threads: int = 1, task: Task | None = None) -> None:
+    def __init__(self, path: Path, *, threads: int = 1, int8: bool = False, task: Task | None = None) -> None:
         """Read the model in the directory `path`. StateError where it is damaged or absent."""
         self._threads = threads
+        self._int8 = int8
         self._task = task
         self._same_prepare = False
         self._store: tuple[ModelStore, str] | None = None
         self.path = path
-        self.metadata, self._model = _read(path, threads)
+        self.metadata, self._model = _read(path, threads, int8)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether the int8 model is in use."""
+        return self._int8 and self.metadata.int8 is not None
 
     @classmethod
-    def open(cls, state_dir: str | Path, task: str | Task = "", *, threads: int = 1) -> PersonalModel:
+    def open(
+        cls, state_dir: str | Path, task: str | Task = "", *, threads: int = 1, int8: bool = False
+    ) -> PersonalModel:
         """Open the present model of a task.
 
         Args:
             state_dir: The agent's state directory.
             task: Name of the task, or the task itself, whose `prepare` is then applied. None: the only task with models.
             threads: Threads of onnxruntime.
+            int8: Whether to use the int8 model where there is one.
 
         Raises:
             UsageError: There is no model, or several tasks have one and none is named.
@@ -84,7 +102,7 @@ class PersonalModel:
         store = ModelStore(Path(state_dir).expanduser() / DIRECTORY)
         given = task if isinstance(task, str) else task.name
         name = given or only_task(store, Path(state_dir))
-        model = cls._read_present(store, name, threads, None if isinstance(task, str) else task)
+        model = cls._read_present(store, name, threads, int8, None if isinstance(task, str) else task)
         if model is None:
             raise UsageError(
                 f"{Path(state_dir) / DIRECTORY / name}: there is no personal model yet; it comes with the first round whose "
@@ -180,7 +198,7 @@ class PersonalModel:
         store, task = self._store
         if store.current(task) in (None, self.path):
             return False
-        newer = self._read_present(store, task, self._threads, self._task)
+        newer = self._read_present(store, task, self._threads, self._int8, self._task)
         if newer is not None:
             self._same_prepare = False
             self.path, self.metadata, self._model = newer.path, newer.metadata, newer._model
@@ -188,14 +206,14 @@ class PersonalModel:
 
     @classmethod
     def _read_present(
-        cls, store: ModelStore, task: str, threads: int, found: Task | None = None
+        cls, store: ModelStore, task: str, threads: int, int8: bool, found: Task | None = None
     ) -> PersonalModel | None:
         for attempt in range(_ATTEMPTS):
             path = store.current(task)
             if path is None:
                 return None
             try:
-                return cls(path, threads=threads, task=found)
+                return cls(path, threads=threads, int8=int8, task=found)
             except StateError:
                 if attempt + 1 == _ATTEMPTS or store.current(task) == path:
                     raise
@@ -215,14 +233,15 @@ def only_task(store: ModelStore, state_dir: Path) -> str:
     return tasks[0]
 
 
-def _read(path: Path, threads: int) -> tuple[ModelMetadata, OnnxModel]:
+def _read(path: Path, threads: int, int8: bool) -> tuple[ModelMetadata, OnnxModel]:
     file = path / METADATA_FILE
     try:
         metadata = from_json(file.read_bytes(), str(file))
-        file = path / MODEL_FILE
+        used = metadata.int8 if int8 else None
+        file = path / (MODEL_FILE if used is None else INT8_FILE)
         model = file.read_bytes()
     except OSError as error:
         raise StateError(f"{file}: {error.strerror}; may this user read it, and is it an exported model?") from error
-    if hashlib.sha256(model).hexdigest() != metadata.sha256:
+    if hashlib.sha256(model).hexdigest() != (metadata if used is None else used).sha256:
         raise StateError(f"{file}: is damaged (its SHA-256 does not fit); `fedpatch-agent rollback` goes back")
     return metadata, OnnxModel(model, str(file), threads=threads)

@@ -3,6 +3,7 @@
     <state directory>/models/TASK/
         current -> 000012-RUN-ROUND      a link that is replaced in one rename: it always leads to a whole model
         000012-RUN-ROUND/model.onnx      see shared.tasks.model_metadata for what lies beside it, in metadata.json
+        000012-RUN-ROUND/model.int8.onnx the same in int8 (keep_int8)
         .staged/                         trained, and not yet known to be committed
         kept.json                        why the last round's model did not become the present one
 
@@ -34,7 +35,7 @@ from fedpatch.shared.app.files import make_directory, refusals_of, remove_unfini
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import StateError, UsageError
-from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
+from fedpatch.shared.tasks.model_metadata import INT8_FILE, METADATA_FILE, MODEL_FILE, ModelMetadata, from_json, to_json
 from fedpatch.shared.typed_values import learn_types
 
 MARK = ".attempt"
@@ -135,8 +136,14 @@ class ModelStore:
             _make_directory(self._directory)
             _make_directory(self._root(task))
 
-    def stage(self, model: bytes, metadata: ModelMetadata) -> None:
-        """Write a model durably to the place where `publish` finds it, and replace a model that is staged."""
+    def stage(self, model: bytes, metadata: ModelMetadata, int8: bytes = b"") -> None:
+        """Write a model durably to the place where `publish` finds it, and replace a model that is staged.
+
+        Args:
+            model: The model.
+            metadata: Its metadata.
+            int8: Its int8 model, which the metadata describe; b"" without one.
+        """
         root = self._root(metadata.task)
         self.prepare(metadata.task)
         with refusals_of(root):
@@ -146,9 +153,11 @@ class ModelStore:
             _make_directory(unfinished)
             try:
                 write_atomic(unfinished / MODEL_FILE, model, mode=_FILE_MODE)
+                if metadata.int8 is not None:
+                    write_atomic(unfinished / INT8_FILE, int8, mode=_FILE_MODE)
                 described = to_json(metadata)
                 write_atomic(unfinished / METADATA_FILE, described, mode=_FILE_MODE)
-                sums = _sums(metadata.sha256, hashlib.sha256(described).hexdigest())
+                sums = _sums(metadata, hashlib.sha256(described).hexdigest())
                 write_atomic(unfinished / SUMS_FILE, sums, mode=_FILE_MODE)
             except OSError:
                 shutil.rmtree(unfinished, ignore_errors=True)  # a disk that is full gets its space back
@@ -359,23 +368,31 @@ def _read(path: Path) -> ModelMetadata | None:
 
 def _content_problem(version: ModelVersion) -> str:
     """Return the problem that SHA256SUMS shows; models of earlier versions have a sum of the model only."""
-    assert version.metadata is not None
+    known = version.metadata
+    assert known is not None
     try:
         model = hashlib.sha256((version.path / MODEL_FILE).read_bytes()).hexdigest()
+        int8 = hashlib.sha256((version.path / INT8_FILE).read_bytes()).hexdigest() if known.int8 is not None else ""
         metadata = hashlib.sha256((version.path / METADATA_FILE).read_bytes()).hexdigest()
         sums = version.path / SUMS_FILE
         written = sums.read_bytes() if sums.exists() else None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    if model != version.metadata.sha256:
-        return f"{version.path / MODEL_FILE}: is damaged (its SHA-256 is not that of its metadata)"
-    if written is not None and written != _sums(model, metadata):
+    for file, found, expected in (
+        (MODEL_FILE, model, known.sha256),
+        (INT8_FILE, int8, known.int8.sha256 if known.int8 else ""),
+    ):
+        if found != expected:
+            return f"{version.path / file}: is damaged (its SHA-256 is not that of its metadata)"
+    if written is not None and written != _sums(known, metadata):
         return f"{version.path / METADATA_FILE}: is damaged (its SHA-256 is not that of {SUMS_FILE})"
     return ""
 
 
-def _sums(model: str, metadata: str) -> bytes:
-    return f"{model}  {MODEL_FILE}\n{metadata}  {METADATA_FILE}\n".encode()
+def _sums(known: ModelMetadata, metadata: str) -> bytes:
+    """Return the content of SUMS_FILE; `metadata` is the SHA-256 of METADATA_FILE."""
+    int8 = f"{known.int8.sha256}  {INT8_FILE}\n" if known.int8 else ""
+    return f"{known.sha256}  {MODEL_FILE}\n{int8}{metadata}  {METADATA_FILE}\n".encode()
 
 
 def _make_directory(path: Path) -> None:

@@ -86,7 +86,7 @@ class OwnerLimits:
 
     def take(self, ready: Ready) -> None:
         """Take the model and data that the training process has loaded. UsageError where the setting does not fit the model."""
-        schema = Schema(ready.tensors)
+        schema = Schema(ready.tensors, ready.frozen)
         if schema.digest != ready.schema:
             raise WireError("training channel: the digest of the schema is not that of its tensors")
         floor = PrivateFloor(self._patch_dir, ready.task, self._private)
@@ -116,7 +116,7 @@ class OwnerLimits:
             _log.warning("private: a request with %s would publish %s", request.private, listing(lacking))
             why = f"the request keeps {request.private} private, the owner of this device at least {least}"
             return _no(DeclineReason.PRIVATE_POLICY, f"{why}; {listing(lacking)} would leave it")
-        if request.evaluates:
+        if request.evaluates and not request.plan.finish:
             return None  # no step is taken
         why = why_too_long(
             request.plan,
@@ -251,21 +251,27 @@ def why_too_long(plan: TrainPlan, num_examples: int, *, max_steps: int, max_epoc
         max_epochs: Most passes over the data that one request may ask for, in any unit of its plan.
         measured: Whether learning alone is measured too, which takes as many steps again.
     """
-    besides = {"learning alone": measured, "the personal copy": bool(plan.personal and plan.personal.kind == DITTO)}
-    others = [word for word, asked in besides.items() if asked]
-    times, twice = 1 + len(others), f", those of {' and '.join(others)} among them" if others else ""
-    steps = plan.steps_for(num_examples) * times
+    ditto = bool(plan.personal and plan.personal.kind == DITTO)
+    asked = {
+        "learning alone": plan.parts * measured,
+        "the personal copy": plan.parts * ditto,
+        "finish": plan.finish or (),
+    }
+    others = [word for word, parts in asked.items() if parts]
+    also = f", those of {' and '.join(others)} among them" if others else ""
+    parts = sum(asked.values(), plan.parts)
+    steps = sum(part.steps_for(num_examples, plan.batch_size) for part in parts)
     size = min(plan.batch_size, num_examples)
-    in_steps = any(part.steps for part in plan.parts)
+    in_steps = any(part.steps for part in parts)
     passes = -(-steps * size // max(1, num_examples))
-    epochs = passes if in_steps else sum(part.epochs for part in plan.parts) * times
+    epochs = passes if in_steps else sum(part.epochs for part in parts)
     found = [
-        f"{asked} {unit} are asked for{twice}; the owner's limit is {name} = {most}"
-        for asked, unit, name, most in (
+        f"{count} {unit} are asked for{also}; the owner's limit is {name} = {most}"
+        for count, unit, name, most in (
             (epochs, "epochs", "max_epochs", max_epochs),
             (steps, "training steps", "max_steps", max_steps),
         )
-        if asked > most
+        if count > most
     ]
     # In the unit of the plan, where both are exceeded.
     return found[-1 if in_steps else 0] if found else ""

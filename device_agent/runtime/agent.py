@@ -351,6 +351,7 @@ class Agent:
 
     def _on_trained(self, trained: Trained | Evaluated, now: float) -> list[Effect]:
         if isinstance(trained, Evaluated):
+            self._runner.measured(trained)
             return self._job.handle(ModelEvaluated(trained.key, trained.evaluation), now)
         self._runner.trained(trained)
         if why := self._limits.why_not_send(self._job.request, trained.manifest):

@@ -36,7 +36,14 @@ from fedpatch.device_agent.job.job_events import (
     Event,
     UpdateRestored,
 )
-from fedpatch.device_agent.job.training_messages import MakeModel, MaskCommand, ModelStep, TrainCommand, Trained
+from fedpatch.device_agent.job.training_messages import (
+    Evaluated,
+    MakeModel,
+    MaskCommand,
+    ModelStep,
+    TrainCommand,
+    Trained,
+)
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
@@ -140,6 +147,11 @@ class EffectRunner:
         self.times.trained(event.key, event.report)
         self._vector = event.manifest
         self._making = event.model_follows
+
+    def measured(self, event: Evaluated) -> None:
+        """A model was measured; if it was finished first, it replaces the personal model that was put off, and follows."""
+        if event.model_follows:
+            self._making, self._model_put_off, self._closing = True, False, None
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do; None while no personal model was put off."""
@@ -326,7 +338,9 @@ class EffectRunner:
         self._end_download()
         if effect.committed:
             self.times.committed(effect.committed, self._clock())
-        if effect.committed and (self._making or self._model_put_off):
+        if effect.finished and self._making:
+            self._closing = effect
+        elif effect.committed and (self._making or self._model_put_off):
             self._closing = effect
             self._spool.note_committed()
             if effect.rest_s >= LONG_REST_S:
@@ -335,8 +349,8 @@ class EffectRunner:
             self._close_round(effect)
 
     def _close_round(self, effect: EndJob) -> None:
-        if effect.committed and self._models:
-            self._publish_model(self._models, effect.committed)
+        if (key := effect.committed or effect.finished) and self._models:
+            self._publish_model(self._models, key)
         self._spool.clear()
         if effect.rest_s >= LONG_REST_S:
             _log.info("no work for %.0f s: giving the memory of training back", effect.rest_s)
@@ -395,9 +409,11 @@ class EffectRunner:
         what = "measuring" if evaluates else "training on"
         _log.info("%s round %d: %s %s", effect.key.run, effect.key.round, what, plan, extra=about)
         command = self._command(effect.key, effect.request)
-        due = not evaluates and self._clock() >= self._model_due
-        if not evaluates:
+        finishes = evaluates and bool(effect.request.plan.finish)
+        due = finishes if evaluates else self._clock() >= self._model_due
+        if finishes or not evaluates:
             self._usage.begins_round()
+        if not evaluates:
             self._model_put_off = self._models is not None and not due
         if due:
             self._model_due = self._clock() + self._model_every_s
@@ -410,6 +426,7 @@ class EffectRunner:
                 steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),
                 download_s=effect.download_s,
                 independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
+                ends_at=effect.ends_at,
             )
         )
         return []
@@ -432,6 +449,7 @@ class EffectRunner:
             download_s=0.0,
             chunk_bytes=request.chunk_bytes,
             evaluate=request.evaluates,
+            counted=request.counted or 0,
         )
 
     def _end_download(self, *, keep: bool = False) -> None:

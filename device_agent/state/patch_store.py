@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 
 INDEPENDENT = "independent"
 """Directory of the models that were trained alone, below that of the patches (device_agent.training.local_only_training)."""
+ALONE = "independent"
+"""Policy in the key of a model that was trained alone, which is no policy of a request."""
 PERSONAL = "personal"
 """Directory of the personal copies of plans that have one, below that of the patches, in their format."""
+CONTROLS = "control"
+"""Directory of the device's own control variates, below that of the patches, in their format (SCAFFOLD)."""
 MAGIC = b"fedpatch patch 1\n"
 SUFFIX = ".patch"
 RESIDUAL_SUFFIX, RESIDUAL_LINE = ".residual", b"fedpatch residual 1\n"
@@ -167,6 +171,14 @@ class PatchStore:
         if previous is None:
             return newest.before
         return previous.after if previous.round < round else previous.before
+
+    def forget(self, key: PatchKey) -> None:
+        """Delete all versions of a patch; StateError if the disk refuses."""
+        path = self.directory / key.file_name
+        with refusals_of(path):
+            path.unlink(missing_ok=True)
+            previous_of(path).unlink(missing_ok=True)
+            sync_directory(self.directory)
 
     def save(self, record: PatchRecord) -> None:
         """Write a record durably and keep the version before it; an equal record is not written again.

@@ -17,8 +17,17 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile(
         "patches/independent/",
-        "models of [learning alone](../explanation/concepts.md#learning-alone), written when training ends its process",
+        "models [trained alone](../explanation/concepts.md#learning-alone), written with the personal model or when training "
+        "ends its process",
         "starts again",
+    ),
+    StateFile(
+        "patches/personal/",
+        "personal copies and finished models of runs [that have them](../how-to/personalisation.md)",
+        "a new copy; no other model of a finished round after a restart",
+    ),
+    StateFile(
+        "patches/control/", "control variates of [SCAFFOLD](../how-to/own-strategy.md#scaffold)", "begin at zero"
     ),
     StateFile(
         "patches/TASK.private",
@@ -37,6 +46,7 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile("models/TASK/current", "link to the personal model in use", "restored by `fedpatch-agent rollback`"),
     StateFile("models/TASK/NUMBER-RUN-ROUND/model.onnx", "personal model", "this version"),
+    StateFile("models/TASK/NUMBER-RUN-ROUND/model.int8.onnx", "the same in int8 (`keep_int8`)", "this version in int8"),
     StateFile("models/TASK/NUMBER-RUN-ROUND/metadata.json", "description, accuracy, checksum", "this version"),
     StateFile(
         "models/TASK/NUMBER-RUN-ROUND/SHA256SUMS",

@@ -17,6 +17,7 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD
 from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.patch_store import (
+    CONTROLS,
     INDEPENDENT,
     PERSONAL,
     RESIDUAL_LINE,
@@ -85,7 +86,9 @@ class Storage:
         except OSError:
             return None
         needed = expected_bytes(request, plan) + _SPARE_BYTES
-        needed += _size(patch) + _size(patch.parent / PERSONAL / patch.name)
+        needed += sum(
+            _size(one / patch.name) for one in (patch.parent, patch.parent / PERSONAL, patch.parent / CONTROLS)
+        )
         # Parts of the same model are gone on with, others make room for it.
         needed -= sum(_held_bytes(path) for path in (self._directory / DOWNLOADS).glob("*"))
         free = disk.f_bavail * disk.f_frsize
@@ -110,6 +113,7 @@ def stored_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     yield from _patch_problems(directory / PATCHES)
     yield from _patch_problems(directory / PATCHES / INDEPENDENT)
     yield from _patch_problems(directory / PATCHES / PERSONAL)
+    yield from _patch_problems(directory / PATCHES / CONTROLS)
     for path in sorted((directory / PATCHES).glob(f"*{RESIDUAL_SUFFIX}*")):
         try:
             unseal(path, RESIDUAL_LINE, path.read_bytes(), "a residual")
@@ -134,8 +138,12 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     names = {path.name.removesuffix(".previous") for path in directory.glob(f"*{PATCH_SUFFIX}*")}
     for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
         if problem := patch_problem(path):
-            alone = directory.name == INDEPENDENT
-            yield not alone, problem, _alone_remedy(path) if alone else patch_remedy(path)
+            harmless = {
+                INDEPENDENT: _alone_remedy(path),
+                CONTROLS: "nothing: the next round begins with a new one, of zero",
+            }
+            remedy = harmless.get(directory.name)
+            yield remedy is None, problem, remedy or patch_remedy(path)
             continue
         for version in (path, previous_of(path)):
             if version.exists() and (problem := patch_problem(version, alone=True)):

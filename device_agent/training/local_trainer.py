@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from fedpatch.device_agent.training.batches import batch_indices
 from fedpatch.device_agent.training.evaluation import Cancelled, user_accuracy
-from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, Pull, Sgd
+from fedpatch.device_agent.training.optimizers import Adam, ClientOptimizer, ControlVariates, Pull, Sgd
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError, unknown_name
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.input_statistics import statistics_of
 from fedpatch.shared.tasks.model_metadata import InputStatistics
 from fedpatch.shared.tasks.task import DeviceData, Task
@@ -39,6 +40,7 @@ class LocalResult:
 
     User accuracies are None if the device does not count (`DeviceData.counts_in_ua`). `tensors` is the whole model, with
     private tensors and the moments of the plan. `train_loss` is the mean over the steps, `train_s` their time in seconds.
+    `control` is the device's own control variate after a plan that has them, by name of the moment.
     """
 
     tensors: dict[str, Array]
@@ -48,6 +50,7 @@ class LocalResult:
     user_accuracy_before: float | None
     user_accuracy_after: float | None
     train_s: float
+    control: dict[str, Array] = field(default_factory=dict)
 
 
 class LocalTrainer:
@@ -59,7 +62,7 @@ class LocalTrainer:
 
     def __init__(self, task: Task, data: DeviceData) -> None:
         with torch.random.fork_rng(devices=[]):
-            self.model: nn.Module = task.build_model()
+            self.model: nn.Module = new_model(task)
         self.task = task
         self.schema: Schema = schema_of(self.model)
         self.take(data)
@@ -81,13 +84,18 @@ class LocalTrainer:
         self._input_statistics: InputStatistics | None = None
 
     @property
+    def training_inputs(self) -> Array:
+        """The prepared training inputs, examples first; they are private to the device."""
+        return self._train[0].numpy()
+
+    @property
     def input_statistics(self) -> InputStatistics:
         """Statistics of the current training inputs; they are private to the device, as the inputs are."""
         if self._input_statistics is None:
             self._input_statistics = statistics_of(self._train[0].numpy())
         return self._input_statistics
 
-    def train(
+    def train(  # noqa: PLR0913  (each by name)
         self,
         tensors: Tensors,
         plan: TrainPlan,
@@ -98,18 +106,20 @@ class LocalTrainer:
         on_step: Callable[[int, int], None],
         cancelled: Callable[[], bool],
         private: Collection[str] = (),
+        control: Tensors | None = None,
     ) -> tuple[LocalResult, LocalResult] | None:
-        """Train a model, and by a plan with `personal` the device's own copy of it.
+        """Train a model, and by a plan with `personal` or `finish` the device's own copy of it.
 
         Args:
             tensors: The model by name, as for `run`.
             plan: The training plan.
-            copy: The copy after the device's last round; empty: it begins with `tensors`.
+            copy: With `personal` the copy after the device's last round; empty: it begins with `tensors`.
             first_batch: As for `run`.
             stream_seed: As for `run`.
             on_step: As for `run`.
             cancelled: As for `run`.
             private: Names of the values that do not travel.
+            control: As for `run`.
 
         Returns:
             The result of the model, and that of the personal model, which the trainer holds then: the copy, or without one the
@@ -119,24 +129,78 @@ class LocalTrainer:
             FedpatchError: As `run` does.
         """
         run = partial(self.run, first_batch=first_batch, stream_seed=stream_seed, cancelled=cancelled, private=private)
-        if not plan.personal:
-            result = run(tensors, plan, on_step=on_step)
+        if not plan.personal and not plan.finish:
+            result = run(tensors, plan, on_step=on_step, control=control)
             return (result, result) if result else None
-        if plan.personal.kind not in COPIES:
-            raise unknown_name("personal copy", plan.personal.kind, COPIES)
-        strength = plan.personal.strength
-        if plan.personal.kind == PFEDME:
+        if plan.personal and plan.personal.kind == PFEDME:
+            strength = plan.personal.strength
             pull = self._pull(strength, tensors, private, plan.learning_rate * strength)
             return self._pfedme(partial(run, tensors, plan.plain, on_step=on_step), pull, copy or tensors, private)
-        # Ditto: the model is trained as without a copy, and then the copy, which is pulled to the model of the round.
-        result = run(tensors, plan, on_step=lambda done, total: on_step(done, 2 * total), measure_before=False)
+        if plan.personal:
+            if plan.personal.kind not in COPIES:
+                raise unknown_name("personal copy", plan.personal.kind, COPIES)
+            steps, pull = plan.steps_for(self.num_examples), self._pull(plan.personal.strength, tensors, private)
+            train_copy = partial(run, copy or tensors, plan.plain, pull=pull)
+        else:
+            steps = plan.finishing.steps_for(self.num_examples)
+            train_copy = partial(
+                self.finish, tensors, plan, stream_seed=stream_seed, cancelled=cancelled, private=private
+            )
+        # The model is trained as without a copy, and then the copy.
+        result = run(
+            tensors,
+            plan,
+            on_step=lambda done, total: on_step(done, total + steps),
+            control=control,
+            measure_before=False,
+        )
         if result is None:
             return None
-        pull = self._pull(strength, tensors, private)
-        own = run(copy or tensors, plan.plain, on_step=lambda done, total: on_step(total + done, 2 * total), pull=pull)
+        known = result.steps
+        own = train_copy(on_step=lambda done, _: on_step(known + done, known + steps))
         if own is None:
             return None
-        return result, replace(own, train_loss=result.train_loss, train_s=result.train_s + own.train_s)
+        return result, replace(own, steps=known, train_loss=result.train_loss, train_s=result.train_s + own.train_s)
+
+    def finish(
+        self,
+        tensors: Tensors,
+        plan: TrainPlan,
+        *,
+        stream_seed: int,
+        cancelled: Callable[[], bool],
+        on_step: Callable[[int, int], None] = lambda done, total: None,
+        private: Collection[str] = (),
+    ) -> LocalResult | None:
+        """Train a copy of a global model with the device's patch, by `plan.finish` (FedBABU: Oh et al. 2022, section 4.2).
+
+        It begins with the device's first batch, so that the result depends on no earlier round.
+
+        Args:
+            tensors: The model by name, as for `run`.
+            plan: The training plan, with `finish`.
+            stream_seed: As for `run`.
+            cancelled: As for `run`.
+            on_step: As for `run`.
+            private: As for `run`.
+
+        Returns:
+            The result, with the finished model's user accuracy as that before training too; None after a cancel.
+
+        Raises:
+            FedpatchError: As `run` does.
+        """
+        own = self.run(
+            tensors,
+            plan.finishing,
+            first_batch=0,
+            stream_seed=stream_seed,
+            on_step=on_step,
+            cancelled=cancelled,
+            measure_before=False,
+            private=private,
+        )
+        return own and replace(own, user_accuracy_before=own.user_accuracy_after)
 
     def _pfedme(
         self, run: Callable[..., LocalResult | None], pull: Pull | None, copy: Tensors, private: Collection[str]
@@ -163,6 +227,7 @@ class LocalTrainer:
         measure_before: bool = True,
         private: Collection[str] = (),
         pull: Pull | None = None,
+        control: Tensors | None = None,
     ) -> LocalResult | None:
         """Train a model by a plan. Equal arguments give equal results.
 
@@ -176,6 +241,7 @@ class LocalTrainer:
             measure_before: Whether to measure user accuracy before training.
             private: Names of the values that do not travel.
             pull: A pull of the values; None: that of `plan.prox` to `tensors`.
+            control: By a plan with control variates the device's own, by name of the moment; a missing one is zero.
 
         Returns:
             The result; None after a cancel.
@@ -192,7 +258,8 @@ class LocalTrainer:
                 "the plan has neither steps nor epochs, so there is nothing to train; give it at least one"
             )
         self.load(tensors)
-        optimizer = self._optimizer(plan, tensors)
+        controls = ControlVariates(self._trained, tensors, control or {}, private) if plan.has_controls else None
+        optimizer = controls.optimizer(plan.learning_rate) if controls else self._optimizer(plan, tensors)
         pull = pull or self._pull(plan.prox or 0.0, tensors, private)
         batches = batch_indices(self.num_examples, plan.batch_size, first_batch, total, stream_seed)
         losses: list[float] = []
@@ -210,14 +277,15 @@ class LocalTrainer:
                         raise self._diverged(losses[-1], f"step {len(losses)} of {total}", plan)
                     on_step(len(losses), total)
             train_s = time.perf_counter() - started
-            result = to_tensors(self.model) | self._moments(optimizer, plan)
+            sent, kept = controls.after(total, plan.learning_rate) if controls else (self._moments(optimizer, plan), {})
+            result = to_tensors(self.model) | sent
             require_finite(result)
             after = self._user_accuracy(cancelled)
         except Cancelled:
             return None
         finally:
             self._let_learn("all", ())
-        return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s)
+        return LocalResult(result, self.num_examples, total, math.fsum(losses) / total, before, after, train_s, kept)
 
     def measure(self, tensors: Tensors, cancelled: Callable[[], bool]) -> float | None:
         """Return the user accuracy of a model without training; None if this device does not count.
@@ -228,6 +296,15 @@ class LocalTrainer:
         """
         self.load(tensors)
         return self._user_accuracy(cancelled)
+
+    def on_validation(self) -> float | None:
+        """Return the metric of the present model on validation data; None without such data, or if it is no number."""
+        if self.validation_data is None:
+            return None
+        try:
+            return user_accuracy(self.model, self.task, *self.validation_data)
+        except DataError:
+            return None
 
     def load(self, tensors: Tensors) -> None:
         """Copy the values of `tensors`, except moments, into the model; SchemaMismatch for another model's."""

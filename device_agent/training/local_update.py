@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,21 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.device_agent.policy.owner_limits import why_too_long
 from fedpatch.device_agent.policy.private_floor import PrivateFloor, public_schema, undercut
 from fedpatch.device_agent.state.model_cache import BufferedModelCache, ModelCache
-from fedpatch.device_agent.state.patch_store import INDEPENDENT, PERSONAL, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.patch_store import (
+    CONTROLS,
+    INDEPENDENT,
+    PERSONAL,
+    PatchKey,
+    PatchRecord,
+    PatchState,
+    PatchStore,
+)
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.batches import stream_seed, update_seed
 from fedpatch.device_agent.training.device_data import ReloadingDataset
 from fedpatch.device_agent.training.evaluation import Cancelled
 from fedpatch.device_agent.training.global_model import read_blob, read_global_model
-from fedpatch.device_agent.training.local_only_training import IndependentModel
+from fedpatch.device_agent.training.local_only_training import AloneSchedule, IndependentModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.masked_update import unmasked_blob, unmasked_private_blob
 from fedpatch.device_agent.training.model_export import ModelExport
@@ -52,6 +61,7 @@ class LocalUpdate:
     """Does the rounds of one device; with `export`, `make_model` stages a personal model after each of them.
 
     `private` is the owner's policy of the tensors that stay at least, "" for the default (device_agent.policy.private_floor).
+    `alone_every` is that of `AloneSchedule`.
     """
 
     def __init__(
@@ -64,9 +74,11 @@ class LocalUpdate:
         data: ReloadingDataset | None = None,
         held: ModelCache | None = None,
         private: str = "",
+        alone_every: int = 0,
     ) -> None:
         self._trainer = trainer
         self._store = store
+        self._schedule = AloneSchedule(alone_every)
         self._floor = PrivateFloor(store.directory, trainer.task.name, private)
         self._residuals = ResidualStore(store.directory)
         self._independent = IndependentModel(trainer, store.directory / INDEPENDENT, device_id)
@@ -133,6 +145,7 @@ class LocalUpdate:
         patch = _patch_values(before, policy.patch(schema), trainer.task, plan.seed)
         model = read_global_model(command, public, self._held)
         copies, own = self._copy(command, key)
+        controls, own_control = self._control(command, key)
         trained = trainer.train(
             merge(model, patch),
             plan,
@@ -142,6 +155,7 @@ class LocalUpdate:
             on_step=on_step,
             cancelled=cancelled,
             private=policy.private_names(schema),
+            control=own_control.values,
         )
         if trained is None:
             return None
@@ -150,14 +164,17 @@ class LocalUpdate:
         self._floor.note(patch, trainer.schema)
         after = PatchState(patch, before.batches_done + result.steps)
         self._store.save(PatchRecord(key, command.key.run, command.key.round, before, after))
+        if controls is not None:
+            controls.save(PatchRecord(key, command.key.run, command.key.round, own_control, PatchState(result.control)))
         if copies is not None:
             copy = PatchState(shown.tensors, after.batches_done)
             copies.save(PatchRecord(key, command.key.run, command.key.round, own, copy))
-        alone = self._independent.train(command, shown, cancelled) if self._measures_alone(command) else None
+        trains = self._trains_alone(command, result.steps, after.batches_done)
+        alone = self._independent.train(command, shown, cancelled) if trains else None
         if cancelled():
             return None
         report = _report(command, shown)
-        if alone:
+        if alone and command.independent_ends_at:
             report = replace(report, user_accuracy_independent=alone.user_accuracy)
         step = _Step(key, public, model, update, update_seed(plan.seed, self._device_id, before.batches_done))
         manifest = self._write_update(command, step, report)
@@ -169,14 +186,36 @@ class LocalUpdate:
     def _copy(
         self, command: TrainCommand, key: PatchKey, *, after_round: bool = False
     ) -> tuple[PatchStore | None, PatchState]:
-        """Return the store of personal copies and the copy before or after a round; None and no values for other plans."""
-        if not command.plan.personal:
+        """Return the store of personal copies and the copy before or after a round; None and no values for other plans.
+
+        Before a round there is no copy of a plan with `finish`, which begins with the global model.
+        """
+        if not command.plan.personal and not command.plan.finish:
             return None, PatchState()
         store = PatchStore(self._store.directory / PERSONAL)
+        if command.plan.finish and not after_round:
+            return store, PatchState()
         return store, store.load(key, command.key.run, command.key.round + after_round)
 
+    def _control(self, command: TrainCommand, key: PatchKey) -> tuple[PatchStore | None, PatchState]:
+        """Return the store of control variates and c_i of the last update that counted; None and no values for other plans.
+
+        It is zero where there is none of this run, or none that can be read.
+        """
+        if not command.plan.has_controls:
+            return None, PatchState()
+        store = PatchStore(self._store.directory / CONTROLS)
+        try:
+            return store, store.load(key, command.key.run, command.counted + 1, same_run=True)
+        except StateError as error:
+            log.warning("control variate: %s; it begins at zero", error)
+            store.forget(key)
+            return store, PatchState()
+
     def evaluate(self, command: TrainCommand, cancelled: Callable[[], bool]) -> Evaluation | None:
-        """Measure the device's model: the global one with its patch, or its personal copy. No file is written.
+        """Measure the device's model: the global one with its patch, its personal copy, or the finished model.
+
+        No file is written. A finished model is kept for `make_model`.
 
         Args:
             command: The command, with `evaluate`.
@@ -186,7 +225,7 @@ class LocalUpdate:
             The measurement; None after a cancel.
 
         Raises:
-            WireError, SchemaMismatch, UpdateRefused, DataError, StateError: As `run` does.
+            WireError, SchemaMismatch, UsageError, UpdateRefused, DataError, StateError: As `run` does.
         """
         trainer = self._trainer
         policy, schema = _agreed(trainer, command)
@@ -196,6 +235,8 @@ class LocalUpdate:
         patch = _patch_values(known, policy.patch(schema), trainer.task, command.plan.seed)
         model = read_global_model(replace(command, hold=False), public, self._held)
         began_at = time.perf_counter()
+        if command.plan.finish:
+            return self._finish(command, merge(model, patch), policy.private_names(schema), cancelled)
         try:
             measured = trainer.measure(self._copy(command, key)[1].values or merge(model, patch), cancelled)
         except Cancelled:
@@ -204,6 +245,21 @@ class LocalUpdate:
             if self._trained is not None:  # its personal model may be made later
                 trainer.load(self._trained[1].tensors)
         return Evaluation(command.base, measured, len(trainer.test_data[0]), time.perf_counter() - began_at)
+
+    def _finish(
+        self, command: TrainCommand, tensors: Tensors, private: Collection[str], cancelled: Callable[[], bool]
+    ) -> Evaluation | None:
+        """Finish the model of an evaluate round, and measure it."""
+        self._require_bounded(command)
+        self._trained = None
+        if self._export:
+            self._export.begin()
+        seed = stream_seed(command.plan.seed, self._device_id)
+        own = self._trainer.finish(tensors, command.plan, stream_seed=seed, cancelled=cancelled, private=private)
+        if own is None:
+            return None
+        self._trained = command, own
+        return Evaluation(command.base, own.user_accuracy_after, len(self._trainer.test_data[0]), own.train_s)
 
     def _allowed(self, command: TrainCommand) -> Schema:
         """Return the schema of the tensors that may leave; UpdateRefused("private_value") for a request below the floor."""
@@ -223,14 +279,30 @@ class LocalUpdate:
         if why := self._too_long(command.plan, measured=False):
             raise UsageError(f"{why}; nothing was trained")
 
-    def _measures_alone(self, command: TrainCommand) -> bool:
-        """Return whether learning alone is measured: not if that would exceed a limit of the owner."""
-        if not command.independent_ends_at:
+    def _trains_alone(self, command: TrainCommand, steps: int, taken: int) -> bool:
+        """Return whether a model is trained alone too: on request or by schedule, if no limit of the owner forbids it.
+
+        Args:
+            command: The training command.
+            steps: Steps of the round.
+            taken: Steps that the device has taken in all its rounds with this one.
+        """
+        measured = command.independent_ends_at and self._trainer.counts_in_ua
+        if not measured and not self._is_due_alone(command, steps, taken):
             return False
         why = self._too_long(command.plan, measured=True)
         if why:
-            log.info("learning alone: not measured in round %d: %s", command.key.round, why)
+            log.info("learning alone: not trained in round %d: %s", command.key.round, why)
         return not why
+
+    def _is_due_alone(self, command: TrainCommand, steps: int, taken: int) -> bool:
+        if not command.ends_at or self._export is None or self._trainer.validation_data is None:
+            return False
+        try:
+            return self._schedule.is_due(steps=steps, taken=taken, alone=self._independent.steps(command.key))
+        except StateError as error:
+            log.warning("learning alone: not trained: %s", error)
+            return False
 
     def _too_long(self, plan: TrainPlan, *, measured: bool) -> str:
         max_steps, max_epochs = self._most
@@ -255,8 +327,14 @@ class LocalUpdate:
             return
         if stopped():
             self._export.leave_out(trained[0], "work had to stop before it was made")
-        else:
-            self._export.stage(*trained)
+            return
+        self._export.stage(*trained, self._alone(trained[0]))
+
+    def _alone(self, command: TrainCommand) -> Callable[[], Tensors]:
+        """Return the function that reads the model trained alone; by schedule, it is on disk before the personal model is."""
+        if self._schedule.every:
+            self._independent.flush()
+        return partial(self._independent.values, command.key)
 
     def make_model_again(self, command: TrainCommand, manifest: Manifest) -> None:
         """Stage the personal model of an earlier round: as it was trained, or after a restart from its update and its patch.
@@ -273,7 +351,7 @@ class LocalUpdate:
         except FedpatchError as error:
             self._export.leave_out(command, f"the device was switched off before it was made, and {error}")
             return
-        self._export.stage(command, result)
+        self._export.stage(command, result, self._alone(command))
 
     def _read_back(self, command: TrainCommand, manifest: Manifest) -> LocalResult:
         """Return the result of a round from its files, with the model loaded into the trainer."""

@@ -1,10 +1,11 @@
 """Exports a trained model as ONNX for applications, if it agrees with torch and is no worse than the present one.
 
-The staged model is the model after training: the global model of the round with the device's patch, trained. It is compared
-with the present model on the device's validation data; onnxruntime runs both, since the data may have grown. The user
-accuracy of the staged model is measured on test data, which choose nothing: a choice on them would make it too high.
-Without validation data the newest model is staged. All this happens while the update travels, and a failure does not fail
-the round.
+The candidate is the model after training, the global model of the round with the device's patch, or the model that the device
+trained alone, if that is better on the device's validation data; of equal ones it is the federated one. No margin favours
+either, so no device is worse off than alone there. The candidate is compared with the present model, on validation data too;
+onnxruntime runs both, since the data may have grown. The user accuracy of the staged model is measured on test data, which
+choose nothing: a choice on them would make it too high. Without validation data the newest model is staged. All this happens
+while the update travels, and a failure does not fail the round.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.device_agent.models.int8_export import with_int8
 from fedpatch.device_agent.models.store import ModelStore, StoredModel
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.device_agent.training.resource_limits import give_memory_back
@@ -27,11 +30,21 @@ from fedpatch.shared import __version__
 from fedpatch.shared.errors import ExportRefused, FedpatchError
 from fedpatch.shared.onnx.export import Exported, export_onnx, torch_outputs
 from fedpatch.shared.onnx.runtime import OnnxModel, require_parity
-from fedpatch.shared.tasks.model_metadata import METADATA_FILE, MODEL_FILE, ModelMetadata, Preparation, from_json
+from fedpatch.shared.tasks.model_metadata import (
+    ALONE,
+    FEDERATED,
+    METADATA_FILE,
+    MODEL_FILE,
+    PREVIOUS,
+    SOURCES,
+    ModelMetadata,
+    Preparation,
+    from_json,
+)
 
 if TYPE_CHECKING:
     from fedpatch.shared.tasks.task import Task
-    from fedpatch.shared.tensors.arrays import Array
+    from fedpatch.shared.tensors.arrays import Array, Tensors
 
 PARITY_SAMPLES = 256
 MAX_DEATHS = 2
@@ -40,13 +53,60 @@ MAX_DEATHS = 2
 log = logging.getLogger("fedpatch.models")
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The candidate of a round, in the trainer, and the reason in words.
+
+    `alone` is the validation accuracy of the model trained alone, `federated` that of the other one; None where it was not
+    measured, or is not a finite number.
+    """
+
+    source: str
+    reason: str
+    federated: float | None = None
+    alone: float | None = None
+
+
+def choose(trainer: LocalTrainer, federated: Tensors, alone: Callable[[], Tensors]) -> Choice:
+    """Choose on validation data, and load the chosen model into the trainer.
+
+    Args:
+        trainer: The trainer, which holds the federated model.
+        federated: The federated model by name: merged with the patch, or the personal copy, after training.
+        alone: Returns the model trained alone; empty for none.
+    """
+    if trainer.validation_data is None:
+        return Choice(FEDERATED, "no validation data to choose on")
+    try:
+        own = alone()
+    except FedpatchError as error:  # the federated model is no worse for it
+        log.warning("personal model: the model trained alone cannot be read: %s", error)
+        own = {}
+    if not own:
+        return Choice(FEDERATED, "no model trained alone yet")
+    theirs = trainer.on_validation()
+    trainer.load(own)
+    ours = trainer.on_validation()
+    goal = trainer.task.metric_goal
+    better = ours is not None and (theirs is None or (ours > theirs if goal == "max" else ours < theirs))
+    if not better:
+        trainer.load(federated)
+    where = f"on {len(trainer.validation_data[0])} validation examples"
+    words = f"{trainer.task.metric_name} {_shown(ours)} alone, {_shown(theirs)} federated, {where}"
+    return Choice(ALONE if better else FEDERATED, words, theirs, ours)
+
+
+def _shown(measured: float | None) -> str:
+    return "no number" if measured is None else f"{measured:.4g}"
+
+
 class ModelExport:
     """Stages the personal model of one device after each of its rounds.
 
     `keep_margin` is the most by which it may be worse than the present model on validation data, in the unit of the metric.
     `task_ref` and `preparation`, for the metadata, describe how applications prepare inputs. `run` calls the
     function that makes a model and returns its result: directly, or in another process
-    (device_agent.training.forked_work.run_forked).
+    (device_agent.training.forked_work.run_forked). `keep_int8` also makes an int8 model (device_agent.models.int8_export).
     """
 
     def __init__(
@@ -57,6 +117,7 @@ class ModelExport:
         *,
         task_ref: str = "",
         preparation: Preparation | None = None,
+        keep_int8: bool = False,
         run: Callable[[Callable[[], str]], str] = lambda work: work(),
     ) -> None:
         self._run = run
@@ -65,6 +126,7 @@ class ModelExport:
         self._keep_margin = keep_margin
         self._task_ref = task_ref
         self._preparation = preparation
+        self._keep_int8 = keep_int8
 
     def begin(self) -> None:
         """Delete a staged model of an earlier round, which was never committed."""
@@ -73,9 +135,15 @@ class ModelExport:
         except FedpatchError as error:
             log.warning("personal model: %s", error)
 
-    def stage(self, command: TrainCommand, result: LocalResult) -> None:
-        """Stage the model that the trainer has just trained, unless the present one stays; log which."""
-        if why := self._why_not(partial(self._attempt, command, result)):
+    def stage(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors] = dict) -> None:
+        """Stage the model that the trainer has just trained or the one trained alone, unless the present one stays; log which.
+
+        Args:
+            command: The training command.
+            result: Its result, which the trainer holds.
+            alone: Returns the model trained alone; empty for none.
+        """
+        if why := self._why_not(partial(self._attempt, command, result, alone)):
             self._note(command, why)
 
     def _why_not(self, make: Callable[[], str]) -> str:
@@ -97,7 +165,7 @@ class ModelExport:
         log.warning("personal model: round %d gives no other: %s", key.round, why)
         self._store.note_kept(self._trainer.task.name, StoredModel(key.run, key.round, why))
 
-    def _attempt(self, command: TrainCommand, result: LocalResult) -> str:
+    def _attempt(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors]) -> str:
         """Call `_stage`, unless that has ended the process before: rounds are more important than models."""
         task = self._trainer.task.name
         self._store.prepare(task)
@@ -108,23 +176,54 @@ class ModelExport:
                 "onnxruntime is not built for); restart the agent to have it tried again, or set keep_models = 0"
             )
         give_memory_back()  # a round ends here: what its steps have freed is no use to the export
-        why = self._run(partial(self._why_not, partial(self._stage, command, result)))
+        why = self._run(partial(self._why_not, partial(self._stage, command, result, alone)))
         self._store.attempts.end(task)  # not after the death of a process: deaths are counted
         return why
 
-    def _stage(self, command: TrainCommand, result: LocalResult) -> str:
-        """Stage the model; return the reason for which the present one stays, or ""."""
+    def _stage(self, command: TrainCommand, result: LocalResult, alone: Callable[[], Tensors]) -> str:
+        """Stage the chosen model; return the reason for which the present one stays, or ""."""
+        choice = choose(self._trainer, result.tensors, alone)
+        try:
+            return self._stage_chosen(command, result, choice)
+        finally:
+            if choice.source != FEDERATED:
+                self._trainer.load(result.tensors)
+
+    def _stage_chosen(self, command: TrainCommand, result: LocalResult, choice: Choice) -> str:
         inputs = self._trainer.test_data[0].numpy()
         exported = export_onnx(self._trainer.model, inputs[:1])
         model = OnnxModel(exported.model, MODEL_FILE)
         samples = inputs[:PARITY_SAMPLES]
         parity = require_parity(model, samples, torch_outputs(self._trainer.model, samples))
         metadata = self._describe(command, result, model, exported, parity)
-        if why := self._worse_than_present(metadata):
+        metadata = replace(metadata, source=choice.source, reason=choice.reason)
+        present = self._present_on_validation()
+        measured = {FEDERATED: choice.federated, ALONE: choice.alone, PREVIOUS: present}
+        measured[choice.source] = metadata.validation_accuracy
+        known = {name: value for name, value in measured.items() if value is not None}
+        metadata = replace(metadata, candidates=known)
+        if why := self._worse_than_present(metadata, present):
             return why
-        self._store.stage(exported.model, metadata)
+        int8 = b""
+        if self._keep_int8:
+            int8, described = with_int8(
+                exported.model,
+                metadata,
+                training_inputs=self._trainer.training_inputs,
+                test_inputs=inputs,
+                margin=self._keep_margin,
+                validate=self._on_validation,
+                user_accuracy=self._user_accuracy,
+            )
+            metadata = replace(metadata, int8=described)
+        self._store.stage(exported.model, metadata, int8)
         log.info(
-            "personal model: round %d, %s %.4g on test data", command.key.round, metadata.metric, metadata.user_accuracy
+            "personal model: round %d, %s, %s %.4g on test data (%s)",
+            command.key.round,
+            SOURCES[metadata.source],
+            metadata.metric,
+            metadata.user_accuracy,
+            metadata.reason,
         )
         return ""
 
@@ -140,13 +239,14 @@ class ModelExport:
         inputs = self._trainer.test_data[0].numpy()
         outputs = model.run(inputs)
         require_named_outputs(task, outputs)
+        has_copy = bool(command.plan.personal or command.plan.finish)
         return ModelMetadata(
             kind="personal",
             task=task.name,
             run=command.key.run,
             round=command.key.round,
             private=command.private,
-            private_values="none" if command.private == "none" and not command.plan.personal else "trained",
+            private_values="none" if command.private == "none" and not has_copy else "trained",
             schema=self._trainer.schema.digest,
             input_shape=inputs.shape[1:],
             input_dtype=inputs.dtype.name,
@@ -178,12 +278,13 @@ class ModelExport:
             raise ExportRefused(f"task {self._trainer.task.name!r}: its metric gave {measured} on the test data")
         return measured
 
-    def _worse_than_present(self, metadata: ModelMetadata) -> str:
+    def _worse_than_present(self, metadata: ModelMetadata, present: float | None) -> str:
         """Return the reason for which the present model stays, or ""; both are measured on the present data."""
-        present, found = self._present_on_validation(), metadata.validation_accuracy
+        found = metadata.validation_accuracy
         if present is None:
             return ""
         where = f"on {metadata.validation_examples} validation examples"
+        where += "" if metadata.source == FEDERATED else f"; it is {SOURCES[metadata.source]}"
         if found is None:
             return f"{metadata.metric} of round {metadata.round} is no number {where}, the present model's is {present:.4g}"
         loss = (present - found) * (1 if metadata.metric_goal == "max" else -1)

@@ -1,4 +1,4 @@
-"""SGD and Adam as in the paper's Table 1, by the functions beneath torch.optim.
+"""SGD and Adam as in the paper's Table 1, by the functions beneath torch.optim, and SGD with SCAFFOLD's control variates.
 
 The classes of torch.optim do the same arithmetic, but the first of them imports torch's compiler: 70 MB of memory and, on a
 Raspberry Pi, half a minute, for code that is never used here.
@@ -6,13 +6,17 @@ Raspberry Pi, half a minute, for code that is never used here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+
+from fedpatch.shared.tensors.arrays import Array, Tensors, moment_name
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 AdamState = Mapping[str, Tensor]
 """State of Adam for one parameter: `step` (a scalar), `exp_avg` and `exp_avg_sq` (shaped like it)."""
@@ -121,3 +125,62 @@ class Adam(ClientOptimizer):
             eps=self._epsilon,
             maximize=False,
         )
+
+
+class ControlVariates:
+    """c of the round and the device's own c_i, for the values that travel; those of others are zero.
+
+    Karimireddy et al. 2020, Algorithm 1, lines 7 to 13, option II.
+
+    Args:
+        trained: The parameters that learn, by name.
+        tensors: The model of the round with c, by name.
+        own: c_i, by the same names; a missing one is zero.
+        private: Names of the values that do not travel.
+    """
+
+    def __init__(
+        self, trained: Mapping[str, nn.Parameter], tensors: Tensors, own: Tensors, private: Collection[str]
+    ) -> None:
+        self._trained = trained
+        self._begun = {name: value.detach().numpy().copy() for name, value in trained.items()}
+        self._server = {name: np.zeros_like(value) for name, value in self._begun.items()}
+        self._own = dict(self._server)
+        for name in (name for name in trained if name not in private):
+            key = moment_name(name, CONTROL)
+            self._server[name] = tensors[key]
+            self._own[name] = own.get(key, self._own[name])
+        self._travel = [name for name in trained if name not in private]
+
+    def optimizer(self, learning_rate: float) -> Sgd:
+        """Return SGD whose gradients are those of the loss, less c_i, plus c."""
+        shifts = {self._trained[name]: torch.from_numpy(self._server[name] - self._own[name]) for name in self._travel}
+        return CorrectedSgd(shifts, list(self._trained.values()), learning_rate)
+
+    def after(self, steps: int, learning_rate: float) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return what is sent, c + c_i+ - c_i, and what the device keeps, c_i+ = c_i - c + (x - y_i) / (K eta_l).
+
+        Args:
+            steps: K, the steps that were made.
+            learning_rate: eta_l.
+        """
+        sent, kept = dict(self._server), {}
+        for name in self._travel:
+            c, own, x = (one[name].astype(np.float64) for one in (self._server, self._own, self._begun))
+            y = self._trained[name].detach().numpy()
+            new = np.asarray(own - c + (x - y) / (steps * learning_rate), y.dtype)
+            kept[moment_name(name, CONTROL)] = new
+            sent[name] = np.asarray(c + (new - own), y.dtype)
+        return {moment_name(name, CONTROL): value for name, value in sent.items()}, kept
+
+
+class CorrectedSgd(Sgd):
+    """w <- w - lr * (gradient + shift)."""
+
+    def __init__(self, shifts: Mapping[nn.Parameter, Tensor], parameters: list[nn.Parameter], rate: float) -> None:
+        super().__init__(parameters, rate)
+        self._shifts = shifts
+
+    def _step(self, parameters: list[nn.Parameter], grads: list[Tensor]) -> None:
+        pairs = zip(parameters, grads, strict=True)
+        super()._step(parameters, [grad + self._shifts[one] if one in self._shifts else grad for one, grad in pairs])

@@ -48,6 +48,7 @@ from fedpatch.device_agent.training.forked_work import run_forked
 from fedpatch.device_agent.training.resource_limits import apply_limits, give_memory_back, limit_in_words
 from fedpatch.shared.errors import FedpatchError, StateError, UpdateRefused, WireError
 from fedpatch.shared.tasks.deferred_imports import defer_imports, load_deferred
+from fedpatch.shared.tasks.task import use_data_root
 from fedpatch.shared.wire.reason_codes import FailReason
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def main() -> int:
         if not isinstance(setup, WorkerSetup):
             raise WireError(f"training channel: expected Setup, got {type(setup).__name__}")
         apply_limits(setup)
+        use_data_root(Path(setup.data_root))  # where a task finds its file of frozen values
         local_update, ready = set_up(setup, _model_cache(setup, outbox))
         inbox.on_end = outbox.on_end = local_update.flush
     except Exception as error:
@@ -176,7 +178,7 @@ def main() -> int:
         if isinstance(command, TrainCommand):
             done = answer(local_update, ready, command, control, outbox)
             outbox.send(done)
-            if isinstance(done, Trained) and done.model_follows:
+            if isinstance(done, Trained | Evaluated) and done.model_follows:
                 # Now, and not before: the update travels meanwhile.
                 local_update.make_model(control.stopped)
                 outbox.send(ModelMade(command.key))
@@ -233,12 +235,19 @@ def _set_up(setup: WorkerSetup, held: ModelCache | None) -> tuple[LocalUpdate, R
         trainer = LocalTrainer(task, data.load(partial(require_trainable, task, holder=holder)))
     store = PatchStore(Path(setup.patch_dir))
     PrivateFloor(store.directory, task.name, setup.private).check(trainer.schema)
-    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs)
+    ready = Ready(task.name, trainer.schema.digest, trainer.num_examples, trainer.schema.specs, trainer.schema.frozen)
     export = _model_export(setup, trainer, data)
     if held:
         held.tidy()
     local_update = LocalUpdate(
-        trainer, store, setup.device_id, export=export, data=data, held=held, private=setup.private
+        trainer,
+        store,
+        setup.device_id,
+        export=export,
+        data=data,
+        held=held,
+        private=setup.private,
+        alone_every=setup.alone_every,
     )
     local_update.bound(setup.max_steps, setup.max_epochs)
     give_memory_back()
@@ -256,7 +265,13 @@ def _model_export(setup: WorkerSetup, trainer: LocalTrainer, data: ReloadingData
     store = ModelStore(Path(setup.models_dir))
     preparation = preparation_of(trainer.task, data.raw_shape)
     return ModelExport(
-        trainer, store, setup.keep_margin, task_ref=setup.task_ref, preparation=preparation, run=_run_apart
+        trainer,
+        store,
+        setup.keep_margin,
+        task_ref=setup.task_ref,
+        preparation=preparation,
+        keep_int8=setup.keep_int8,
+        run=_run_apart,
     )
 
 
@@ -299,14 +314,20 @@ def answer(
             outbox.send(replace(ready, num_examples=num_examples))
         if command.evaluate:
             evaluation = local_update.evaluate(command, control.cancelled)
-            return TrainCancelled(command.key) if evaluation is None else Evaluated(command.key, evaluation)
+            if evaluation is None:
+                return TrainCancelled(command.key)
+            return Evaluated(command.key, evaluation, _model_follows(local_update, command))
         done = local_update.run(command, on_step, control.cancelled)
     except Exception as error:
         _log_unexpected(error)
         return TrainFailed(command.key, fail_reason(error), error_text(error))
     if done is None:
         return TrainCancelled(command.key)
-    return Trained(command.key, *done, model_follows=local_update.makes_models and command.make_model)
+    return Trained(command.key, *done, model_follows=_model_follows(local_update, command))
+
+
+def _model_follows(local_update: LocalUpdate, command: TrainCommand) -> bool:
+    return local_update.makes_models and command.make_model
 
 
 def masked(command: MaskCommand) -> Masked | TrainFailed:

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.reference import commands, configuration, exit_codes, files, metrics, privacy, results, robustness, topics
+from scripts.reference import (
+    commands,
+    configuration,
+    exit_codes,
+    files,
+    metrics,
+    personal_model,
+    personalisation,
+    privacy,
+    results,
+    robustness,
+    topics,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES: Mapping[str, Callable[[], str]] = {
+    "explanation/methods.md": personalisation.page,
     "explanation/privacy.md": privacy.page,
     "explanation/results.md": results.page,
     "explanation/when-devices-lie.md": robustness.page,
+    "how-to/personal-model.md": personal_model.page,
     "reference/cli.md": commands.page,
     "reference/configuration.md": configuration.page,
     "reference/exit-codes.md": exit_codes.page,

@@ -51,7 +51,7 @@ def ignore_signals() -> None:
 def stoppable(notice: str) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGINT or SIGTERM has arrived, for work that stops where it can be resumed.
 
-    The first signal prints `notice` on stderr. The second one raises KeyboardInterrupt.
+    The first signal prints `notice`, unless it is empty, on stderr. The second one raises KeyboardInterrupt.
     """
     arrived: list[int] = []
 
@@ -60,7 +60,8 @@ def stoppable(notice: str) -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         arrived.append(number)
         with suppress(OSError):  # stderr may be closed
-            os.write(2, f"{notice}\n".encode())  # not sys.stderr, whose own write this may have interrupted
+            text = f"{notice}\n" if notice else ""
+            os.write(2, text.encode())  # not sys.stderr, whose own write this may have interrupted
 
     with signals_to(record):
         yield lambda: bool(arrived)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpatch.shared.masking.vector_layout import BINS, MEASURES, VectorLayout, to_limbs
+from fedpatch.shared.tasks.gains import gain_of
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.subset import WAITING_SHARE
@@ -131,9 +132,9 @@ def _ratio(value: float) -> int:
 def _figures(report: UpdateReport, metric: MetricTerms) -> dict[str, int]:
     """Return the figures of a report; a figure that was not measured is left out."""
     before, after = report.user_accuracy_before, report.user_accuracy_after
-    alone, sign = report.user_accuracy_independent, 1 if metric.goal == "max" else -1
-    gain = None if alone is None or before is None else sign * (before - alone)
-    gain_after = None if alone is None or after is None else sign * (after - alone)
+    alone = report.user_accuracy_independent
+    gain = None if alone is None or before is None else gain_of(before, alone, metric)
+    gain_after = None if alone is None or after is None else gain_of(after, alone, metric)
     measures = dict(zip(MEASURES, (report.train_loss, before, after, alone, gain, gain_after), strict=True))
     figures = {"num_examples": report.num_examples}
     for name, value in measures.items():

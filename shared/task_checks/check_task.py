@@ -16,7 +16,7 @@ from torch import nn
 from fedpatch.shared.app.formatting import duration, size
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.host import check_memory
-from fedpatch.shared.errors import ExportRefused, FedpatchError, UsageError
+from fedpatch.shared.errors import DataError, ExportRefused, FedpatchError, UsageError
 from fedpatch.shared.task_checks.data_checks import INPUTS, Fitted, arrays_of, fit, problems_of
 from fedpatch.shared.task_checks.trial_training import (
     begins_with_batch_norm,
@@ -31,6 +31,7 @@ from fedpatch.shared.tasks.prepare import prepared
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import floating_dtype, resolve_private, schema_of
 from fedpatch.shared.tensors.arrays import Array
+from fedpatch.shared.tensors.schema import Frozen
 
 _MOSTLY = 0.9
 _LARGE = 100.0
@@ -87,7 +88,9 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
         module = require_repeatable(task)
         schema = schema_of(module)
     except FedpatchError as error:
-        checkup.fail("model", error_text(error), "correct build_model in the task")
+        of_file = "put the file of the frozen values below the data folder, or correct frozen_file in the task"
+        remedy = of_file if isinstance(error, DataError) else "correct build_model, or frozen, in the task"
+        checkup.fail("model", error_text(error), remedy)
         return None
     values = sum(int(np.prod(spec.shape)) for spec in schema.specs)
     built = f"{len(schema.names)} tensors with {values} values, schema {schema.digest[:12]}"
@@ -96,6 +99,8 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
     else:
         text = f"built twice with the same names but other values for one seed: {built}"
         checkup.warn("model", text, "let build_model draw its values from torch's random state alone")
+    if schema.frozen.names:
+        _check_frozen(task, schema.frozen, checkup)
     try:
         names = resolve_private(private, module, task.head).private_names(schema)
     except UsageError as error:
@@ -107,6 +112,13 @@ def _check_model(task: Task, private: str, checkup: Checkup) -> nn.Module | None
     )
     checkup.good("patch", f"with private {private}, {kept}")
     return module
+
+
+def _check_frozen(task: Task, frozen: Frozen, checkup: Checkup) -> None:
+    if task.frozen_file is None:
+        checkup.good("frozen", f"{frozen}, of build_model")
+    else:
+        checkup.good("frozen", f"{frozen}, of {task.frozen_file.folder}/{task.frozen_file.name}")
 
 
 def _load(question: Question, checkup: Checkup) -> DeviceData | None:

@@ -33,12 +33,14 @@ def add_check_task(app: typer.Typer, program: str) -> None:
         option.
         """
         from fedpatch.shared.tasks.task import data_root as usual_root
-        from fedpatch.shared.tasks.task import find_task
+        from fedpatch.shared.tasks.task import find_task, use_data_root
         from fedpatch.shared.tensors.patch_policy import check_private
 
         found = find_task(task)
         check_private(private)
         root = usual_root() if data_root is None else data_root.expanduser()
+        if found.frozen_file is not None:
+            use_data_root(root)
 
         from fedpatch.shared.diagnostics.checks import conduct
         from fedpatch.shared.task_checks.check_task import Question, data_of, examine_task

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpatch.shared.errors import DataError, FedpatchError, UsageError
+from fedpatch.shared.tasks.frozen_values import freeze, require_unchanged
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import evaluating, initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema, listing
@@ -36,7 +37,7 @@ def require_trainable(task: Task, data: DeviceData, holder: str) -> None:
 
     Raises:
         DataError: The model refuses the inputs, the loss refuses the targets, or the metric is not an allowed number.
-        UsageError: Two calls of `build_model` give different models.
+        UsageError: Two calls of `build_model` give different models, or training changes frozen values.
     """
     with _trial():
         module = require_repeatable(task)
@@ -76,6 +77,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
 
     Raises:
         DataError: The step failed.
+        UsageError: The step changes frozen values.
     """
     rows = _telling_rows(data.train_y, task.batch_size)
     x, y = _tensor(data.train_x[rows], "train_x", holder), _tensor(data.train_y[rows], "train_y", holder)
@@ -101,6 +103,7 @@ def trial_step(task: Task, module: nn.Module, data: DeviceData, holder: str) -> 
             f"task {task.name!r}: the gradient of its loss failed for {_kind(outputs)} outputs and {_kind(y)} targets of "
             f"{holder}: {_words(error)}; return targets of the dtype that the loss takes"
         ) from error
+    require_unchanged(module, task)
     return float(loss.item())
 
 
@@ -187,10 +190,16 @@ def _build(task: Task) -> nn.Module:
         raise UsageError(f"task {task.name!r}: build_model failed: {_words(error)}; correct it in the task") from error
     if not isinstance(found, nn.Module):
         raise UsageError(f"task {task.name!r}: build_model returned a {type(found).__name__}; return a torch.nn.Module")
-    return found
+    return freeze(found, task)
 
 
 def _difference(one: Schema, other: Schema) -> str:
+    if one.frozen != other.frozen:
+        names = listing(one.frozen.names, 3)
+        return (
+            f"the frozen values {names} are others: draw them from a generator of their own with a fixed seed, or bring them "
+            "in a file, Task.frozen_file"
+        )
     ours, theirs = ({spec.name: spec for spec in schema.specs} for schema in (one, other))
     if only := sorted(ours.keys() ^ theirs.keys()):
         return f"{listing(only)} in one of them only"

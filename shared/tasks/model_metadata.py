@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,8 +17,11 @@ OPSET = 17
 INPUT, OUTPUT = "input", "output"
 """Names of the model's only input and only output."""
 
-MODEL_FILE, METADATA_FILE = "model.onnx", "metadata.json"
+MODEL_FILE, METADATA_FILE, INT8_FILE = "model.onnx", "metadata.json", "model.int8.onnx"
 
+FEDERATED, ALONE, PREVIOUS = "federated", "alone", "previous"
+SOURCES = {FEDERATED: "federated", ALONE: "trained alone"}
+"""Sources of a personal model, in words."""
 
 MAX_FEATURES = 256
 """Longest flat example whose features are described one by one."""
@@ -56,6 +60,29 @@ class Preparation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Int8Model:
+    """The int8 model beside a personal model.
+
+    Attributes:
+        sha256: Of its file.
+        size_bytes: Of its file.
+        user_accuracy: On the device's test data.
+        validation_accuracy: On its validation data.
+        latency_s: Median seconds of a prediction of one example on the device, one thread.
+        fp32_latency_s: The same of the fp32 model.
+        calibration_examples: Training examples of the calibration.
+    """
+
+    sha256: str
+    size_bytes: int
+    user_accuracy: float | None
+    validation_accuracy: float
+    latency_s: float
+    fp32_latency_s: float
+    calibration_examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelMetadata:
     """One exported model.
 
@@ -69,6 +96,10 @@ class ModelMetadata:
     device's patch, before the round's training (the one the paper reports), on test data too. `validation_accuracy` is the
     same metric on the `validation_examples` that this model was chosen on: use it to choose, never to report. None where
     nothing was measured.
+
+    `source` is the kind of a personal model: FEDERATED, or ALONE for one that the device trained on its own data only, which
+    was better on validation data; `reason` says why in words. `candidates` are the validation accuracies that were compared,
+    by source, and that of the `previous` model. `int8` describes the int8 model beside it; None without one.
 
     `task_ref` is how the device's configuration names the task. `prepare` describes the task's `prepare`, which an application
     must apply to raw inputs (None: there is none), `inputs` how the training inputs were, after it. Both are computed from the
@@ -108,6 +139,10 @@ class ModelMetadata:
     task_ref: str = ""
     prepare: Preparation | None = None
     inputs: InputStatistics | None = None
+    source: str = FEDERATED
+    reason: str = ""
+    candidates: Mapping[str, float] = field(default_factory=dict)
+    int8: Int8Model | None = None
 
 
 learn_types(ModelMetadata)

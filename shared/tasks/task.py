@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedpatch.shared.app.named_plugins import PluginKind
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import DataError, UsageError
+from fedpatch.shared.tasks.downloads import DataFile
 from fedpatch.shared.tasks.metric_spec import ACCURACY, Goal, MetricTerms, metric_terms
 
 if TYPE_CHECKING:
@@ -132,9 +133,13 @@ class Task:
             such as a window of readings; with NumPy alone. None: the payload is the example.
         head: Patterns for the names of the head's tensors, which stay on each device with `--private head`, such as
             ("fc3.*",). Empty: the task names none.
+        frozen: Values that never change, which no round sends or stores: True for each parameter without requires_grad, or
+            patterns for names, buffers too. `build_model` gives them the same values on each call and each device.
+        frozen_file: File of the frozen values, as `numpy.savez(path, **values)` writes it by name, below `data_root()`; a
+            device that lacks it downloads it once. None: `build_model` makes the values.
 
     Raises:
-        UsageError: The name, batch size, validation share or a term of the metric is not allowed.
+        UsageError: The name, batch size, validation share, a term of the metric or of the frozen values is not allowed.
 
     Example:
         >>> import numpy as np
@@ -180,6 +185,8 @@ class Task:
     raw_shape: tuple[int, ...] = ()
     features: Callable[[Any], Any] | None = None
     head: tuple[str, ...] = ()
+    frozen: bool | tuple[str, ...] = False
+    frozen_file: DataFile | None = None
 
     @property
     def metric_terms(self) -> MetricTerms:
@@ -196,6 +203,10 @@ class Task:
                 f"task {self.name!r}: validation_share is {self.validation_share}; it must be from 0 to "
                 f"{MAX_VALIDATION_SHARE:g}"
             )
+        if isinstance(self.frozen, str):
+            raise UsageError(f"task {self.name!r}: frozen is {self.frozen!r}; write a tuple of patterns, or True")
+        if self.frozen_file is not None and not self.frozen:
+            raise UsageError(f"task {self.name!r} has a frozen_file and no frozen values; add frozen=True")
         _ = self.metric_terms
 
 
@@ -214,6 +225,11 @@ def data_root() -> Path:
     """
     chosen = os.environ.get("FEDPATCH_DATA")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedpatch" / "data"
+
+
+def use_data_root(root: Path) -> None:
+    """Let `data_root()` return this folder, in this process and those that it starts."""
+    os.environ["FEDPATCH_DATA"] = str(root)
 
 
 def _is_task(value: object) -> bool:

@@ -6,7 +6,7 @@ A tensor of a batch norm is recognised by the type of its module, never by name:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.tasks.frozen_values import frozen_in, frozen_names
 from fedpatch.shared.tensors.arrays import Array, Role, Schema, Tensors, TensorSpec, listing
 from fedpatch.shared.tensors.patch_policy import HEAD, NORMS, PatchPolicy, check_private, names_policy, parse_policy
 
@@ -30,12 +31,14 @@ _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 def schema_of(module: nn.Module) -> Schema:
     """Schema of everything that `module` keeps in its state, without optimizer moments.
 
-    A parameter that is frozen (requires_grad is False) is not trained and so has the role buffer. Raises UsageError
+    A parameter that is not trained (requires_grad is False) has the role buffer, unless the task declares it frozen
+    (shared.tasks.frozen_values): then it is no tensor of the schema, whose digest covers its value. Raises UsageError
     where the model holds something that cannot travel, or a name with ':'.
     """
     roles = _roles(module)
     try:
-        return Schema(tuple(_spec(name, tensor, roles[name]) for name, tensor in _state(module).items()))
+        specs = tuple(_spec(name, tensor, roles[name]) for name, tensor in _state(module).items())
+        return Schema(specs, frozen_in(module))
     except SchemaMismatch as error:
         raise UsageError(f"the task's model cannot be federated: {error}") from error
 
@@ -92,12 +95,12 @@ def resolve_private(text: str, model: nn.Module, head: Collection[str] = ()) -> 
 
 
 def to_tensors(module: nn.Module) -> dict[str, Array]:
-    """Copies of all values; later training does not change them."""
-    return {name: np.array(tensor.detach().cpu().numpy(), order="C") for name, tensor in _state(module).items()}
+    """Copies of all values that are not frozen; later training does not change them."""
+    return _copies(_state(module))
 
 
 def load_tensors(module: nn.Module, tensors: Tensors) -> None:
-    """Copy all values into `module`, in place.
+    """Copy all values into `module`, in place; frozen values stay.
 
     Raises SchemaMismatch, with nothing changed, unless names, shapes and dtypes are exactly those of the module.
     """
@@ -109,10 +112,15 @@ def load_tensors(module: nn.Module, tensors: Tensors) -> None:
 
 
 def initial_tensors(task: Task, seed: int) -> dict[str, Array]:
-    """Values of a new model of `task`; the same for the same seed, and torch's own random state stays as it was."""
+    """Values of a new model of `task` that are not frozen.
+
+    They are the same for the same seed, and torch's own random state stays as it was.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return to_tensors(task.build_model())
+        module = task.build_model()
+    frozen = frozen_names(module, task) if task.frozen else ()
+    return _copies({name: value for name, value in _state(module).items() if name not in frozen})
 
 
 def floating_dtype(task: Task) -> str:
@@ -152,10 +160,20 @@ def require_whole_ties(module: nn.Module, private_names: Collection[str]) -> Non
             )
 
 
+def _copies(state: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    return {name: np.array(tensor.detach().cpu().numpy(), order="C") for name, tensor in state.items()}
+
+
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, the live ones; a tensor with two names appears under both."""
+    """Parameters and persistent buffers by name, the live ones; a tensor with two names appears under both.
+
+    Frozen values are left out.
+    """
     state: dict[str, torch.Tensor] = {}
+    frozen = set(frozen_in(module).names)
     for name, value in module.state_dict(keep_vars=True).items():
+        if name in frozen:
+            continue
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"the task's model keeps {name!r}, which is no tensor and cannot travel; make it a buffer")
         state[name] = value

@@ -90,7 +90,7 @@ class PatchPolicy:
     def _private_bases(self, schema: Schema) -> frozenset[str]:
         names = [spec.name for spec in schema.specs if spec.role != "moment"]
         for glob in self.globs:
-            _require_match(glob, names)
+            require_match(glob, names, "patch policy", frozen=schema.frozen.names)
         private = self.keeps(schema)
         if not private and self.kind != "none":
             values = {"stats": "statistics", "affine": "trainable gamma or beta", "all": "values"}[self.kind]
@@ -148,8 +148,21 @@ def _wider(name: str) -> Iterator[str]:
         yield pattern
 
 
-def _require_match(glob: str, names: list[str]) -> None:
-    if not any(fnmatchcase(name, glob) for name in names):
-        nearest = get_close_matches(glob, names)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"the model has {listing(names)}"
-        raise UsageError(f"patch policy: {glob!r} matches no tensor of the model; {hint}")
+def require_match(glob: str, names: Collection[str], what: str, *, frozen: Collection[str] = ()) -> None:
+    """Raise UsageError unless a pattern matches a name.
+
+    Args:
+        glob: The pattern.
+        names: Names of the model's tensors.
+        what: The part of the settings that has the pattern, for the message.
+        frozen: Names of the frozen values, which no patch can have.
+    """
+    if any(fnmatchcase(name, glob) for name in names):
+        return
+    if held := [name for name in frozen if fnmatchcase(name, glob)]:
+        raise UsageError(
+            f"{what}: {glob!r} matches only frozen values ({listing(held, 3)}), which never leave a device; leave it out"
+        )
+    nearest = get_close_matches(glob, names)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"the model has {listing(names)}"
+    raise UsageError(f"{what}: {glob!r} matches no tensor of the model; {hint}")

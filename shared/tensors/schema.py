@@ -14,14 +14,17 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedpatch.shared.app.formatting import size
 from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 if TYPE_CHECKING:
     import numpy as np
 
 Role = Literal["weight", "affine", "stats", "buffer", "moment"]
 """weight: trainable, outside batch norm. affine: trainable, of batch norm. stats: tracked by batch norm. buffer: any other
-value that is not trained. moment: state of the optimizer for a weight or affine tensor."""
+value that is not trained. moment: state of the optimizer for a weight or affine tensor. Frozen values have no role: they are no
+tensors of a schema (`Frozen`)."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 TRAINABLE: frozenset[Role] = frozenset({"weight", "affine"})
@@ -101,7 +104,7 @@ class TensorSpec:
             raise SchemaMismatch(f"{self.name}: unknown role {self.role!r} (known: {', '.join(ROLES)})")
         if self.dtype not in DTYPES:
             raise SchemaMismatch(f"{self.name}: dtype {self.dtype!r} cannot travel; use one of {', '.join(DTYPES)}")
-        if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
+        if len(self.shape) > MAX_RANK or any(count < 0 for count in self.shape):
             raise SchemaMismatch(f"{self.name}: shape {self.shape} must have at most {MAX_RANK} sizes, none negative")
         if (self.role == "moment") != (":" in self.name):
             raise SchemaMismatch(
@@ -128,11 +131,40 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """Values of a model that never change: each side has them from the task, and no message or checkpoint has them.
+
+    Args:
+        names: Their names, sorted.
+        digest: SHA-256 (hexadecimal) of names, shapes, dtypes and values; "" without any.
+        nbytes: Size of the values, in bytes.
+
+    Example:
+        >>> str(Frozen(("base.weight",), "9f86d081884c7d65", 4096))
+        "1 tensor (4.1 kB, digest 9f86d081884c): 'base.weight'"
+    """
+
+    names: tuple[str, ...] = ()
+    digest: str = ""
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        """Describe the values in words."""
+        tensors = "1 tensor" if len(self.names) == 1 else f"{len(self.names)} tensors"
+        return f"{tensors} ({size(self.nbytes)}, digest {self.digest[:12]}): {listing(self.names, 3)}"
+
+
+NOTHING_FROZEN = Frozen()
+
+
+@dataclass(frozen=True)
 class Schema:
     """Schema of a set of tensors.
 
     Args:
         specs: The tensors; they are kept sorted by name.
+        frozen: The model's values that never change, which are no tensors of the schema; only the schema of a whole model
+            has them.
 
     Raises:
         SchemaMismatch: A name appears twice.
@@ -145,6 +177,7 @@ class Schema:
     """
 
     specs: tuple[TensorSpec, ...]
+    frozen: Frozen = NOTHING_FROZEN
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.specs, key=lambda spec: spec.name))
@@ -173,8 +206,9 @@ class Schema:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hexadecimal); equal if and only if all names, shapes, dtypes and roles are equal."""
-        canonical = json.dumps(self.to_lists(), separators=(",", ":"))
+        """SHA-256 (hexadecimal); equal if and only if all names, shapes, dtypes and roles, and the frozen values, are equal."""
+        frozen = [["frozen", self.frozen.digest]] if self.frozen.names else []
+        canonical = json.dumps([*self.to_lists(), *frozen], separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def __contains__(self, name: object) -> bool:
@@ -193,11 +227,11 @@ class Schema:
 
     def with_moments(self, moments: Sequence[str]) -> Schema:
         """Return this schema plus the moments of every trainable tensor. Raises SchemaMismatch for an unknown moment."""
-        unknown = set(moments) - set(MOMENTS)
+        unknown = set(moments) - {*MOMENTS, CONTROL}
         if unknown:
             raise SchemaMismatch(f"unknown optimizer moment {listing(unknown)} (known: {', '.join(MOMENTS)})")
         added = [_moment_spec(spec, moment) for spec in self.specs if spec.trainable for moment in moments]
-        return Schema((*self.specs, *added))
+        return Schema((*self.specs, *added), self.frozen)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise SchemaMismatch unless `names` are exactly the schema's; UnexpectedTensors if there are others among them."""
@@ -246,6 +280,6 @@ def _moment_spec(spec: TensorSpec, moment: str) -> TensorSpec:
 
 def _spec_from_list(entry: Any) -> TensorSpec:
     match entry:
-        case [str(name), list(shape), str(dtype), str(role)] if all(type(size) is int for size in shape):
+        case [str(name), list(shape), str(dtype), str(role)] if all(type(count) is int for count in shape):
             return TensorSpec(name, tuple(shape), dtype, role)  # type: ignore[arg-type]  # __post_init__ checks the role
     raise WireError("a tensor of a schema must be [name, shape, dtype, role]")

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
 from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
 from fedpatch.shared.wire.plan_terms import (
+    CONTROL,
     PLAN_TERMS,
     EpochCount,
     PersonalCopy,
@@ -44,7 +45,8 @@ ENCODINGS = (
 # Version 1 grows by features, which docs/reference/protocol.md lists. A program uses a feature only towards a peer that
 # lists it, for a peer ignores unknown keys and enumeration values.
 # Features of the work request that devices of this version understand:
-DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS)
+# ("control" is the moment of plans by which devices keep control variates, and `counted` of the request.)
+DEVICE_FEATURES: tuple[str, ...] = ("independent", "dp", "dp-masked", "carry", "evaluate", *PLAN_TERMS, CONTROL)
 INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVALUATE_FEATURE = DEVICE_FEATURES[:5]
 # A feature of devices that have `cryptography` and whose owner allows it:
 MASKED_FEATURE = "masked"
@@ -104,12 +106,14 @@ class TrainPlan:
         beta_1: Decay of the optimizer's first moment.
         beta_2: Decay of the optimizer's second moment.
         epsilon: Term that the optimizer adds to a denominator.
-        moments: Optimizer moments that are shared, such as `exp_avg`.
+        moments: Optimizer moments that are shared, such as `exp_avg`; with `control` devices keep control variates (SCAFFOLD),
+            and only those with that word in `features` are asked.
         seed: Seed of initial patch values and of the order of examples.
         prox: mu of FedProx's term mu / 2 * |w - global|^2 over the values that travel. This and the following fields are left
             out where they are not set; each is a feature of devices, by its name.
         phases: Parts of a round, one after another, in place of `epochs` and `steps`.
         personal: The second copy of the model that stays on the device.
+        finish: Phases in which the device trains a copy of the global model, which is then its personal model.
 
     Example:
         >>> TrainPlan("sgd", learning_rate=0.1, batch_size=20, epochs=2).steps_for(num_examples=100)
@@ -129,6 +133,7 @@ class TrainPlan:
     prox: Strength | UnsetType = UNSET
     phases: Phases | UnsetType = UNSET
     personal: PersonalCopy | UnsetType = UNSET
+    finish: Phases | UnsetType = UNSET
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -137,7 +142,10 @@ class TrainPlan:
 
     @property
     def kind(self) -> str:
-        """Words for the terms without their numbers, "" without terms; a device's patch belongs to one kind of plan."""
+        """Words for the terms without their numbers, "" without terms; a device's patch belongs to one kind of plan.
+
+        `finish` has no word, since it changes no patch.
+        """
         words = ["prox"] if self.prox else []
         words += [",".join(one.train for one in self.phases)] if self.phases else []
         return " ".join([*words, self.personal.kind] if self.personal else words)
@@ -152,6 +160,16 @@ class TrainPlan:
         """The plan without its terms."""
         unset: dict[str, Any] = dict.fromkeys(self.terms, UNSET)
         return replace(self, **unset)
+
+    @property
+    def has_controls(self) -> bool:
+        """Whether devices keep control variates."""
+        return CONTROL in self.moments
+
+    @property
+    def finishing(self) -> TrainPlan:
+        """The plan of the finishing: that of `finish`, without other terms and without moments that travel."""
+        return replace(self.plain, moments=(), phases=self.finish)
 
     def steps_for(self, num_examples: int) -> int:
         """Return the minibatches of a round on so many training examples."""
@@ -196,6 +214,8 @@ class WorkRequest:
             a masked update.
         evaluate: True asks to measure the model with the device's patch, without training; the answer is `Evaluation`. A device
             without EVALUATE_FEATURE is never asked. Left out of other requests, whose bytes stay those of earlier versions.
+        counted: By a plan with control variates the last round of the run whose aggregate has an update of this device, 0 for
+            none: the device goes on with the control variate after it. Left out of other requests.
     """
 
     schema: Digest
@@ -211,6 +231,7 @@ class WorkRequest:
     privacy: PrivacyTerms | None = None
     secure: SecureTerms | None = None
     evaluate: bool | UnsetType = UNSET
+    counted: Count | UnsetType = UNSET
 
     @property
     def evaluates(self) -> bool:

@@ -16,8 +16,10 @@ from fedpatch.shared.wire.field_types import Word
 if TYPE_CHECKING:
     from fedpatch.shared.wire.messages import TrainPlan
 
-PLAN_TERMS = ("prox", "phases", "personal")
+PLAN_TERMS = ("prox", "phases", "personal", "finish")
 """Fields of a TrainPlan that travel only where they are set. Each name is a feature of devices and a setting of runs too."""
+CONTROL = "control"
+"""The control variate of SCAFFOLD, which travels like a moment of SGD; in a plan's `moments`, and a feature of devices."""
 PARTS = ("all", "private", "public")
 MAX_PHASES = 4
 DITTO, PFEDME = COPIES = ("ditto", "pfedme")
@@ -93,20 +95,22 @@ def parse_personal(text: str) -> PersonalCopy:
     )
 
 
-def make_terms(prox: float, phases: str = "", personal: str = "") -> dict[str, Any]:
+def make_terms(prox: float, phases: str = "", personal: str = "", finish: str = "") -> dict[str, Any]:
     """Return the terms of settings as fields of a TrainPlan; a setting at its default gives none.
 
     Args:
         prox: mu of FedProx; 0 for none.
         phases: The phases, for `parse_phases`; "" for none.
         personal: The personal copy, for `parse_personal`; "" for none.
+        finish: The phases of the finishing, for `parse_phases`; "" for none.
 
     Raises:
         UsageError: A text cannot be parsed.
     """
     terms: dict[str, Any] = {"prox": float(prox)} if prox else {}
     terms |= {"phases": parse_phases(phases)} if phases else {}
-    return terms | ({"personal": parse_personal(personal)} if personal else {})
+    terms |= {"personal": parse_personal(personal)} if personal else {}
+    return terms | ({"finish": parse_phases(finish)} if finish else {})
 
 
 def require_fitting(plan: TrainPlan, trained: Collection[str], private: Collection[str]) -> None:
@@ -119,8 +123,15 @@ def require_fitting(plan: TrainPlan, trained: Collection[str], private: Collecti
     """
     held = {"all": True, "private": any(one in private for one in trained)}
     held["public"] = any(one not in private for one in trained)
-    if lacking := [one.train for one in plan.parts if not held[one.train]]:
-        raise UsageError(f"the phase {lacking[0]} has nothing to train; leave it out of phases, or set private to head")
+    for name, parts in (("phases", plan.parts), ("finish", plan.finish or ())):
+        if lacking := [one.train for one in parts if not held[one.train]]:
+            raise UsageError(
+                f"the phase {lacking[0]} has nothing to train; leave it out of {name}, or set private to head"
+            )
+    if plan.has_controls and (unfit := [name for name in ("prox", "phases", "personal") if name in plan.terms]):
+        raise UsageError(
+            f"{unfit[0]}: control variates correct steps of plain SGD; leave {unfit[0]} out, or use strategy fedavg"
+        )
     if not plan.personal or plan.personal.kind != PFEDME:
         return
     rate, strength = plan.learning_rate, plan.personal.strength
@@ -136,7 +147,7 @@ def require_fitting(plan: TrainPlan, trained: Collection[str], private: Collecti
 
 
 def term_problems(
-    *, prox: float, phases: str, personal: str, private: str, epochs: int, steps: int
+    *, prox: float, phases: str, personal: str, finish: str, private: str, epochs: int, steps: int
 ) -> Iterator[tuple[str, str, str]]:
     """Yield terms that do not fit the other settings: the setting, the reason with the remedy, and the other setting.
 
@@ -144,25 +155,27 @@ def term_problems(
         prox: mu of FedProx.
         phases: The phases; not checked where they cannot be parsed.
         personal: The personal copy.
+        finish: The phases of the finishing; not checked where they cannot be parsed.
         private: The patch policy, as text.
         epochs: The setting `epochs`.
         steps: The setting `steps`.
     """
     try:
-        parts = {one.train for one in make_terms(0.0, phases).get("phases", ())}
+        terms = make_terms(0.0, phases, "", finish)
     except UsageError:
         return
+    parts, finishing = ({one.train for one in terms.get(name, ())} for name in ("phases", "finish"))
     if parts and (steps or epochs != 1):
         yield "phases", f"{phases} has epochs and steps of its own; leave epochs and steps out", "steps"
     if parts and personal:
         yield "personal", f"{personal} trains a copy as a whole; leave phases or personal out", "phases"
+    if finishing and personal:
+        yield "finish", f"{finish} trains a copy, and {personal} another one; leave finish or personal out", "personal"
     if prox and personal.startswith(PFEDME):
         yield "prox", f"{PFEDME} has a pull of its own, LAMBDA; leave prox out", "personal"
-    if "private" in parts and private == "none":
-        yield (
-            "phases",
-            "private has nothing to train with private = none; set private to head or names:GLOB,...",
-            "private",
-        )
+    if private == "none":
+        words = "private has nothing to train with private = none; set private to head or names:GLOB,..."
+        named = (("phases", parts, words), ("finish", finishing, f"{words}, or finish to all:N"))
+        yield from ((name, why, "private") for name, phased, why in named if "private" in phased)
     if parts == {"private"}:
         yield "phases", f"{phases} trains nothing that travels; add public or all", "private"

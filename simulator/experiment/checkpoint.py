@@ -44,6 +44,7 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
         "study": study.to_dict(),
         "round": saved.server.round,
         "references": saved.server.references,
+        "counted": dict(saved.server.counted),
         "batches": saved.batches,
         "points": [asdict(one) for one in saved.points],
         "versions": dict(saved.versions),
@@ -79,7 +80,7 @@ def load(folder: Path, study: Study) -> Saved | None:
         begun = Study.from_dict(meta["study"])
         points = tuple(Point(**one) for one in meta["points"])
         past = {part: tuple(values) for part, values in meta.get("references", {}).items()}
-        server = ServerState(meta["round"], parts["model"], parts["server"], past)
+        server = ServerState(meta["round"], parts["model"], parts["server"], past, counted=meta.get("counted", {}))
         versions = meta.get("versions", {})
         saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions)
     except Exception as error:  # a damaged archive can raise any exception

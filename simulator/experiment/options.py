@@ -9,6 +9,7 @@ from inspect import signature
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
+from fedpatch.coordinator.aggregation.server_optimizers import has_controls
 from fedpatch.coordinator.aggregation.strategies import refusal_of_rule
 from fedpatch.coordinator.cohort.sampling import ROUNDING
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy, rate_of, strategy_for
@@ -83,6 +84,7 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     prox: float = 0.0,
     phases: str = "",
     personal: str = "",
+    finish: str = "",
     attack: str = "",
     bad: float = 0.0,
 ) -> Study:
@@ -109,8 +111,8 @@ def make_study(  # noqa: PLR0913  (a study has as many terms)
     study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
     study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
     study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
-    make_terms(prox, phases, personal)
-    study = replace(study, prox=prox, phases=phases, personal=personal)
+    make_terms(prox, phases, personal, finish)
+    study = replace(study, prox=prox, phases=phases, personal=personal, finish=finish)
     study = replace(study, attack=str(parse_attack(attack)) if attack else "", bad=bad)
     if problems := [
         *_problems(study, metric),
@@ -175,14 +177,25 @@ def _term_problems(study: Study) -> Iterator[str]:
         prox=study.prox,
         phases=study.phases,
         personal=study.personal,
+        finish=study.finish,
         private=study.private,
         epochs=study.epochs,
         steps=study.steps,
     )
     yield from (f"{_option(name)}: {why}" for name, why, _ in fitting)
+    yield from _control_problems(study)
     for term in PLAN_TERMS:
         if getattr(study, term) and study.strategy in BASELINES:
             yield f"--{term}: {study.strategy} trains in its own way; choose one of {', '.join(STRATEGIES.names())}"
+
+
+def _control_problems(study: Study) -> Iterator[str]:
+    """Terms that part the control variate of the server from those of the clients."""
+    if study.strategy in BASELINES or not has_controls(find_strategy(study.strategy)):
+        return
+    for name, fits in (("norm_bound", UNBOUNDED), ("max_num_examples", UNBOUNDED), ("attack", "")):
+        if getattr(study, name) != fits:
+            yield f"{_option(name)}: {study.strategy} keeps control variates, whose mean it would change; leave it out"
 
 
 def _masked_rule_problems(study: Study) -> Iterator[str]:

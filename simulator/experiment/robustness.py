@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_norm_bound
-from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import UpdateRefused, UsageError
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
+from fedpatch.simulator.experiment.cell_file import CellFile
 from fedpatch.simulator.spec.study import UNBOUNDED, Outcome, Point, Study
 
 NO_ATTACK = "none"
-_MODE = 0o644
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def play_cell(
     return replace(cell, backdoor_success=outcome.attack.backdoor_success, found=outcome.attack.found)
 
 
-class RobustnessFile:
+class RobustnessFile(CellFile[RobustnessCell]):
     """The cells of a table on disk; each is written as soon as it is there.
 
     Args:
@@ -163,36 +161,7 @@ class RobustnessFile:
     """
 
     def __init__(self, path: Path | None, study: Study) -> None:
-        self._path = path
-        self._terms = _terms_of(study)
-        self.cells: dict[tuple[str, str, float, int], RobustnessCell] = {}
-        if path is not None and path.exists():
-            self._read(path)
-
-    def add(self, cell: RobustnessCell) -> None:
-        """Add a cell, and write the file."""
-        self.cells[cell.key] = cell
-        if self._path is not None:
-            with refusals_of(self._path):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(self._path, f"{json.dumps(self.to_dict(), indent=1)}\n".encode(), mode=_MODE)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"terms": self._terms, "cells": [asdict(cell) for cell in self.cells.values()]}
-
-    def _read(self, path: Path) -> None:
-        try:
-            found = json.loads(path.read_text("utf-8"))
-            terms, cells = found["terms"], [RobustnessCell(**one) for one in found["cells"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{path} is no table of fedpatch simulate robustness ({error}); choose another --out"
-            ) from error
-        if terms != self._terms:
-            other = sorted(name for name in {*terms, *self._terms} if terms.get(name) != self._terms.get(name))
-            raise UsageError(f"{path} has a table of other terms ({', '.join(other)}); choose another --out")
-        self.cells = {cell.key: cell for cell in cells}
+        super().__init__(path, _terms_of(study), RobustnessCell, "fedpatch simulate robustness")
 
 
 def _terms_of(study: Study) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from fedpatch.coordinator.aggregation.limit_settings import (
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
 from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
@@ -39,8 +40,9 @@ from fedpatch.shared import __version__
 from fedpatch.shared.errors import DataError, SchemaMismatch, UpdateRefused, UsageError
 from fedpatch.shared.scripting.turns import TORCH_TURN
 from fedpatch.shared.task_checks.trial_training import require_trainable
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.tasks.task import Task, data_root, find_task
+from fedpatch.shared.tasks.task import Task, data_root, find_task, use_data_root
 from fedpatch.shared.tasks.torch_model import initial_tensors, require_whole_ties, schema_of
 from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
@@ -59,7 +61,8 @@ from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.norm_bounded_learner import ChangeRound, SpooledRound, fold_spooled, read_spooled
 from fedpatch.simulator.learners.private_rounds import fold_private
 from fedpatch.simulator.learners.protocols import Cohort, CohortMember
-from fedpatch.simulator.learners.reference_learner import copy_schema
+from fedpatch.simulator.learners.ranks import ONE_RANK, RankedCohort, Ranks
+from fedpatch.simulator.learners.reference_learner import control_schema, copy_schema
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
 from fedpatch.simulator.learners.worker_pool import Workers
 from fedpatch.simulator.spec.study import (
@@ -95,8 +98,9 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     root: Path | None = None,
     on_end: Callable[[Mapping[int, float]], None] | None = None,
     task: Task | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Outcome:
-    """Simulate `study` over `workers` processes; the result does not depend on how many.
+    """Simulate `study` over `workers` processes or `ranks`; the result does not depend on how many.
 
     `on_point` gets each point of the curve as soon as it is known. `stopped` is asked between rounds; when it says True,
     the outcome is not complete. In the folder `saved` the state is kept, at the end too: the same call goes on from there,
@@ -108,20 +112,23 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
     Raises DataError and UsageError for data and terms that cannot be used, UpdateRefused where training diverges.
     """
     task = task or find_task(study.task)
+    if root is not None and task.frozen_file is not None:
+        use_data_root(root)
     folder, try_out = root or data_root(), partial(require_trainable, task, holder="client 0")
     with one_thread():
         with TORCH_TURN:
             population = load_population(task, study.data, study.clients, study.seed, folder, try_out)
             bad = bad_clients_of(study, population)
             population = population if bad is None else bad.population
-            simulation = Simulation(study, task, population, partial(_cohort, workers=workers, device=device), bad)
+            make_cohort = partial(_cohort, workers=workers, device=device, ranks=ranks)
+            simulation = Simulation(study, task, population, make_cohort, bad)
         try:
-            before = states.load(saved, study) if saved else None
+            before = ranks.agree(lambda: states.load(saved, study) if saved else None)
             if before is not None:
                 simulation.restore(before)
                 for point in simulation.points:
                     on_point(point)
-            outcome = _play(simulation, on_point, stopped, saved)
+            outcome = _play(simulation, on_point, stopped, saved, ranks)
             if bad is not None and outcome.complete:
                 outcome = replace(outcome, attack=_attack_outcome(simulation, bad))
             if on_end is not None and outcome.complete:
@@ -132,12 +139,14 @@ def simulate(  # noqa: PLR0913  (hooks of the caller, each by name)
 
 
 def _play(
-    simulation: Simulation, on_point: Callable[[Point], None], stopped: Callable[[], bool], saved: Path | None
+    simulation: Simulation,
+    on_point: Callable[[Point], None],
+    stopped: Callable[[], bool],
+    saved: Path | None,
+    ranks: Ranks,
 ) -> Outcome:
     due = time.monotonic() + SAVE_EVERY_S
-    while not simulation.over:
-        if stopped():
-            break
+    while not ranks.agree(lambda: simulation.over or stopped()):
         with TORCH_TURN:
             point = simulation.step()
         on_point(point)
@@ -146,7 +155,7 @@ def _play(
             due = time.monotonic() + max(SAVE_EVERY_S, (time.monotonic() - begun) / SAVE_SHARE)
     if saved:
         states.save(saved, simulation.study, simulation.state())
-    return simulation.outcome(complete=simulation.over)
+    return simulation.outcome(complete=ranks.agree(lambda: simulation.over))
 
 
 def _attack_outcome(simulation: Simulation, bad: BadClients) -> AttackOutcome:
@@ -183,9 +192,9 @@ class Simulation:
             find_strategy(study.strategy, study.server_learning_rate) if study.strategy not in BASELINES else FedAvg()
         )
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
+        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
         with torch.random.fork_rng(devices=[]):
-            model = task.build_model()
+            model = new_model(task)
         check_baseline(study, model)
         _check_steps(study)
         if not any(population.counts_in_ua):
@@ -198,6 +207,8 @@ class Simulation:
         require_fitting(plan, [one.name for one in schema.specs if one.trainable], private)
         self.public: Schema = schema.subset(set(schema.names) - private)
         kept_besides = copy_schema(whole) if plan.personal else kept_between_rounds(study.strategy, schema)
+        if plan.has_controls:
+            kept_besides = control_schema(self.public)
         kept = Schema((*whole.subset(private).specs, *kept_besides.specs))
         self.patches = Patches(kept, initial, study.clients)
         self.server: ServerState = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
@@ -340,6 +351,12 @@ class Simulation:
         if folded is not None:
             self.server = replace(self.server, references=folded.references)
         aggregate = {spec.name: stored(mean[spec.name].numpy(), spec) for spec in travelling.specs}
+        if has_controls(self.strategy):
+            ids, number = [client_id(client) for client in selected], self.server.round + 1
+            aggregate, counted = add_controls(
+                self.server, aggregate, ids, round_number=number, population=self.study.clients
+            )
+            self.server = replace(self.server, counted=counted)
         self.server = (
             self.strategy.finish(self.server, aggregate, self.public)
             if len(self.public)
@@ -399,7 +416,8 @@ class Simulation:
 
     def _members(self, selected: list[int]) -> list[CohortMember]:
         examples = self.population.num_examples
-        weighs = example_weights({client_id(one): examples[one] for one in selected}, self._limits.examples)
+        counts = {client_id(one): 1 if has_controls(self.strategy) else examples[one] for one in selected}
+        weighs = example_weights(counts, self._limits.examples)
         total = sum(weighs.values())
         return [CohortMember(one, self._batches[one], weighs[client_id(one)] / total) for one in selected]
 
@@ -456,8 +474,14 @@ def versions() -> dict[str, str]:
     }
 
 
-def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str) -> Cohort:
+def _cohort(task: Task, ground: LearnerContext, *, workers: int, device: str, ranks: Ranks) -> Cohort:
+    if ranks.count > 1:
+        if device != "cpu":
+            raise UsageError(f"--device {device}: the ranks of torchrun compute on the CPU; use --device cpu")
+        return RankedCohort(make_learner(task, ground), ground, ranks)
     if device != "cpu":
+        if ground.plan.has_controls:
+            raise UsageError(f"--strategy {ground.study.strategy}: computed on the CPU only; use --device cpu")
         if ground.plan.terms:
             raise UsageError(f"--{' and --'.join(ground.plan.terms)}: computed on the CPU only; use --device cpu")
         if ground.spool is not None:

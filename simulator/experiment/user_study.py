@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpatch.shared.app.signals import stoppable
 from fedpatch.shared.app.terminal import can_draw, plain_console
@@ -20,6 +20,9 @@ from fedpatch.simulator.experiment.point_tracking import tracked
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.spec.compute import STOPPING, device_name, worker_count
 from fedpatch.simulator.spec.study import BASELINES, Outcome, Point, Study
+
+if TYPE_CHECKING:
+    from fedpatch.simulator.experiment.output_folder import StudyFolder
 
 Stopped = Callable[[], bool]
 
@@ -85,37 +88,48 @@ def carry_out(  # noqa: PLR0913  (hooks of the caller, each by name)
         FedpatchError: The task, the data or the terms do not fit, or the training diverged.
     """
     from fedpatch.simulator.experiment.simulation import simulate as simulated
+    from fedpatch.simulator.learners.ranks import joined_ranks
 
     processes, name = worker_count(workers), device_name(device)
-    folder = None
-    if out is not None:
-        from fedpatch.simulator.experiment.output_folder import StudyFolder
-
-        folder = StudyFolder(out, study)
-        if folder.outcome is not None and folder.outcome.complete:
+    with joined_ranks() as ranks:
+        opened: list[StudyFolder] = []
+        finished = ranks.agree(lambda: _finished_outcome(out, study, opened))
+        if finished is not None:
             say(f"{out} holds the outcome of this study already; choose another --out to compute it anew")
-            return folder.outcome
-    try:
-        with tracked(study, trackers, on_point, stopped, say) as (take, asked):
-            outcome = simulated(
-                study,
-                workers=1 if task is not None else processes,
-                device=name,
-                on_point=take,
-                stopped=asked,
-                saved=folder.unfinished if folder else None,
-                root=root,
-                task=task,
-            )
-    except (FedpatchError, OSError):
-        raise
-    except Exception as error:  # model, loss and metric are the user's, and may raise anything
-        raise FedpatchError(
-            f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
-        ) from error
-    if folder is not None:
-        folder.write(outcome)
-    return outcome
+            return finished
+        try:
+            with tracked(study, trackers if ranks.first else (), on_point, stopped, say) as (take, asked):
+                outcome = simulated(
+                    study,
+                    workers=1 if task is not None else processes,
+                    device=name,
+                    on_point=take,
+                    stopped=asked,
+                    saved=opened[0].unfinished if opened else None,
+                    root=root,
+                    task=task,
+                    ranks=ranks,
+                )
+        except (FedpatchError, OSError):
+            raise
+        except Exception as error:  # model, loss and metric are the user's, and may raise anything
+            raise FedpatchError(
+                f"task {study.task!r} failed in the simulation: {type(error).__name__}: {error}; --debug shows where"
+            ) from error
+        for folder in opened:
+            folder.write(outcome)
+        return outcome
+
+
+def _finished_outcome(out: Path | None, study: Study, opened: list[StudyFolder]) -> Outcome | None:
+    """Open the folder `out` into `opened`, and return its outcome if that is complete."""
+    from fedpatch.simulator.experiment.output_folder import StudyFolder
+
+    if out is None:
+        return None
+    opened.append(StudyFolder(out, study))
+    outcome = opened[0].outcome
+    return outcome if outcome is not None and outcome.complete else None
 
 
 def simulate(

@@ -9,9 +9,10 @@ from typing import Any
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
-from fedpatch.coordinator.settings import RoundSettings, fitting_grace
+from fedpatch.coordinator.settings import RoundSettings, fitting_grace, shared_moments
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
+from fedpatch.shared.wire.plan_terms import CONTROL
 
 TASK = "fleet"
 SCHEMA = "00" * 32
@@ -157,6 +158,9 @@ class FleetTerms(Settings):
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of a run's settings, and those of the simulation alone."""
         shared = {one.name: getattr(self, one.name) for one in fields(self) if one.name in _OF_A_RUN}
+        if CONTROL in shared_moments(self.strategy):
+            words = f"{self.strategy} keeps control variates, which `fedpatch simulate` alone computes; use another strategy"
+            return [*super().check(), ("strategy", words)]
         problems = [*super().check(), *RoundSettings(**shared).check()]
         for name in ("model_bytes", "update_bytes"):
             if getattr(self, name) > self.chunk_bytes * MAX_CHUNKS:

@@ -26,10 +26,14 @@ CHUNKS = 16
 
 
 def make_learner(task: Task, ground: LearnerContext) -> Learner:
-    """The fastest learner that can train the task's model on a CPU; a plan with terms is trained by the device's own code."""
+    """The fastest learner that can train the task's model on a CPU.
+
+    Plans with terms, control variates and frozen values take the device's own code.
+    """
     with torch.random.fork_rng(devices=[]):
         model = task.build_model()
-    layers = None if ground.plan.terms else layers_of(model)
+    own_code = ground.plan.terms or ground.plan.has_controls or task.frozen
+    layers = None if own_code else layers_of(model)
     learner: Learner = OneByOneLearner(task, ground) if layers is None else FusedLearner(task, model, layers, ground)
     return spooled(encoded(learner, ground), ground)
 

@@ -106,21 +106,22 @@ def fold_spooled(
 
 def write_spooled(folder: Path, client: int, arrays: Mapping[str, Array]) -> None:
     """A client's update, in place of one that is there."""
-    with _file_of(folder, client).open("wb") as file:
+    with file_of_update(folder, client).open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
 
 
 def read_spooled(folder: Path, client: int) -> dict[str, Array]:
     """Return the update that `write_spooled` wrote."""
-    with np.load(_file_of(folder, client), allow_pickle=False) as file:
+    with np.load(file_of_update(folder, client), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
 def remove_spooled(folder: Path, clients: Sequence[int]) -> None:
     """Delete the updates of these clients."""
     for client in clients:
-        _file_of(folder, client).unlink()
+        file_of_update(folder, client).unlink()
 
 
-def _file_of(folder: Path, client: int) -> Path:
+def file_of_update(folder: Path, client: int) -> Path:
+    """Return the path of the file with a client's update."""
     return folder / f"{client}.npz"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from fedpatch.device_agent.training.batches import stream_seed
@@ -14,13 +15,16 @@ from fedpatch.device_agent.training.evaluation import user_accuracy
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import load_tensors
-from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
+from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec, moment_name
+from fedpatch.shared.wire.plan_terms import CONTROL
 from fedpatch.simulator.clients.minibatches import Turn
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.spec.study import client_id
 
 COPY = "copy:"
 """Prefix of the names of a client's personal copy among the values that it keeps."""
+OWN = "own:"
+"""The same of its control variate."""
 TAKEN = "taken:"
 """Whether a client has trained its copy."""
 
@@ -35,6 +39,19 @@ def copy_schema(whole: Schema) -> Schema:
     )
 
 
+def control_schema(public: Schema) -> Schema:
+    """Return the schema of a client's own control variate, of a public model without moments."""
+    moments = public.with_moments((CONTROL,)).subset(
+        moment_name(one.name, CONTROL) for one in public.specs if one.trainable
+    )
+    return Schema(tuple(replace(one, name=f"{OWN}{one.name}") for one in moments.specs))
+
+
+def control_in(patch: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the control variate in the values that a client keeps."""
+    return {name.removeprefix(OWN): value for name, value in patch.items() if name.startswith(OWN)}
+
+
 def copy_in(patch: Mapping[str, Array]) -> dict[str, Array]:
     """Return the personal copy in the values that a client keeps; empty before the client has trained it."""
     if not patch.get(TAKEN, False):
@@ -46,7 +63,9 @@ class OneByOneLearner:
     """Trains and measures clients of a population; see simulator.learners.cohort_training.Learner."""
 
     def __init__(self, task: Task, ground: LearnerContext) -> None:
-        self._task, self._plan = task, ground.plan
+        self._task = task
+        # What a round trains; a finished model leaves no trace in it.
+        self._plan, self._finishing = replace(ground.plan, finish=UNSET), ground.plan if ground.plan.finish else None
         self._population, self._patches = ground.population, ground.patches
         self._travelling = ground.travelling
         self._round: dict[str, Array] = {}
@@ -58,10 +77,20 @@ class OneByOneLearner:
         self._total = self._nothing()
 
     def measure(self, client: int) -> float:
-        """User accuracy of the global model with this client's patch."""
+        """User accuracy of the global model with this client's patch, of its copy, or of the finished model."""
         trainer, data = self._trainer(client), self._population.of(client)
         patch = self._patches.of(client)
-        tensors = copy_in(patch) or self._round | patch
+        tensors: Mapping[str, Array] = copy_in(patch) or self._round | patch
+        if self._finishing is not None:
+            own = trainer.finish(
+                tensors,
+                self._finishing,
+                stream_seed=stream_seed(self._finishing.seed, client_id(client)),
+                cancelled=lambda: False,
+                private=self._patches.private_names,
+            )
+            assert own is not None
+            tensors = own.tensors
         load_tensors(trainer.model, {name: array for name, array in tensors.items() if ":" not in name})
         return user_accuracy(trainer.model, self._task, data.test_x, data.test_y)
 
@@ -80,11 +109,13 @@ class OneByOneLearner:
             on_step=lambda done, total: None,
             cancelled=lambda: False,
             private=self._patches.private_names,
+            control=control_in(patch),
         )
         assert trained is not None
         result, shown = trained
         copy = {f"{COPY}{name}": value for name, value in shown.tensors.items()}
-        self._patches.keep(client, result.tensors | copy | {TAKEN: np.array(True)})
+        control = {f"{OWN}{name}": value for name, value in result.control.items()}
+        self._patches.keep(client, result.tensors | copy | control | {TAKEN: np.array(True)})
         for name, total in self._total.items():
             total.add_(torch.from_numpy(np.array(result.tensors[name], np.float64)), alpha=weight)
         return result.train_loss

@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedpatch.device_agent.training.batches import batch_indices, stream_seed
 from fedpatch.device_agent.training.evaluation import EVALUATION_BATCH
 from fedpatch.shared.errors import DataError, UpdateRefused, UsageError
+from fedpatch.shared.tasks.frozen_values import frozen_in, new_model
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.arrays import MOMENTS, TRAINABLE, moment_name
@@ -49,8 +50,9 @@ class StackedModel:
     def __init__(self, task: Task, plan: TrainPlan, device: torch.device) -> None:
         self._task, self._plan, self._device = task, plan, device
         with torch.random.fork_rng(devices=[]):
-            self._module = task.build_model().to(device)
-        state = self._module.state_dict(keep_vars=True)
+            self._module = new_model(task).to(device)
+        frozen = frozen_in(self._module).names  # the clients have them in common, in the module
+        state = {name: value for name, value in self._module.state_dict(keep_vars=True).items() if name not in frozen}
         first = {id(value): name for name, value in reversed(state.items())}
         self._first_name = {name: first[id(value)] for name, value in state.items()}
         firsts = set(first.values())

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.multiprocessing as mp
@@ -107,7 +107,7 @@ class Workers:
         while len(results) < len(parts):
             number, values, problem = self._next()
             if problem is not None:
-                _raise(*problem)
+                raise_error(*problem)
             results[number] = values
         return [results[number] for number in range(len(parts))]
 
@@ -144,7 +144,7 @@ def _work(
             done.put((number, _do(learner, what, part, sums[number : number + 1]), None))
         except Exception as error:  # sent to the parent, which raises it
             begun = 0
-            done.put((number, [], _error_fields(error)))
+            done.put((number, [], error_fields(error)))
 
 
 def _next_job(todo: Any) -> Any:
@@ -166,15 +166,26 @@ def _do(learner: Learner, what: str, part: Sequence[Any], place: Tensor) -> list
     return losses
 
 
-def _error_fields(error: Exception) -> tuple[str, str, str]:
-    """An error as plain words: not every exception of ours comes whole through a queue."""
+def error_fields(error: Exception) -> tuple[str, str, str]:
+    """Return an error as text for `raise_error` in another process: not every exception can be pickled."""
     if isinstance(error, UpdateRefused):
         return "UpdateRefused", error.reason, str(error)
     kind = type(error).__name__
     return kind, "", str(error) if kind in _COME_WHOLE else f"{kind}: {error}"
 
 
-def _raise(kind: str, reason: str, text: str) -> None:
+def raise_error(kind: str, reason: str, text: str) -> NoReturn:
+    """Raise the error of another process.
+
+    Args:
+        kind: Class of the error.
+        reason: Reason of an UpdateRefused; empty for others.
+        text: The message.
+
+    Raises:
+        UpdateRefused, DataError, SchemaMismatch, UsageError: As in the other process.
+        FedpatchError: Any other error.
+    """
     if kind == "UpdateRefused":
         raise UpdateRefused(reason, text)
     if kind in _COME_WHOLE:

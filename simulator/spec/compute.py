@@ -33,12 +33,37 @@ Device = Annotated[str, typer.Option(metavar="DEVICE", help="Device to compute o
 
 
 def worker_count(wanted: int | None) -> int:
-    """Processes to compute with: as many as there are cores at hand, unless the user says. Raises UsageError below 1."""
-    if wanted is None:
-        return len(os.sched_getaffinity(0))
-    if wanted < 1:
+    """Return the number of processes to compute with.
+
+    Without a wish it is the number of usable processor cores. A rank of `torchrun` is one process.
+
+    Raises:
+        UsageError: The wish is below 1, or above 1 for a rank.
+    """
+    if wanted is not None and wanted < 1:
         raise UsageError(f"--workers: {wanted} is too few; at least 1")
-    return wanted
+    if rank_count() == 1:
+        return wanted or len(os.sched_getaffinity(0))
+    if (wanted or 1) > 1:
+        raise UsageError("--workers: each rank of torchrun is one process; use torchrun --nproc-per-node N instead")
+    return 1
+
+
+def rank_count() -> int:
+    """Return the number of ranks that the launcher started (WORLD_SIZE); 1 without a launcher. Raises UsageError."""
+    return _number_in("WORLD_SIZE", 1)
+
+
+def rank_number() -> int:
+    """Return the number of this rank, from 0 (RANK); 0 without a launcher. Raises UsageError."""
+    return _number_in("RANK", 0) if rank_count() > 1 else 0
+
+
+def _number_in(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"environment variable {variable}: {text!r} is not a number; torchrun sets it")
+    return int(text)
 
 
 def device_name(name: str) -> str:

@@ -19,7 +19,7 @@ BASELINES = ("per-fedavg", "pfedme", "independent")
 UNBOUNDED = "off"
 MEAN = "mean"
 EVERYTHING = "names:*"
-"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.experiment.compare)."""
+"""As a policy: nothing is federated. So each client learns alone, by the strategy's own plan (simulator.comparison)."""
 MAX_GROUP_OF_U8 = 42
 """Larger groups have 16 bits for a masked value."""
 LEAST_GROUP = 8
@@ -31,6 +31,7 @@ _OPTIONAL_TERMS = (
     ("prox",),
     ("phases",),
     ("personal",),
+    ("finish",),
     ("norm_bound",),
     ("max_num_examples",),
     ("aggregate",),
@@ -53,7 +54,7 @@ class Study:
     `encoding` is how models and updates travel (shared.wire.messages.ENCODINGS). `norm_bound`, `max_num_examples` and
     `aggregate` are a run's settings of these names, and so are `dp`, `noise_multiplier`, `dp_clip` and `delta`; the paper has
     no bounds and no noise, and aggregates by the mean. User accuracies of a study are exact with differential privacy too.
-    `prox`, `phases` and `personal` are a run's settings.
+    `prox`, `phases`, `personal` and `finish` are a run's settings.
     With `secure` "groups" updates are masked in groups of at most `group_size`, one of `keep` values travels in a round, and
     `clip` bounds the L2 norm of a step (None: it follows from earlier rounds); `encoding` is then of the way down alone.
     `steps` 0 means round(num_examples / batch_size) * epochs steps of every client in a round. `metric` and `metric_goal`
@@ -94,6 +95,7 @@ class Study:
     prox: float = 0.0
     phases: str = ""
     personal: str = ""
+    finish: str = ""
 
     @property
     def masked(self) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedpatch.device_agent.models.personal import PersonalModel
     from fedpatch.shared.scripting.jobs import BackgroundJob
     from fedpatch.shared.tasks import examples, metrics, splits
+    from fedpatch.shared.tasks.downloads import DataFile
     from fedpatch.shared.tasks.task import DeviceData, Task, data_root
     from fedpatch.shared.tasks.torch_model import private_names
     from fedpatch.shared.tensors.schema import Schema, TensorSpec
@@ -49,6 +50,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "DataError",
+    "DataFile",
     "DeviceData",
     "ExportRefused",
     "FedpatchError",
@@ -82,6 +84,7 @@ __all__ = [
 _LOADED_AT_FIRST_USE = {
     "BackgroundJob": "fedpatch.shared.scripting.jobs",
     "Client": "fedpatch.coordinator.api.client",
+    "DataFile": "fedpatch.shared.tasks.downloads",
     "DeviceData": "fedpatch.shared.tasks.task",
     "Outcome": "fedpatch.simulator.spec.study",
     "PersonalModel": "fedpatch.device_agent.models.personal",

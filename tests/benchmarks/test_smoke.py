@@ -33,7 +33,7 @@ OWN_TESTS = {
     "testbed.run": "test_testbed.py",
 }
 """Benchmarks that are played at toy size in files of their own: some need more than a broker."""
-NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules"}
+NEED_PEERS = {"peers.appfl_fedbuff", "peers.flower_rules", "peers.pfllib_methods"}
 """Benchmarks that run in an environment with these peers only."""
 MB = 1e6
 
@@ -143,6 +143,12 @@ def test_an_agent_is_small_and_quiet(toy):
     assert all(20 * MB < one["agent"]["rss_bytes"] < 60 * MB for one in states)
     assert all(100 * MB < one["training"]["rss_bytes"] < 500 * MB for one in states if "training" in one)
     assert document["quiet"]["bytes_written"] == 0
+
+
+def test_a_round_with_lora_takes_a_fiftieth_of_the_model_and_half_of_that_with_private_b(toy):
+    every, half = toy("training.lora_traffic")["runs"]
+    assert every["share_of_model"] <= 0.02
+    assert half["download"] + half["upload"] == pytest.approx((every["download"] + every["upload"]) / 2, rel=0.05)
 
 
 def test_metrics_have_series_for_devices(toy):

@@ -17,7 +17,9 @@ def loaded(**flags: Any) -> RunSettings:
     return load(RunSettings, file=None, environ={}, flags=flags)
 
 
-@pytest.mark.parametrize("terms", [{}, {"prox": 0.1}, {"phases": "private:5,public:20s"}, {"personal": "ditto:0.1"}])
+@pytest.mark.parametrize(
+    "terms", [{}, {"prox": 0.1}, {"phases": "private:5,public:20s"}, {"personal": "ditto:0.1"}, {"finish": "private:5"}]
+)
 def test_terms_of_the_settings_are_those_of_the_plan(terms):
     plan = prepare(loaded(private="names:fc3.*", **terms)).plan
     assert plan.terms == make_terms(**{"prox": 0.0, **terms})
@@ -38,6 +40,33 @@ def test_terms_of_the_settings_are_those_of_the_plan(terms):
 def test_terms_that_do_not_fit_are_refused(flags, words):
     with pytest.raises(ConfigError, match=words):
         loaded(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"norm_bound": "auto:2"}, "auto:2 does not fit, since the control variates of scaffold must be the mean"),
+        ({"max_num_examples": "auto:10"}, "does not fit, since the control variates"),
+        ({"late": "carry"}, "carry does not fit, since the control variates"),
+        ({"aggregate": "bucketed"}, "bucketed would part c of scaffold from the mean"),
+        (
+            {"secure": "groups"},
+            "scaffold shares second moments or control variates, which masked sums are too coarse for",
+        ),
+        ({"dp": "central", "noise_multiplier": 1.0, "dp_clip": 1.0}, "moments or control variates"),
+    ],
+)
+def test_settings_that_would_part_the_control_variates_are_refused(flags, words):
+    with pytest.raises(ConfigError, match=words):
+        loaded(strategy="scaffold", **flags)
+
+
+def test_bounds_are_off_where_devices_keep_control_variates():
+    settings = loaded(strategy="scaffold")
+    assert (settings.norm_bound, settings.max_num_examples) == ("off", "off")
+    assert prepare(settings).plan.moments == ("control",)
+    with pytest.raises(UsageError, match="prox: control variates correct steps of plain SGD; leave prox out"):
+        prepare(loaded(strategy="scaffold", prox=0.1))
 
 
 def test_phase_without_trained_values_is_refused():

@@ -43,7 +43,7 @@ from fedpatch.shared.wire.messages import (
     TrainPlan,
     UpdateReport,
 )
-from fedpatch.shared.wire.plan_terms import PersonalCopy, TrainPhase
+from fedpatch.shared.wire.plan_terms import CONTROL, PersonalCopy, TrainPhase
 from fedpatch.shared.wire.privacy_messages import PrivacyTerms
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from fedpatch.shared.wire.run_status import DeviceStatus, ReasonCount, RoundStatus, StateCount
@@ -158,7 +158,7 @@ def test_figures_are_those_of_the_code():
 
 def test_client_optimizers_and_moments_are_those_that_a_device_knows():
     assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "client_optimizer"))) == set(CLIENT_OPTIMIZERS)
-    assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "moments"))) == set(MOMENTS)
+    assert set(re.findall(r"`(\w+)`", meaning("TrainPlan", "moments"))) == {*MOMENTS, CONTROL}
 
 
 def test_refusals_of_an_update_that_has_come_are_documented():

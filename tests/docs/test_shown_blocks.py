@@ -24,6 +24,8 @@ from fedpatch.shared.errors import DataError
 from fedpatch.shared.task_checks.data_checks import checked
 from fedpatch.shared.tasks import metrics
 from fedpatch.shared.tasks.bundled import digits
+from fedpatch.shared.tasks.downloads import DataFile
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.task import DeviceData
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tasks.validation_split import split_for
@@ -36,6 +38,7 @@ from tests.device_agent.exported_models import publish
 from tests.docs.pages import OTHER
 from tests.monitoring.prometheus import promtool
 from tests.simulator.experiment.test_progress import STUDY
+from tests.support import frozen_tasks
 from tests.support.paths import ROOT
 from tests.system.commands import run
 
@@ -79,6 +82,7 @@ HERE = {
     "measures": ("docs/how-to/bring-your-task.md", "Task("),
     "origin": ("docs/how-to/bring-your-task.md", "train_x of device 7"),
     "prepare": ("docs/how-to/bring-your-task.md", "def prepare"),
+    "base": ("docs/how-to/bring-your-task.md", "np.savez"),
     "schema": ("docs/reference/protocol.md", '[["bn1.bias"'),
     "validation": ("docs/how-to/bring-your-task.md", "DeviceData("),
     "model": ("docs/how-to/personal-model.md", "model of digits"),
@@ -141,12 +145,14 @@ def test_models_are_listed_so(tmp_path):
     (shown,) = _shown("model").splitlines()
     match = re.fullmatch(
         r"model of (?P<task>\w+), accuracy (?P<ua>\S+) on (?P<test>\d+) test examples \(chosen by (?P<val>\S+) on "
-        r"(?P<count>\d+) validation examples\): of round (?P<round>\d+) of run (?P<run>\S+), made (?P<made>\S+), 51 kB, \.\.\.",
+        r"(?P<count>\d+) validation examples\): federated \((?P<reason>.*)\), of round (?P<round>\d+) of run (?P<run>\S+), "
+        r"made (?P<made>\S+), 51 kB, \.\.\.",
         shown,
     )
     assert match
     figures: dict[str, Any] = {"user_accuracy": float(match["ua"]), "test_examples": int(match["test"])}
     figures |= {"validation_accuracy": float(match["val"]), "validation_examples": int(match["count"])}
+    figures |= {"reason": match["reason"]}
     origin: dict[str, Any] = {
         "task": match["task"],
         "run": match["run"],
@@ -210,6 +216,15 @@ def test_prepare_is_written_so():
     names: dict[str, Any] = {"np": np, "MEAN": np.float32(2), "SCALE": np.float32(4)}
     exec(_shown("prepare"), names)
     assert names["prepare"](np.array([6, np.nan], np.float32)).tolist() == [1.0, 0.0]
+
+
+def test_a_file_of_frozen_values_is_written_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(_shown("base"), {"np": np, "build_model": frozen_tasks.build_model})
+    digest = hashlib.sha256((tmp_path / "base.npz").read_bytes()).hexdigest()
+    monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path))
+    task = dataclasses.replace(frozen_tasks.FROM_FILE, frozen_file=DataFile(".", "base.npz", digest))
+    assert schema_of(new_model(task)).digest == schema_of(new_model(frozen_tasks.TASK)).digest
 
 
 def test_schema_is_the_json_that_its_digest_is_made_of():

@@ -107,6 +107,8 @@ class _Fleet(Collector):
         yield _gauge("user_accuracy", ("stat", "moment"), accuracies)
         evaluation = [(("mean",), 0.9), (("p10",), 0.8), (("min",), 0.7), (("devices",), len(DEVICES))]
         yield _gauge("evaluation", ("stat",), evaluation)
+        gains = ("user_accuracy", "gain", "gain_median", "gain_p10", "gaining", "losing")
+        yield _gauge("independent", ("stat",), [((stat,), 0.1) for stat in gains])
 
     def _counters(self) -> Iterator[Metric]:
         for name, (label, values) in _COUNTERS.items():

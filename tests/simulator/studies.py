@@ -18,10 +18,11 @@ from torch.nn import functional as F
 
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap
+from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.training.batches import stream_seed
-from fedpatch.device_agent.training.local_trainer import LocalTrainer
+from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
 from fedpatch.shared.tasks.task import DeviceData, Task
@@ -34,7 +35,7 @@ from fedpatch.simulator.experiment.simulation import Simulation, limits_of, simu
 from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Learner
-from fedpatch.simulator.learners.reference_learner import COPY, TAKEN, copy_in
+from fedpatch.simulator.learners.reference_learner import COPY, OWN, TAKEN, control_in, copy_in
 from fedpatch.simulator.spec.study import Outcome, Point, Study, client_id
 from tests.support import oracle
 
@@ -46,7 +47,7 @@ STRATEGIES = ("fedavg", "fedadam", "fedavg-adam")
 POLICIES = ("none", "stats", "affine", "all", "names:fc1.weight,bn.running_mean,fc2.bias")
 STEP_TOLERANCE = 1e-6
 """Step counts are averaged in float64 but kept in float32, whose last digit depends on the order of adding."""
-RATES = {"fedavg": 0.2, "fedadam": 0.2, "fedavg-adam": 0.01, "independent": 0.2}
+RATES = {"fedavg": 0.2, "scaffold": 0.2, "fedadam": 0.2, "fedavg-adam": 0.01, "independent": 0.2}
 
 torch.set_num_threads(1)
 
@@ -132,7 +133,7 @@ def study_of(strategy: str = "fedavg", private: str = "none", **changes: object)
         seed=3,
         learning_rate=RATES[strategy],
         batch_size=BATCH,
-        server_learning_rate=0.02 if strategy == "fedadam" else None,
+        server_learning_rate={"fedadam": 0.02, "scaffold": 1.0}.get(strategy),
     )
     return replace(study, **changes)  # type: ignore[arg-type]
 
@@ -172,7 +173,7 @@ class Deployed:
         self.study = study
         self.strategy = find_strategy(study.strategy, study.server_learning_rate)
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
-        self.plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
+        self.plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
         self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
         self.policy = parse_policy(study.private)
         self.public = self.policy.public(schema_of(task.build_model()))
@@ -184,6 +185,7 @@ class Deployed:
         self._trainers = [LocalTrainer(task, task.load_data(spec, Path("/nowhere"))) for spec in specs]
         self.patches: list[dict[str, Array]] = [dict(patch) for _ in specs]
         self.copies: list[dict[str, Array]] = [{} for _ in specs]
+        self.controls: list[dict[str, Array]] = [{} for _ in specs]
         self._batches = [0] * study.clients
         self.accuracies_after: dict[int, float] = {}
         self.clipped = 0
@@ -193,6 +195,18 @@ class Deployed:
         ids = {client_id(client): client for client in range(self.study.clients)}
         chosen = select(list(ids), self.study.participation, 1.0, 1, self.study.seed, self.state.round + 1)
         return [ids[one] for one in chosen.invited]
+
+    def finished(self, client: int) -> LocalResult:
+        """What the client makes of the present model in an evaluate round, by a plan with `finish`."""
+        own = self._trainers[client].finish(
+            merge(self.state.tensors, self.patches[client]),
+            self.plan,
+            stream_seed=stream_seed(self.study.seed, client_id(client)),
+            cancelled=lambda: False,
+            private=self.policy.private_names(self.schema),
+        )
+        assert own is not None
+        return own
 
     def play(self) -> tuple[float, float]:
         """One round; mean user accuracy before it, and mean loss."""
@@ -207,13 +221,16 @@ class Deployed:
                 on_step=lambda done, total: None,
                 cancelled=lambda: False,
                 private=self.policy.private_names(self.schema),
+                control=self.controls[client],
             )
             assert trained is not None
             result, shown = trained
+            self.controls[client] = result.control
             self.copies[client] = shown.tensors if self.plan.personal else {}
             update, self.patches[client] = split(result.tensors, self.policy, self.schema)
             self._batches[client] += result.steps
-            updates[client_id(client)], counted[client_id(client)] = update, result.num_examples
+            controls = has_controls(self.strategy)
+            updates[client_id(client)], counted[client_id(client)] = update, 1 if controls else result.num_examples
             accuracies.append(shown.user_accuracy_before)
             self.accuracies_after[client] = shown.user_accuracy_after or 0.0
             losses.append(result.train_loss)
@@ -227,7 +244,14 @@ class Deployed:
             past=self.state.references,
         )
         self.clipped += len(folded.clipped)
-        self.state = self.strategy.finish(self.state, folded.mean, self.public)
+        average = folded.mean
+        if has_controls(self.strategy):
+            number, population = self.state.round + 1, self.study.clients
+            average, known = add_controls(
+                self.state, average, list(counted), round_number=number, population=population
+            )
+            self.state = replace(self.state, counted=known)
+        self.state = self.strategy.finish(self.state, average, self.public)
         self.state = replace(self.state, references=folded.references)
         return float(np.mean([one for one in accuracies if one is not None])), float(np.mean(losses))
 
@@ -278,6 +302,8 @@ def assert_like_deployed(study: Study, task: Task = UNEVEN, *, rounds: int = 3, 
         assert_close(simulation.server.server, deployed.state.server, tolerance)
     for client, patch in enumerate(deployed.patches):
         kept = patch_of(simulation, client)
-        assert_close({name: kept[name] for name in kept if not name.startswith((COPY, TAKEN))}, patch, tolerance)
+        assert_close({name: kept[name] for name in kept if not name.startswith((COPY, OWN, TAKEN))}, patch, tolerance)
+        if deployed.controls[client]:
+            assert_close(control_in(kept), deployed.controls[client], tolerance)
         assert_close(copy_in(kept), deployed.copies[client], tolerance)
     return simulation

@@ -1,6 +1,7 @@
-"""FedProx, FedRep, Ditto and pFedMe as their papers have them, to check the system against, beside tests.support.oracle.
+"""FedProx, FedRep, FedBABU, Ditto, pFedMe and SCAFFOLD as in their papers, to check the system against.
 
-It imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are those of the papers.
+Like tests.support.oracle it imports nothing of fedpatch. Everything is plain SGD on dictionaries of values; the letters are
+those of the papers.
 """
 
 from __future__ import annotations
@@ -79,6 +80,18 @@ def fedrep(learning_rate: float, head: Sequence[str], head_share: float) -> Clie
     return update
 
 
+def fine_tune(learning_rate: float, part: Sequence[str]) -> ClientUpdate:
+    """Oh et al. 2022, section 4.2: after the rounds, SGD on `part` of the global model; the head for FedBABU."""
+
+    def update(model: nn.Module, w: Values, client: Client, data: list[Batch]) -> Values:
+        for batch in data:
+            g, w = gradient(model, w, batch)
+            w = w | {name: w[name] - learning_rate * g[name] for name in part}
+        return w
+
+    return update
+
+
 def ditto(learning_rate: float, strength: float) -> ClientUpdate:
     """Li et al. 2021, Algorithm 1: FedAvg, and beside it v_k <- v_k - eta * (grad F_k(v_k) + lambda * (v_k - w^t)).
 
@@ -111,6 +124,45 @@ def pfedme(eta: float, strength: float) -> ClientUpdate:
         return theta | {name: w[name] for name in g}
 
     return update
+
+
+def scaffold(
+    model: nn.Module,
+    data: Mapping[str, ClientData],
+    rounds: Sequence[Sequence[str]],
+    *,
+    eta_l: float,
+    eta_g: float = 1.0,
+    passes: int = 1,
+    batch_size: int,
+    seed: int,
+) -> tuple[Values, Values, dict[str, Values]]:
+    """Karimireddy et al. 2020, Algorithm 1, option II: the model x, c, and c_i of each client.
+
+    Statistics of batch norm, which the paper does not have, are averaged.
+    """
+    x = {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+    c = {name: np.zeros_like(value.detach().numpy()) for name, value in model.named_parameters()}
+    c_i = {i: {name: value.copy() for name, value in c.items()} for i in data}
+    done = dict.fromkeys(data, 0)
+    for selected in rounds:
+        y, delta_c = {}, {}
+        for i in selected:
+            inputs, targets, *_ = data[i]
+            k = max(1, round(len(inputs) / batch_size)) * passes
+            y_i = x
+            for b in batches(len(inputs), batch_size, done[i], k, stream_seed(seed, i)):
+                g, y_i = gradient(model, y_i, (inputs[b], targets[b]))
+                y_i = y_i | {name: y_i[name] - eta_l * (g[name] - c_i[i][name] + c[name]) for name in g}
+            done[i] += k
+            c_plus = {name: c_i[i][name] - c[name] + (x[name] - y_i[name]) / (k * eta_l) for name in c}
+            y[i], delta_c[i] = y_i, {name: c_plus[name] - c_i[i][name] for name in c}
+            c_i[i] = c_plus
+        s, n = len(selected), len(data)
+        x_next = {name: mean([(1, y[i][name]) for i in selected]) for name in x}
+        x = x_next | {name: x[name] + eta_g / s * sum(y[i][name] - x[name] for i in selected) for name in c}
+        c = {name: c[name] + s / n * (1 / s) * sum(delta_c[i][name] for i in selected) for name in c}
+    return x, c, c_i
 
 
 def gradient(model: nn.Module, w: Values, batch: Batch) -> tuple[Values, Values]:

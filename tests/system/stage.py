@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
+from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.device_agent.state.patch_store import CONTROLS, PatchKey, PatchState, PatchStore
 from fedpatch.shared.mqtt.client import Received
-from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Body, DeviceState
 from tests.support import oracle
 from tests.support.brokers import Mosquitto, client
+from tests.support.textbook import scaffold
 from tests.system.commands import Command, Done
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.held_task import REFERENCE, TASK, Hold
@@ -149,6 +152,22 @@ def assert_like_oracle(stage: Stage, document: dict[str, Any], cohorts: Sequence
         found = stage.patch(device)
         _assert_close(found.values, {**last.patches[device], **oracle.flat(last.patch_moments[device])})
         assert found.batches_done == STEPS[device] * sum(device in cohort for cohort in cohorts)
+
+
+def assert_like_scaffold(stage: Stage, document: dict[str, Any], cohorts: Sequence[Sequence[str]]) -> None:
+    """Model, c, and c_i of each device are those of SCAFFOLD in `cohorts`, played in peace."""
+    data = {name: oracle.arrays_of(device_data(spec)) for name, spec in DEVICES.items()}
+    model = build_model()
+    oracle.load(model, initial_tensors(TASK, 0))
+    rate, batch_size = TASK.learning_rates["fedavg"], TASK.batch_size
+    x, c, c_i = scaffold(model, data, cohorts, eta_l=rate, batch_size=batch_size, seed=0)
+    state = load_checkpoint(run_directory(stage.state_dir, document["run"]))[0]
+    _assert_close(state.tensors, x | {f"{name}:control": value for name, value in c.items()})
+    key = PatchKey(TASK.name, schema_of(build_model()).digest, "none")
+    for device in DEVICES:
+        store = PatchStore(stage.fleet.agents[device].patches / CONTROLS)
+        found = store.load(key, document["run"], document["rounds"][-1]["round"] + 1).values
+        _assert_close(found, {f"{name}:control": value for name, value in c_i[device].items()})
 
 
 def assert_complete(stage: Stage, done: Done, rounds: int = ROUNDS) -> None:

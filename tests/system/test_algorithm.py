@@ -13,7 +13,7 @@ from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.rounds.run_records import RunSummary
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchStore
+from fedpatch.device_agent.state.patch_store import CONTROLS, PatchKey, PatchStore
 from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array
@@ -22,6 +22,7 @@ from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed
 from tests.support import oracle
 from tests.support.brokers import Client, Mosquitto, client
+from tests.support.textbook import scaffold
 from tests.system.fleet import Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model, device_data
 from tests.system.views import Silent
@@ -100,13 +101,15 @@ class Doorkeeper(Silent):
             self._admission.write_text("accept\n")
 
 
-def _play(stage: Stage, state_dir: Path, strategy: str, private: str) -> tuple[RunSummary, ServerState]:
+def _play(
+    stage: Stage, state_dir: Path, strategy: str, private: str, **changes: object
+) -> tuple[RunSummary, ServerState]:
     """A run over the network, from initial patches, and the coordinator's state after it."""
     for agent in stage.fleet.agents.values():
-        for patch in agent.patches.iterdir():
+        for patch in (path for path in agent.patches.rglob("*") if path.is_file()):
             patch.unlink()
     terms = {"strategy": strategy, "private": private, "seed": SEED, "rounds": ROUNDS, "participation": 0.75}
-    terms |= {"norm_bound": "off", "encoding": "fp32+zstd"}
+    terms |= {"norm_bound": "off", "encoding": "fp32+zstd", **changes}
     # Without the latecomer, two of three are enough; all who accept are waited for.
     settings = stage.fleet.settings(state_dir, REFERENCE, quorum=0.6, **terms)
     summary = start_run(settings, Doorkeeper(stage.admission))
@@ -139,7 +142,7 @@ def _assert_same_and_moved(found: Mapping[str, Array], expected: Mapping[str, Ar
     """Equal to 1e-5, for moments in proportion to their size, since second moments are tiny; and far from the beginning."""
     assert found.keys() == expected.keys()
     initial = initial_tensors(TASK, SEED)
-    moments = found.keys() - initial.keys()
+    moments = {name for name in found.keys() - initial.keys() if not name.endswith(":control")}
     for name, value in expected.items():
         size = min(1.0, float(np.abs(value).max())) if name in moments else 1.0
         np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE * size, err_msg=name)
@@ -174,3 +177,20 @@ def test_rounds_over_the_network_are_those_of_algorithm_1(stage, tmp_path, strat
     for device in DEVICES:
         expected_patch = {**last.patches[device], **oracle.flat(last.patch_moments[device])}
         _assert_same_and_moved(_patch(stage, device, private), expected_patch)
+
+
+def test_rounds_over_the_network_are_those_of_scaffold(stage, tmp_path):
+    """Model, c, and c_i of each device, of which some take part seldom, by Karimireddy et al. 2020, Algorithm 1."""
+    summary, state = _play(stage, tmp_path, "scaffold", "none", max_num_examples="off")
+    rounds = stage.witness.rounds(summary.run)
+    _assert_partial_and_late(rounds)
+    data = {name: oracle.arrays_of(device_data(spec)) for name, spec in DEVICES.items()}
+    model = build_model()
+    oracle.load(model, initial_tensors(TASK, SEED))
+    rate, batch_size = TASK.learning_rates["fedavg"], TASK.batch_size
+    x, c, c_i = scaffold(model, data, rounds, eta_l=rate, batch_size=batch_size, seed=SEED)
+    _assert_same_and_moved(state.tensors, {**x, **{f"{name}:control": value for name, value in c.items()}})
+    key = PatchKey(TASK.name, schema_of(build_model()).digest, "none")
+    for device, agent in stage.fleet.agents.items():
+        found = PatchStore(agent.patches / CONTROLS).load(key, summary.run, ROUNDS + 1).values
+        _assert_same_and_moved(found, {f"{name}:control": value for name, value in c_i[device].items()})

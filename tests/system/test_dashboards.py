@@ -53,6 +53,8 @@ def test_every_panel_finds_data_of_a_real_run(tmp_path):
         0.5,
         "--evaluate-every",
         3,
+        "--independent-every",
+        2,
     ]
     with (
         Prometheus(yaml.safe_dump({"scrape_configs": [scrape]})) as prometheus,

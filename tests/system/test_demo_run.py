@@ -21,7 +21,7 @@ from tests.system.commands import Command, Done, run
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 TARGET, MOST_ROUNDS, DEVICES = 0.97, 30, 10
-SUMMARY = {"run", "stopped_because", "user_accuracy", "model", "rounds", "warnings"}
+SUMMARY = {"run", "stopped_because", "user_accuracy", "model", "rounds", "warnings", "independent"}
 ROUND = {"round", "outcome", "cohort", "accepted", "declined", "reported"}
 ROUND |= {"user_accuracy", "user_accuracy_min", "phase_seconds", "bytes_down", "bytes_up"}
 PHASES = {"select", "recruit", "download", "train", "upload", "aggregate"}

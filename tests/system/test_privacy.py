@@ -39,7 +39,11 @@ CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [
     ("all", "fp32+zstd"),
     ("affine", "delta-int8"),
 ]
-TERMS = ({"phases": "private:1,public:1"}, "private,public"), ({"personal": "ditto:0.1"}, "ditto")
+TERMS = (
+    ({"phases": "private:1,public:1"}, "private,public"),
+    ({"personal": "ditto:0.1"}, "ditto"),
+    ({"finish": "all:1"}, ""),
+)
 
 
 @dataclass
@@ -106,9 +110,13 @@ def _recorded(stage: Stage, tmp_path: Path, private: str, encoding: str, **plan:
     return summary.run, Haystack(recorder.messages)
 
 
+def _key(policy: str) -> PatchKey:
+    return PatchKey(TASK.name, schema_of(build_model()).digest, policy)
+
+
 def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict[str, Array]]:
     """What the device kept to itself after each round: its file holds two states, and the version before one more."""
-    key = PatchKey(TASK.name, schema_of(build_model()).digest, policy)
+    key = _key(policy)
     scratch.mkdir()
     shutil.copy(directory / f"{key.file_name}.previous", scratch / key.file_name)
     newest, before = PatchStore(directory), PatchStore(scratch)
@@ -167,6 +175,9 @@ def _check_what_was_private(
         if plan.get("personal"):
             for copy in _patches(agent.patches / PERSONAL, run, policy, tmp_path / f"{device}-copy")[1:]:
                 assert _distinct(copy) and haystack.values_of(copy) == set()
+        if plan.get("finish"):
+            finished = dict(PatchStore(agent.patches / PERSONAL).load(_key(policy), "another run", 0).values)
+            assert _distinct(finished) and haystack.values_of(finished) == set()
         statistics = _input_statistics(agent)
         assert _distinct(statistics) and haystack.values_of(statistics) == set()
     public = _published(tmp_path, run, tmp_path / "published")

@@ -55,6 +55,11 @@ def test_two_runs_of_one_process_are_read_cancelled_and_resumed(tmp_path):
         assert (resumed.run, resumed.stopped_because) == (ended.run, "max_rounds")
         assert len(resumed.rounds) == last + 1
         assert client.show().rounds == list(resumed.rounds)
+        measured = client.evaluate(progress=False)
+        assert (measured.outcome, measured.measured, set(measured.user_accuracies)) == ("evaluated", 1, {"pi-0"})
+        assert measured.user_accuracy == pytest.approx(measured.user_accuracies["pi-0"], abs=1e-4)
+        assert client.show().rounds == [*resumed.rounds, measured]
+        assert client.run_info().status == "finished"
         again = fedpatch.run(**terms(broker, tmp_path, "two", 2), unless_done=True)
         assert again.run == jobs[1].result().run
 

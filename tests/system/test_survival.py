@@ -27,6 +27,7 @@ from tests.system.stage import (
     all_went_well,
     assert_complete,
     assert_like_oracle,
+    assert_like_scaffold,
     outcomes,
     wait_state,
 )
@@ -90,6 +91,24 @@ def test_coordinator_killed_in_a_round_goes_on_with_that_round(stage: Stage, how
     assert_complete(stage, done)
     assert done.document["run"] == killed.id
     assert [agent.log.count("round 3: training") for agent in (ann, bob)] == [1, 1]
+
+
+def test_no_control_variate_counts_twice_after_kills_of_coordinator_and_device(stage: Stage):
+    """SCAFFOLD, where Bob's update is committed when the coordinator dies, and Ann dies in the training that follows."""
+    ann, bob = (stage.start_agent(device, ["--private", "none"]) for device in DEVICES)
+    stage.hold("ann", round=2, step=2)
+    with stage.begin(strategy="scaffold", private="none", rounds=3) as coordinator:
+        stage.wait_held("ann", coordinator)
+        bob.wait(lambda: bob.log.count("job over: committed") == 2, "has done its part")
+        coordinator.kill()
+    with stage.resume() as coordinator:
+        coordinator.wait_err("round 2 goes on with 1 of 2 updates")
+        ann.kill()
+        stage.holds["ann"].release()
+        ann.start()
+        done = coordinator.done()
+    assert (done.code, outcomes(done.document)) == (0, all_went_well(3))
+    assert_like_scaffold(stage, done.document, [tuple(DEVICES)] * 3)
 
 
 @pytest.mark.faults

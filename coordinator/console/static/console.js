@@ -133,6 +133,12 @@
     put("t-ua", ua(current));
     const target = now ? now.target_ua : run && run.target;
     put("t-target", target !== null && target !== undefined ? `of ${ua(target)}` : "");
+    const compared = [...state.rounds].reverse().find(one => one.gaining !== undefined);
+    $("gain-tile").hidden = !compared;
+    if (compared) {
+      put("t-gaining", `${Math.round(100 * compared.gaining)} %`);
+      put("t-gain", `${compared.gain} over alone, round ${compared.n}`);
+    }
     put("t-reported", open ? String(now.reported) : last ? String(last.reported) : "–");
     put("t-needed", open ? `of ${inRound(now)}, ${now.needed} needed` : last ? `of ${last.cohort}` : "");
     const down = state.rounds.reduce((sum, one) => sum + one.down, 0) + (open ? now.round_bytes_down : 0);

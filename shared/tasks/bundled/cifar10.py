@@ -23,9 +23,9 @@ import numpy as np
 from fedpatch.shared.app.plugins import import_optional
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
-from fedpatch.shared.tasks.bundled.downloads import DataFile, fetch
 from fedpatch.shared.tasks.bundled.image_shards import Images, device_shares
 from fedpatch.shared.tasks.bundled.partition import parse_data_spec
+from fedpatch.shared.tasks.downloads import DataFile, fetch
 from fedpatch.shared.tasks.task import DeviceData, Task
 
 if TYPE_CHECKING:

@@ -110,3 +110,15 @@ def test_resume_without_a_registry_creates_none(tmp_path):
     with pytest.raises(UsageError):
         Client(tmp_path).resume()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("participation", [0.0, -0.5, 1.5, float("nan")])
+def test_evaluate_with_a_participation_that_is_no_share_is_an_error_before_any_contact(client, participation):
+    with pytest.raises(UsageError, match="must be above 0 and at most 1"):
+        client.evaluate(participation=participation)
+
+
+def test_evaluate_in_a_directory_without_a_registry_is_an_error_and_creates_none(tmp_path):
+    with pytest.raises(UsageError):
+        Client(tmp_path).evaluate()
+    assert list(tmp_path.iterdir()) == []

@@ -61,6 +61,17 @@ def test_record_of_a_round_appears_without_reload(chromium, tmp_path):
         assert chromium.ask("document.querySelector('#rounds-table tbody tr th').textContent") == "4"
         assert "round 4" in chromium.ask("document.querySelector('#c-ua svg').getAttribute('aria-label')")
         chromium.wait_for("document.getElementById('spoken').textContent.includes('Round 4 aggregated')")
+        assert chromium.ask("document.getElementById('gain-tile').hidden")
+
+
+def test_share_of_devices_that_gain_is_a_tile_once_a_round_has_measured_it(chromium, tmp_path):
+    gains = {"measured": 4, "user_accuracy": 0.9, "gaining": 0.75, "losing": 0.25, "gain": 0.021}
+    with filled(tmp_path, rounds=3) as registry, served(tmp_path) as console:
+        registry.rounds.finish(registry.run("last").id, record(4, independent=gains))
+        _open(chromium, console, 4)
+        assert _text(chromium, "t-gaining") == "75 %"
+        assert _text(chromium, "t-gain") == "+2.1 points over alone, round 4"
+        assert not chromium.ask("document.getElementById('gain-tile').hidden")
 
 
 def test_open_round_shows_each_device_with_its_state_in_words(chromium, tmp_path):

@@ -20,7 +20,14 @@ from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.diagnostics.checks import Finding
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
-from fedpatch.shared.wire.messages import ENCODINGS, CoordinatorState, DeviceState, Envelope, TaskCapability
+from fedpatch.shared.wire.messages import (
+    ENCODINGS,
+    EVALUATE_FEATURE,
+    CoordinatorState,
+    DeviceState,
+    Envelope,
+    TaskCapability,
+)
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
@@ -125,6 +132,16 @@ def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema)
     assert "device_prox" not in plain
     assert found["device_prox"].verdict == "warn"
     assert found["device_prox"].detail == "pi-1 does not know prox, and will not be asked"
+
+
+@pytest.mark.broker
+def test_devices_that_cannot_measure_without_training_are_named_where_rounds_evaluate(settings, schema):
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=(EVALUATE_FEATURE,))) as there:
+        plain, found = find(there), find(replace(there, evaluate_every=10))
+    assert "device_evaluation" not in plain
+    assert found["device_evaluation"].verdict == "warn"
+    assert found["device_evaluation"].detail.startswith("pi-1 cannot measure without training, and will not be asked")
+    assert "install this version there" in found["device_evaluation"].remedy
 
 
 @pytest.mark.broker

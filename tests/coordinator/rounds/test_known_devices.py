@@ -296,6 +296,14 @@ def test_device_that_does_not_know_a_term_of_the_plan_is_not_asked():
     assert "old: its version does not know prox" in fleet.missing_text(2, 60.0)
 
 
+def test_device_that_does_not_know_control_variates_is_not_asked():
+    fleet = engine(plan=TrainPlan("sgd", 0.1, 20, moments=("control",))).fleet
+    fleet.update("old", replace(there(), features=DEVICE_FEATURES[:-1]))
+    fleet.update("new", replace(there(), features=DEVICE_FEATURES))
+    assert fleet.eligible() == ["new"]
+    assert "old: its version does not know control variates" in fleet.missing_text(2, 60.0)
+
+
 def test_masking_is_kept_of_a_presence():
     state = replace(there(), features=("masked", "unknown"))
     assert Fleet(TASK).relevant(state).features == ("masked",)

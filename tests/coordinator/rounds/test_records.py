@@ -55,7 +55,7 @@ def test_summary_json_has_the_promised_keys():
     good = RoundRecord(1, "aggregated", 10, 9, 1, 8, 0.75, 0.5, 0.9, phases, 100, 50, 800, {"busy": 1}, late=1)
     bad = RoundRecord(2, "failed", 10, 1, 9, 0, failure="too_few_accepted")
     plain = json.loads(RunSummary("r-1", "target_ua", 0.75, "out/model.npz", [good, bad]).to_json())
-    assert list(plain) == ["run", "stopped_because", "user_accuracy", "model", "rounds", "warnings"]
+    assert list(plain) == ["run", "stopped_because", "user_accuracy", "model", "rounds", "warnings", "independent"]
     assert (plain["run"], plain["stopped_because"], plain["user_accuracy"]) == ("r-1", "target_ua", 0.75)
     assert plain["rounds"][0] == {
         "round": 1, "outcome": "aggregated", "cohort": 10, "accepted": 9, "declined": 1, "reported": 8,
@@ -134,6 +134,8 @@ def test_figures_of_reports_count_devices_with_both_measures():
             "gaining": 1 / 3,
             "losing": 1 / 3,
             "gain": -0.1 / 3,
+            "gain_median": 0.0,
+            "gain_p10": -0.16,
             "gain_after": 0.2 / 3,
         }
     )
@@ -161,11 +163,13 @@ def test_loss_warning_follows_the_last_measure_and_names_the_remedy():
     loses = replace(RECORD, independent=figures([report(0.5, 0.7), report(0.6, 0.9)], MetricTerms()))
     gains = replace(RECORD, round=20, independent=figures([report(0.9, 0.7)], MetricTerms()))
     warning = loss_warning([RECORD, loses, replace(RECORD, round=11)])
-    assert "0 of 2 devices gain" in warning
+    assert "0 of 2 devices gain (0%), 2 lose, by -25 points (mean)" in warning
     assert "--private all" in warning
     assert "fedpatch simulate compare" in warning
     assert loss_warning([loses, gains]) == ""
-    assert RunSummary("run", "max_rounds", 0.5, "", [loses]).to_dict()["warnings"] == [warning]
+    document = RunSummary("run", "max_rounds", 0.5, "", [RECORD, loses]).to_dict()
+    assert document["warnings"] == [warning]
+    assert document["independent"] == {"round": loses.round, **loses.independent}
     assert "alone UA 0.8" in round_line(loses, 30)
     assert RoundRecord.from_dict(loses.to_dict()) == loses
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import UNSET
 
 from fedpatch.coordinator.rounds.invitations import FAN_OUT_BYTES_S, REPUBLISH_S, ChunkResender, Invitations
 from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
@@ -116,6 +117,14 @@ class TestInvitations:
         terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
         request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
         assert sent(bench.begun) == [("a", request), ("b", request)]
+
+    def test_state_the_last_round_that_counted_where_devices_keep_control_variates(self):
+        plan = replace(run_spec().plan, moments=("control",))
+        for spec, expected in ((run_spec(), [UNSET, UNSET]), (run_spec(plan=plan), [7, 0])):
+            journal = RoundJournal(9, 2, ("a", "b"), base="")
+            invitations = Invitations(spec, Fleet(TASK), journal, model(), counted={"a": 7})
+            found = [invitations.request(device, 10.0).counted for device in "ab"]
+            assert found == expected
 
     def test_unanswered_invitations_are_repeated_with_the_time_that_is_left(self):
         bench = Bench("abc")

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def state_of(round: int, fill: float = 1.5) -> ServerState:
 def save(directory: Path, *rounds: int) -> Path:
     """Save checkpoints of these rounds; the path of the last one."""
     return [save_checkpoint(directory, state_of(number), PUBLIC, {}) for number in rounds][-1]
+
+
+def test_rounds_that_counted_are_kept_and_other_checkpoints_have_no_key_for_them(tmp_path):
+    plain = save(tmp_path, 1).read_bytes()
+    counted = replace(state_of(2), counted={"ann": 2, "bob": 1})
+    save_checkpoint(tmp_path, counted, PUBLIC, {})
+    assert load_checkpoint(tmp_path)[0].counted == counted.counted
+    assert b"counted" not in plain
 
 
 def equal(one: ServerState, other: ServerState) -> bool:

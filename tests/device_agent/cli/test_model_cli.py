@@ -63,6 +63,12 @@ def test_predict_shows_the_outputs_where_there_are_no_classes(agent, tmp_path, o
     assert all(np.isfinite(float(value)) for line in lines for value in line.partition(": ")[2].split())
 
 
+def test_models_name_the_source_of_a_model_and_the_reason(agent, state_dir, onnx):
+    reason = "accuracy 0.9 alone, 0.75 federated, on 12 validation examples"
+    publish(ModelStore(state_dir / DIRECTORY), 4, onnx, **DIGITS, source="alone", reason=reason)
+    assert f"trained alone ({reason}), of round 4" in agent("models", "--state-dir", state_dir).out
+
+
 def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
     version = ModelStore(state_dir / DIRECTORY).versions("digits")[2]
     for path in (version.path, version.path / MODEL_FILE):

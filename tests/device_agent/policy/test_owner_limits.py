@@ -15,6 +15,7 @@ from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.tensors.schema import Schema
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
+from fedpatch.shared.wire.plan_terms import parse_phases
 from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.jobs import REQUEST, replies, requested
 from tests.device_agent.owners import READY, limits_of
@@ -37,8 +38,13 @@ KEEPS = "the request keeps {} private, the owner of this device at least affine;
             DeclineReason.PLAN_LIMIT,
             "100000000 training steps are asked for; the owner's limit is max_steps = 1000",
         ),
+        (
+            {"plan": replace(REQUEST.plan, steps=1, finish=parse_phases("all:1000s")), "evaluate": True},
+            DeclineReason.PLAN_LIMIT,
+            "1001 training steps are asked for, those of finish among them; the owner's limit is max_steps = 1000",
+        ),
     ],
-    ids=["none", "names", "plan"],
+    ids=["none", "names", "plan", "finish"],
 )
 def test_a_request_beyond_a_limit_is_declined_with_a_word_of_its_own(tmp_path, changes, reason, why):
     request = replace(REQUEST, features=COORDINATOR_FEATURES, **changes)

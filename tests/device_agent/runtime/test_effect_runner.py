@@ -25,7 +25,7 @@ from fedpatch.device_agent.job.job_events import (
     UpdateTrained,
 )
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
-from fedpatch.device_agent.job.training_messages import MakeModel, TrainCommand, Trained, WorkerSetup
+from fedpatch.device_agent.job.training_messages import Evaluated, MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
 from fedpatch.device_agent.runtime.presence import Identity
@@ -34,6 +34,7 @@ from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
 from fedpatch.shared.app.locks import FileLock
+from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import (
@@ -48,6 +49,7 @@ from fedpatch.shared.wire.messages import (
     Refused,
     WorkRequest,
 )
+from fedpatch.shared.wire.plan_terms import TrainPhase
 from fedpatch.shared.wire.reason_codes import Condition, FailReason, JobPhase, RefuseReason
 from tests.device_agent.delta_jobs import BLOBS, DELTAS, STEP_BLOBS, STEPS, VERSIONS, ask_holding, delta_request
 from tests.device_agent.effect_runners import PlayedDevice, performer_of
@@ -345,6 +347,25 @@ class TestPersonalModelPutOff:
         device.perform(device.job.handle(ModelEvaluated(command.key, evaluation), 2.0))
         assert device.performer.owes_model
         assert device.performer.next_deadline() == due
+
+    def test_an_evaluate_round_that_finishes_the_model_replaces_it(self, tmp_path):
+        device, models = self.commit_second(tmp_path)
+        plan = replace(REQUEST.plan, finish=(TrainPhase("all"),))
+        device.perform(device.job.handle(requested(envelope_of(replace(REQUEST, evaluate=True, plan=plan), 3)), 0.0))
+        device.download()
+        command = device.trainer.given[-1]
+        assert (command.evaluate, command.make_model) == (True, True)
+        assert device.performer._usage.spent(0.0).rounds == 3  # the owner's daily limits count it
+        evaluation = Evaluation(REQUEST.model.digest, 0.5, 20, 0.25)
+        device.performer.measured(Evaluated(command.key, evaluation, model_follows=True))
+        device.perform(device.job.handle(ModelEvaluated(command.key, evaluation), 2.0))
+        assert device.performer.owes_model
+        models.stage(b"finished", describe(3, b"finished", task=KEY.task, run=KEY.run))
+        device.model_made()
+        present = models.current(KEY.task)
+        assert present is not None
+        assert (present / MODEL_FILE).read_bytes() == b"finished"
+        assert (device.performer.owes_model, list((tmp_path / "spool").iterdir())) == (False, [])
 
     def test_next_training_drops_it(self, tmp_path):
         device, models = self.commit_second(tmp_path)

@@ -21,9 +21,9 @@ from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.model_cache import Held, ModelCache
-from fedpatch.device_agent.state.patch_store import INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
+from fedpatch.device_agent.state.patch_store import CONTROLS, INDEPENDENT, PatchKey, PatchRecord, PatchState, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
-from fedpatch.device_agent.state.storage_check import RETRY_S, Storage
+from fedpatch.device_agent.state.storage_check import RETRY_S, Storage, stored_problems
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.files import previous_of
 from fedpatch.shared.errors import StateError
@@ -183,6 +183,14 @@ def test_part_of_the_model_that_has_just_begun_counts_by_what_the_disk_holds_of_
 
 
 # ---- the doctor
+
+
+def test_a_damaged_control_variate_is_named_and_declines_no_round(tmp_path):
+    store = PatchStore(tmp_path / "patches" / CONTROLS)
+    store.save(PatchRecord(PATCH, RUN, 1, PatchState(), PatchState({"fc.weight:control": np.ones(4, np.float32)})))
+    (store.directory / PATCH.file_name).write_bytes(b"damaged")
+    [(declines, problem, remedy)] = stored_problems(tmp_path)
+    assert (declines, "patches/control/" in problem, "begins with a new one, of zero" in remedy) == (False, True, True)
 
 
 @pytest.fixture(scope="module")

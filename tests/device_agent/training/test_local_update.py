@@ -8,9 +8,10 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 from torch import nn
 
-from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
+from fedpatch.device_agent.state.patch_store import CONTROLS, PERSONAL, PatchKey, PatchStore
 from fedpatch.device_agent.state.residual_store import ResidualOf, ResidualStore
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
@@ -22,10 +23,11 @@ from fedpatch.shared.wire.codec import from_bytes, to_bytes
 from fedpatch.shared.wire.field_types import MAX_MEASURE
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS, UpdateReport, is_delta
 from fedpatch.shared.wire.plan_terms import make_terms
-from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, raw_update, traces
+from tests.device_agent.device_rounds import ADAM, POLICIES, SGD, Scene, key, raw_update, traces
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.toy_tasks import TIED, TOY, random_data
 
+FINISH = replace(SGD, **make_terms(0.0, "public:1", finish="private:2"))
 DITTO = replace(SGD, **make_terms(0.0, personal="ditto:0.5"))
 
 PLANS = {"sgd": SGD, "adam": ADAM}
@@ -84,7 +86,7 @@ def test_a_patch_of_one_plan_is_not_read_under_another(tmp_path, device):
 
 
 def copy_of(device, scene):
-    key = PatchKey(scene.task.name, scene.model.digest, f"{scene.policy} {scene.plan.kind}")
+    key = PatchKey(scene.task.name, scene.model.digest, f"{scene.policy} {scene.plan.kind}".strip())
     return dict(PatchStore(device.store.directory / PERSONAL).load(key, "another run", 0).values)
 
 
@@ -115,6 +117,103 @@ def test_an_evaluation_measures_the_personal_copy_and_writes_nothing(tmp_path, d
     measured = device.local_update.evaluate(command, lambda: False)
     assert measured.user_accuracy == report.user_accuracy_after
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_finish_changes_no_bit_of_update_and_patch(tmp_path, device):
+    """Its copy begins with the model of the round: the values that it does not train are those of the round."""
+    without, scene = (Scene(tmp_path, TOY, plan, "affine") for plan in (replace(FINISH, finish=UNSET), FINISH))
+    updates = [scene.update(device.run(scene.command())[0])[1] for scene in (without, scene)]
+    assert_equal(updates[1], updates[0])
+    assert_equal(device.patch(scene).values, device.patch(without).values)
+    assert device.patch(scene).batches_done == 5
+    copy, model, private = copy_of(device, scene), scene.initial(), scene.policy.private_names(scene.model)
+    trained = {one.name for one in scene.model.specs if one.trainable}
+    assert_equal({name: copy[name] for name in trained - private}, {name: model[name] for name in trained - private})
+    assert all((copy[name] != device.patch(scene).values[name]).any() for name in trained & private)
+
+
+def test_an_evaluation_finishes_the_model_of_a_device_that_has_never_trained(tmp_path, device):
+    """As the finish of a round on the same model does, whatever was trained before; a repetition gives the same."""
+    scene = Scene(tmp_path, TOY, FINISH, "affine")
+    command = replace(scene.command(round=2), evaluate=True)
+    first = device.local_update.evaluate(command, lambda: False)
+    assert list(device.folder.rglob("*.patch")) == []
+    _, report = device.run(scene.command())
+    again = device.local_update.evaluate(command, lambda: False)
+    assert first.user_accuracy == again.user_accuracy == report.user_accuracy_before == report.user_accuracy_after
+
+
+def test_a_cancelled_finish_gives_no_measure(tmp_path, device):
+    command = replace(Scene(tmp_path, TOY, FINISH, "affine").command(), evaluate=True)
+    assert device.local_update.evaluate(command, iter([False, False, True]).__next__) is None
+
+
+def test_owner_limit_counts_the_steps_of_a_finish(tmp_path, device):
+    scene = Scene(tmp_path, TOY, FINISH, "affine")
+    device.local_update.bound(max_steps=14, max_epochs=0)
+    for attempt in (device.run, lambda command: device.local_update.evaluate(command, lambda: False)):
+        with pytest.raises(UsageError, match="15 training steps are asked for, those of finish among them"):
+            attempt(scene.command())
+
+
+CONTROL = replace(SGD, moments=("control",))
+
+
+def control_of(device, scene, counted=99, run="run"):
+    key = PatchKey(scene.task.name, scene.model.digest, scene.private)
+    return dict(PatchStore(device.store.directory / CONTROLS).load(key, run, counted + 1).values)
+
+
+def begun_with(device, scene, **changes):
+    """c_i that a round began with: with c = 0, c_i+ - c_i is sent."""
+    manifest, _ = device.run(scene.command(**changes))
+    sent, after = scene.update(manifest)[1], control_of(device, scene, run=changes.get("key", key(1)).run)
+    return {name: value - sent[name] for name, value in after.items()}
+
+
+def assert_zero(values):
+    assert values
+    for name, value in values.items():
+        np.testing.assert_allclose(value, 0.0, atol=1e-6, err_msg=name)
+
+
+def test_a_control_variate_goes_on_after_the_update_that_counted_last(tmp_path, device):
+    """Updates of rounds 2 and 3 were trained, and were refused or late: what they made of it is dropped."""
+    scene = Scene(tmp_path, TOY, CONTROL, "affine")
+    assert_zero(begun_with(device, scene))
+    first = control_of(device, scene)
+    assert max(np.abs(value).max() for value in first.values()) > 0.01
+    for round, counted in ((2, 1), (3, 1), (4, 1)):
+        found = begun_with(device, scene, round=round, counted=counted)
+        for name, value in first.items():
+            np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+    fourth = control_of(device, scene)
+    found = begun_with(device, scene, round=5, counted=4)
+    for name, value in fourth.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+
+
+def test_a_repeated_round_begins_with_the_same_control_variate(tmp_path, device):
+    scene = Scene(tmp_path, TOY, CONTROL, "affine")
+    device.run(scene.command())
+    updates = [scene.update(device.run(scene.command(round=2, counted=1))[0])[1] for _ in range(2)]
+    assert_equal(*updates)
+
+
+def test_a_control_variate_of_another_run_or_one_that_never_counted_is_not_used(tmp_path, device):
+    scene = Scene(tmp_path, TOY, CONTROL, "affine")
+    device.run(scene.command())
+    assert_zero(begun_with(device, scene, round=2, counted=0))
+    assert_zero(begun_with(device, scene, key=replace(key(1), run="other"), counted=0))
+
+
+def test_a_damaged_control_variate_begins_at_zero(tmp_path, device, caplog):
+    scene = Scene(tmp_path, TOY, CONTROL, "affine")
+    device.run(scene.command())
+    for path in (device.store.directory / CONTROLS).iterdir():
+        path.write_bytes(b"damaged")
+    assert_zero(begun_with(device, scene, round=2, counted=1))
+    assert "it begins at zero" in caplog.text
 
 
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])

@@ -24,7 +24,7 @@ from fedpatch.shared.tasks.model_metadata import MODEL_FILE
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import load_tensors, to_tensors
 from fedpatch.shared.wire.messages import UpdateReport, is_delta
-from fedpatch.shared.wire.plan_terms import PersonalCopy
+from fedpatch.shared.wire.plan_terms import PersonalCopy, make_terms
 from tests.device_agent.device_rounds import ADAM, POLICIES, Scene
 from tests.device_agent.toy_tasks import TOY, random_data
 
@@ -391,6 +391,39 @@ def test_personal_copy_becomes_the_model_after_a_restart_too(tmp_path):
     restarted.make_model_again(command, done[0])
     assert device.models.publish("toy", "run", 2) is not None
     np.testing.assert_allclose(device.personal.predict(device.data.test_x), expected, atol=1e-4)
+
+
+def outputs_of(device: Device) -> np.ndarray:
+    """Outputs of the model that the trainer holds, on the test data."""
+    with torch.no_grad():
+        found: np.ndarray = device.trainer.model.eval()(torch.from_numpy(device.data.test_x)).numpy()
+    return found
+
+
+def test_finished_model_becomes_the_model_after_a_round_and_after_an_evaluate_round(tmp_path):
+    """After a restart too; the reported accuracies are those of the finished model."""
+    device = Device(tmp_path, private="affine")
+    plan = replace(ADAM, **make_terms(0.0, "public:1", finish="private:2"))
+    command = device.scene.command(plan=plan)
+    done = device.local_update.run(command, lambda *_: None, lambda: False)
+    assert done is not None
+    expected = outputs_of(device)
+    other = LocalTrainer(TOY, device.data)
+    export = ModelExport(other, ModelStore(tmp_path / "models"), 1.0)
+    restarted = LocalUpdate(other, PatchStore(tmp_path / "patches"), "ann", export=export, private="affine")
+    restarted.make_model_again(command, done[0])
+    assert device.models.publish("toy", "run", 1) is not None
+    np.testing.assert_allclose(device.personal.predict(device.data.test_x), expected, atol=1e-4)
+    assert device.personal.metadata.user_accuracy == done[1].user_accuracy_after
+    other_model = {name: (value + 0.5).astype(value.dtype) for name, value in device.scene.initial().items()}
+    command = device.scene.command(other_model, round=2, plan=plan, evaluate=True)
+    measured = device.local_update.evaluate(command, lambda: False)
+    assert measured is not None
+    assert np.abs(outputs_of(device) - expected).max() > 0.01
+    device.local_update.make_model()
+    assert device.models.publish("toy", "run", 2) is not None
+    np.testing.assert_allclose(device.personal.predict(device.data.test_x), outputs_of(device), atol=1e-4)
+    assert device.personal.metadata.user_accuracy == pytest.approx(measured.user_accuracy)
 
 
 def test_model_put_off_is_the_one_that_was_trained(tmp_path):

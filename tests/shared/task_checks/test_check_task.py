@@ -17,6 +17,8 @@ from fedpatch.shared.task_checks.check_task import Question, examine_task
 from fedpatch.shared.tasks import metrics
 from fedpatch.shared.tasks.task import Task
 from tests.shared.prepared_task import REFERENCE, TASK, build_model
+from tests.support.frozen_tasks import FILE, FROM_FILE, base_file
+from tests.support.frozen_tasks import TASK as FROZEN
 
 
 def _fail() -> Any:
@@ -41,6 +43,20 @@ def test_a_task_that_fits_passes_every_check():
     assert "built twice with the same names" in found["model"].detail
     assert "ms a minibatch of 20" in found["step"].detail
     assert "low" in found["classes"].detail and "high" in found["classes"].detail
+
+
+def test_frozen_values_are_counted_and_their_source_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPATCH_DATA", str(tmp_path))
+    made = _findings(FROZEN, "n=25,test=9,seed=1")["frozen"]
+    assert made.verdict == "ok"
+    assert made.detail.startswith("2 tensors (520 B, digest ")
+    assert made.detail.endswith("'base.bias', 'base.weight', of build_model")
+    path = FILE.path(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(base_file())
+    assert _findings(FROM_FILE, "n=25,test=9,seed=1")["frozen"].detail.endswith(", of frozen/base.npz")
+    path.unlink()
+    assert "bring it here by other means" in _findings(FROM_FILE)["model"].detail
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from fedpatch.shared.errors import DataError
-from fedpatch.shared.tasks.bundled.downloads import DataFile, fetch
+from fedpatch.shared.tasks.downloads import DataFile, fetch
 
 CONTENT = bytes(range(256)) * 1024
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

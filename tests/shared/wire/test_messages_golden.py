@@ -185,6 +185,15 @@ def test_a_request_that_asks_to_measure_differs_by_one_key_and_any_other_request
     assert b"evaluate" not in golden("work_request")
 
 
+def test_a_request_by_a_plan_with_control_variates_differs_by_one_key_and_any_other_request_by_none():
+    known = BODIES["work_request"]
+    assert isinstance(known, WorkRequest)
+    asked = replace(envelope("work_request"), body=replace(known, counted=7))
+    assert decode(encode(asked)) == asked
+    assert encode(asked).endswith(b"\xa7counted\x07")
+    assert b"counted" not in golden("work_request")
+
+
 def test_chunk_is_encoded_to_these_bytes():
     assert encode_chunk(CHUNK).hex() == golden("chunk").hex()
     assert decode_chunk(golden("chunk")) == CHUNK

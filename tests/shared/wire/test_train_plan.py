@@ -41,7 +41,8 @@ def test_plan_without_terms_has_no_key_more_on_the_wire():
 
 def test_plan_with_terms_has_their_keys_on_the_wire():
     plan = replace(
-        TrainPlan("sgd", learning_rate=0.1, batch_size=20), **make_terms(0.5, "private:2,public:30s", "ditto:0.1")
+        TrainPlan("sgd", learning_rate=0.1, batch_size=20),
+        **make_terms(0.5, "private:2,public:30s", "ditto:0.1", "private:5"),
     )
     assert set(PLAN_TERMS) <= set(to_plain(plan))
     assert from_plain(to_plain(plan), TrainPlan) == plan

@@ -40,6 +40,12 @@ def carried() -> FleetReport:
     return played(late="carry", quorum_updates=3, rounds=12, max_staleness=16)
 
 
+def test_control_variates_are_refused():
+    [(name, words)] = FleetTerms(**{**TERMS, "strategy": "scaffold"}).check()
+    assert name == "strategy"
+    assert "scaffold keeps control variates, which `fedpatch simulate` alone computes" in words
+
+
 def test_models_learn_in_virtual_time(carried):
     learned = [one.learned for one in carried.rounds if one.learned is not None]
     assert learned[-1].user_accuracy > learned[0].user_accuracy
@@ -73,3 +79,9 @@ def test_target_ends_the_study():
 def test_devices_that_are_away_for_a_third_of_the_time_do_not_end_the_study():
     report = played(train=None, devices=20, away_share=0.33, away_s=300.0, rounds=5)
     assert sum(one.outcome == "aggregated" for one in report.rounds) > 0
+
+
+def test_a_fleet_trains_a_model_with_frozen_values():
+    report = played(train="tests.support.frozen_tasks:TASK", rounds=2, strategy="fedavg")
+    assert [one.outcome for one in report.rounds] == ["aggregated"] * 2
+    assert report.rounds[-1].learned is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedpatch.shared.errors import ConfigError, UsageError
 from fedpatch.shared.tasks.torch_model import initial_tensors
@@ -15,6 +16,7 @@ from fedpatch.simulator.experiment.simulation import Simulation, simulate
 from fedpatch.simulator.learners.reference_learner import copy_in
 from fedpatch.simulator.spec.study import Study, client_id
 from tests.simulator.studies import (
+    BATCH,
     IMAGES,
     REFERENCE,
     UNEVEN,
@@ -28,8 +30,8 @@ from tests.simulator.studies import (
     study_of,
     without_seconds,
 )
-from tests.support.oracle import Client, Values, arrays_of, load
-from tests.support.textbook import ClientUpdate, ditto, federate, fedprox, fedrep, pfedme
+from tests.support.oracle import Client, Values, arrays_of, batches, load, stream_seed
+from tests.support.textbook import ClientUpdate, ditto, federate, fedprox, fedrep, fine_tune, pfedme
 
 ROUNDS, RATE = 3, 0.2
 HEAD = ("fc2.weight", "fc2.bias")
@@ -91,6 +93,43 @@ def test_public_alone_is_the_body_of_fedbabu():
         assert_close(simulation.patches.of(client), {name: initial[name] for name in HEAD}, 0.0)
 
 
+def accuracy_of(values: Values, client: int) -> float:
+    model, data = build_model(), client_data(client, study_of().seed)
+    load(model, values)
+    with torch.no_grad():
+        chosen = model.eval()(torch.tensor(data.test_x)).argmax(1).numpy()
+    return float((chosen == data.test_y).mean())
+
+
+@pytest.mark.parametrize(
+    ("terms", "head"),
+    [({"private": HEAD_PRIVATE, "phases": "public:1", "finish": "private:2"}, HEAD), ({"finish": "all:2"}, ())],
+    ids=["fedbabu", "fine-tuning"],
+)
+def test_finish_is_the_training_after_the_rounds_of_fedbabu(terms, head):
+    """All clients finish the last model, those that have never taken part too; model and patches stay as without it."""
+    study = study_of(**terms)
+    simulation, deployed = played(study), Deployed(study)
+    w, clients = by_the_book(study, fedrep(RATE, head, 0.0), head)
+    assert_close(simulation.server.tensors, w)
+    for _ in range(ROUNDS):
+        deployed.play()
+    assert any(not one.batches_done for one in clients.values())
+    accuracies, initial = simulation.user_accuracies(), initial_tensors(UNEVEN, study.seed)
+    tuned = [name for name, _ in build_model().named_parameters() if not head or name in head]
+    for number in range(study.clients):
+        x, y, *_ = arrays_of(client_data(number, study.seed))
+        steps = max(1, round(len(x) / BATCH)) * 2
+        data = [(x[b], y[b]) for b in batches(len(x), BATCH, 0, steps, stream_seed(study.seed, client_id(number)))]
+        begun = w | {name: initial[name] for name in head}
+        finished = fine_tune(RATE, tuned)(build_model(), begun, clients[client_id(number)], data)
+        assert_close(deployed.finished(number).tensors, finished)
+        assert accuracies[number] == pytest.approx(accuracy_of(finished, number))
+        assert_close(
+            {name: simulation.patches.of(number)[name] for name in head}, {name: initial[name] for name in head}, 0.0
+        )
+
+
 def test_personal_copy_is_dittos():
     """The federated model is FedAvg's; the copy of a client that has never taken part is not there."""
     study = study_of(personal="ditto:0.5")
@@ -130,7 +169,11 @@ def test_pfedme_that_cannot_follow_is_refused(changes, words):
 
 @pytest.mark.parametrize(
     "terms",
-    [{"phases": "private:1,public:2s,all"}, {"personal": "ditto:0.1", "prox": 0.1}],
+    [
+        {"phases": "private:1,public:2s,all"},
+        {"personal": "ditto:0.1", "prox": 0.1},
+        {"phases": "public:1", "finish": "private:2,all:3s"},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavg-adam"])
@@ -150,6 +193,18 @@ def test_study_goes_on_where_it_stopped(tmp_path):
     assert Study.from_dict(study.to_dict()) == study
 
 
+def test_study_with_finish_goes_on_where_it_stopped(tmp_path):
+    study = study_of(private="affine", phases="public:1", finish="private:1", rounds=3)
+    whole = without_seconds(play_on(study, tmp_path / "whole", 4))
+    play_on(study, tmp_path / "cut", 2)
+    assert without_seconds(play_on(study, tmp_path / "cut", 4)) == whole
+
+
+def test_finish_that_trains_nothing_is_refused():
+    with pytest.raises(UsageError, match="phase private has nothing to train; leave it out of finish"):
+        simulation_of(study_of(private="stats", finish="private:1"))
+
+
 def test_phase_that_trains_nothing_is_refused():
     with pytest.raises(UsageError, match="phase private has nothing to train; leave it out"):
         simulation_of(study_of(private="stats", phases="private:1,public:1"))
@@ -161,6 +216,8 @@ def test_phase_that_trains_nothing_is_refused():
         ({"phases": "private:1", "private": "affine"}, "--phases: private:1 trains nothing that travels; add public"),
         ({"phases": "private:1,public:1"}, "nothing to train with private = none; set private to head"),
         ({"prox": 0.1, "personal": "pfedme:1"}, "leave prox out"),
+        ({"finish": "private:1"}, "set private to head or names:GLOB,..., or finish to all:N"),
+        ({"finish": "all:1", "personal": "ditto:1"}, "leave finish or personal out"),
         ({"phases": "public:1", "personal": "ditto:1"}, "leave phases or personal out"),
         ({"phases": "public:1", "epochs": 2}, "has epochs and steps of its own; leave epochs and steps out"),
         ({"prox": -1.0}, "--prox: -1 is not from 0"),

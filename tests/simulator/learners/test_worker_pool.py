@@ -17,7 +17,7 @@ import pytest
 from fedpatch.shared.errors import DataError, FedpatchError, UpdateRefused, UsageError
 from fedpatch.simulator.experiment import checkpoint as states
 from fedpatch.simulator.experiment.simulation import simulate
-from fedpatch.simulator.learners.worker_pool import _error_fields, _raise
+from fedpatch.simulator.learners.worker_pool import error_fields, raise_error
 from fedpatch.simulator.spec.study import Point, Study
 from tests.simulator.studies import SIZES, assert_close, study_of
 from tests.support.paths import ROOT
@@ -92,13 +92,13 @@ def test_error_in_a_worker_is_that_of_one_process():
 )
 def test_own_errors_come_whole_from_another_process(error):
     with pytest.raises(type(error)) as raised:
-        _raise(*_error_fields(error))
+        raise_error(*error_fields(error))
     assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
 
 
 def test_foreign_error_in_a_worker_names_its_type():
     with pytest.raises(FedpatchError, match="a worker process failed: KeyError: 'no such column'"):
-        _raise(*_error_fields(KeyError("no such column")))
+        raise_error(*error_fields(KeyError("no such column")))
 
 
 _PARENT = """

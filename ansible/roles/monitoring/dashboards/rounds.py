@@ -108,6 +108,22 @@ def _quality() -> Section:
                 [Query(f'fedpatch_evaluation{{{OF}, stat="{stat}"}}', stat) for stat in ("mean", "p10", "min")],
                 look,
             ),
+            lines(
+                "Gain over learning alone",
+                "Of the devices that measured it last (independent_every), in the task's metric: above 0 they gain from taking "
+                "part. Nine of ten devices gain at least p10.",
+                [
+                    Query(f'fedpatch_independent{{{OF}, stat="{stat}"}}', word)
+                    for stat, word in (("gain", "mean"), ("gain_median", "median"), ("gain_p10", "p10"))
+                ],
+                look,
+            ),
+            lines(
+                "Devices that gain",
+                "Shares of these devices whose user accuracy is above and below that of learning alone.",
+                [Query(f'fedpatch_independent{{{OF}, stat="{stat}"}}', stat) for stat in ("gaining", "losing")],
+                Look(unit="percentunit"),
+            ),
         ],
     )
 

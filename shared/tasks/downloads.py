@@ -19,7 +19,20 @@ CHUNK_BYTES = 2**16
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file `folder`/`name` below the data folder, its SHA-256, and its URLs in order of trial."""
+    """A file below the data folder, known by its checksum.
+
+    Args:
+        folder: Folder of the file, below the data folder.
+        name: Name of the file.
+        sha256: SHA-256 of its content, hexadecimal.
+        urls: Addresses from which it can be downloaded, in order of trial; empty: it must be there.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedpatch import DataFile
+        >>> DataFile("vit", "base.npz", "9f86d0", ("https://example.org/base.npz",)).path(Path("/srv/data")).as_posix()
+        '/srv/data/vit/base.npz'
+    """
 
     folder: str
     name: str

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedpatch.shared.tasks.bundled.digits import TASK as DIGITS
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.simulator.cli import app
-from fedpatch.simulator.experiment.compare import ALONE, Arm, recommend, rows
+from fedpatch.simulator.comparison.recommend import ALONE, Arm, recommend, rows
 
 
 def arm(name, *values):
@@ -23,6 +23,8 @@ def test_rows_compare_client_by_client():
     table = rows([arm("affine", 0.5, 0.9, 0.8), arm(ALONE, 0.6, 0.6, 0.8)], MetricTerms())
     assert table[0].mean == pytest.approx(2.2 / 3)
     assert [row.gaining for row in table] == [pytest.approx(1 / 3), None]
+    assert table[0].to_dict()["gain_median"] == pytest.approx(0.0)
+    assert table[0].to_dict()["gain_p10"] == pytest.approx(-0.08)
 
 
 def test_a_policy_that_is_best_beyond_the_noise_is_recommended():
@@ -55,7 +57,7 @@ def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one
 def test_recommend_finds_no_better_policy_within_the_noise_of_training_alone():
     choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
     assert choice == ALONE
-    assert sentence.startswith("no policy is better than learning alone beyond the noise")
+    assert sentence.startswith("no method is better than learning alone beyond the noise")
     assert "federation does not pay" in sentence
 
 
@@ -91,7 +93,7 @@ NO_MODEL = replace(DIGITS, build_model=_no_model)
 
 
 def test_compare_reports_a_raising_build_model_as_a_task_failure():
-    task = "tests.simulator.experiment.test_compare:NO_MODEL"
+    task = "tests.simulator.comparison.test_compare:NO_MODEL"
     done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
     printed = done.stderr + str(done.exception)
     assert f"task '{task}' failed in the simulation: ValueError: no layers given" in printed, (
@@ -104,7 +106,7 @@ NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)
 
 
 def test_compare_of_a_model_without_batch_norm_leaves_policies_out():
-    task = "tests.simulator.experiment.test_compare:NO_BATCH_NORM"
+    task = "tests.simulator.comparison.test_compare:NO_BATCH_NORM"
     terms = ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"]
     done = CliRunner().invoke(app, terms)
     assert done.exit_code == 0, (done.output, done.exception)

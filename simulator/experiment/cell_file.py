@@ -1,0 +1,81 @@
+"""A table of simulations on disk: its terms and its cells, one a line, so that a repeated command computes only the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import UsageError
+
+_MODE = 0o644
+
+
+class CellLike(Protocol):
+    """A dataclass with the figures of one simulation."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The terms of the simulation that tell cells apart."""
+
+
+Cell = TypeVar("Cell", bound=CellLike)
+
+
+class CellFile(Generic[Cell]):
+    """The cells of a table; each is written as soon as it is there.
+
+    Args:
+        path: The file; None: nothing is written.
+        terms: Plain values that all cells share.
+        decode: Makes a cell of its fields.
+        command: The command whose table this is, for messages.
+        origin: Further plain values for the file, such as the command line.
+
+    Raises:
+        UsageError: The file belongs to other terms, or is no such file.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        terms: Mapping[str, Any],
+        decode: Callable[..., Cell],
+        command: str,
+        origin: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._path, self._origin = path, dict(origin or {})
+        self._terms: dict[str, Any] = json.loads(json.dumps(dict(terms)))
+        self.cells: dict[tuple[Any, ...], Cell] = {}
+        if path is not None and path.exists():
+            self._read(path, decode, command)
+
+    def add(self, cell: Cell) -> None:
+        """Add a cell, and write the file."""
+        self.cells[cell.key] = cell
+        if self._path is not None:
+            plain = self.to_dict()
+            rows = ",\n".join(json.dumps(one) for one in plain.pop("cells"))
+            text = f'{json.dumps(plain, indent=1)[:-2]},\n "cells": [\n{rows}\n]}}\n'
+            with refusals_of(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(self._path, text.encode(), mode=_MODE)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        cells = [asdict(cell) for cell in self.cells.values()]  # type: ignore[call-overload]  # cells are dataclasses
+        return {"terms": self._terms, **self._origin, "cells": cells}
+
+    def _read(self, path: Path, decode: Callable[..., Cell], command: str) -> None:
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            terms, cells = found["terms"], [decode(**one) for one in found["cells"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is no table of {command} ({error}); choose another --out") from error
+        if terms != self._terms:
+            other = sorted(name for name in {*terms, *self._terms} if terms.get(name) != self._terms.get(name))
+            raise UsageError(f"{path} has a table of other terms ({', '.join(other)}); choose another --out")
+        self.cells = {cell.key: cell for cell in cells}
