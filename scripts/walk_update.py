@@ -60,7 +60,7 @@ from fedpatch.shared.wire.messages import (
 )
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY
-from tests.support.specs import model, report, said, update
+from tests.support.specs import envelope_of, model, report, update
 
 FLEET, DEVICE = "demo", "pi-1"
 ROOT = Path(__file__).resolve().parent.parent
@@ -318,7 +318,7 @@ class AgentLink(RecordingLink):
 
     def _answer(self, step: str, body: Body) -> None:
         self._profiler.step = step
-        self.events(Received(topics.down(FLEET, "pi"), encode(said(body)), retained=False))
+        self.events(Received(topics.down(FLEET, "pi"), encode(envelope_of(body)), retained=False))
 
 
 class PlayedTrainer:
@@ -353,7 +353,7 @@ class PlayedTrainer:
     def _play(self) -> None:
         time.sleep(SETTLE_S)
         self._profiler.step = "request"
-        self._events(Received(topics.down(FLEET, "pi"), encode(said(REQUEST)), retained=False))
+        self._events(Received(topics.down(FLEET, "pi"), encode(envelope_of(REQUEST)), retained=False))
         time.sleep(SETTLE_S)
         self._profiler.step = ""
         self._events(Stop(0))

@@ -281,7 +281,7 @@ def _carry_out(
                 trackers=trackers,
             )
     except KeyboardInterrupt:
-        _say_how_to_go_on(out)
+        _print_resume_command(out)
         raise
 
 
@@ -325,7 +325,7 @@ def _end(outcome: Outcome, out: Path | None, as_json: bool) -> NoReturn:
         else:
             print_table(_table(outcome))
         if not outcome.complete:
-            _say_how_to_go_on(out)
+            _print_resume_command(out)
     raise typer.Exit(0 if outcome.complete else EXIT_INTERRUPTED)
 
 
@@ -375,7 +375,7 @@ def _attack_words(outcome: Outcome, attack: AttackOutcome) -> str:
     return words
 
 
-def _say_how_to_go_on(out: Path | None) -> None:
+def _print_resume_command(out: Path | None) -> None:
     if out is None:
         say("nothing is kept to go on from; --out DIR keeps it")
     else:

@@ -82,7 +82,7 @@ def play(spec: RunSpec, devices: int = 4, **options) -> Exchange:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(runs, faults, accidents(), st.integers(0, 2**32))
 def test_any_run_ends_and_leaves_nobody_at_work(spec, bad, events, seed):
-    """Whatever is lost and whoever falls out: the run stops for a known reason, its rounds add up, devices come to rest."""
+    """For any losses and failures: the run stops for a known reason, its rounds add up, devices come to rest."""
     world = Exchange(spec, 4, seed=seed, bad=bad)
     for at, event in events:
         world.agenda.after(at, partial(event, world))
@@ -102,7 +102,7 @@ def test_any_run_ends_and_leaves_nobody_at_work(spec, bad, events, seed):
 @settings(max_examples=50)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**32))
 def test_on_a_good_link_everybody_reports_in_every_round(devices, slots, seed):
-    """Without faults no device is ever missing, and each says little more than it has to."""
+    """Without faults no device is ever missing, and each sends few superfluous messages."""
     world = play(run_spec(devices=devices, upload_slots=slots), devices, seed=seed)
     assert [(record.outcome, record.reported) for record in world.records] == [("aggregated", devices)] * 3
     assert all(device.outcomes == ["committed"] * 3 for device in world.drain().devices.values())
@@ -133,7 +133,7 @@ def test_short_accidents_cost_no_device(bad, events, seed):
 
 class TestRounds:
     def test_with_more_devices_than_wanted_close_at_the_quorum(self):
-        """The quickest make the round, the slowest are told that they are late."""
+        """The quickest make the round, the slowest receive that they are late."""
         world = Exchange(run_spec(devices=4, participation=0.5, over_select=2.0, grace_s=5.0, rounds=1), 4)
         for number, device in enumerate(world.devices.values()):
             device.train_s = (10.0 * number + 1.0,) * 2
@@ -148,7 +148,7 @@ class TestRounds:
             ["cancelled: late"],
         ]
 
-    def test_that_miss_the_quorum_leave_the_run_going(self):
+    def test_run_continues_after_rounds_below_the_quorum(self):
         world = Exchange(run_spec(devices=2), 2)
         device = world.devices["pi-0"]
         device.fails = FailReason.TRAINING
@@ -160,7 +160,7 @@ class TestRounds:
         assert world.finish is not None
         assert world.finish.reason is Stopped.MAX_ROUNDS
 
-    def test_that_fail_again_and_again_end_the_run(self):
+    def test_run_ends_after_repeated_failed_rounds(self):
         world = Exchange(run_spec(devices=2, rounds=9, max_failed_rounds=2, recruit_deadline_s=1.0), 2)
         for device in world.devices.values():
             device.fails = FailReason.NOT_FINITE
@@ -183,7 +183,7 @@ class TestRounds:
         assert [record.reported for record in world.records] == [2, 2]
 
     def test_go_on_without_an_update_that_is_refused(self):
-        """The device is told and forgets it; as an offender it is not asked again."""
+        """The device receives the reason and drops the update; as an offender it is not asked again."""
         world = Exchange(run_spec(devices=3, quorum=0.5, rounds=2), 3)
         world.refuse["pi-1"] = RefuseReason.NOT_FINITE
         world.start().run(PATIENCE_S)

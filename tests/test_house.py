@@ -55,7 +55,7 @@ def test_no_room_has_more_than_fourteen_modules():
     assert {room: count for room, count in counts.items() if count > 14} == {}
 
 
-def test_every_room_says_what_belongs_there():
+def test_every_package_documents_its_content():
     rooms = [folder.parent for package in PACKAGES for folder in (ROOT / package).rglob("__init__.py")]
     assert len(rooms) > 30
     without = [room for room in rooms if not ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8")))]

@@ -155,7 +155,7 @@ def test_several_epochs_of_batches_larger_than_some_devices_data(tmp_path):
         _assert_close(fleet.state.tensors, expected.omega)
 
 
-def test_policies_and_strategies_can_be_told_apart():
+def test_policies_and_strategies_differ_by_more_than_the_tolerance():
     """What the tests above compare differs by far more than they tolerate where policy or strategy differs."""
     weights = [_oracle("fedavg", private)[-1].omega["fc1.weight"] for private in ("none", "affine", "names:fc2.*")]
     weights += [_oracle(strategy, "none")[-1].omega["fc1.weight"] for strategy in ("fedadam", "fedavg-adam")]

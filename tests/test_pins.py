@@ -35,7 +35,7 @@ def _asks_for(name: str, version: str) -> str | None:
 
 
 def test_every_pin_can_be_had_with_the_oldest_python_of_each_series():
-    """A version that asks for a newer Python is not offered by pip, which then says that the pins contradict each other."""
+    """A version that asks for a newer Python is not offered by pip, which then reports contradictory pins."""
     asked = {f"{name} {version}": _asks_for(name, version) for name, version in _pins().items()}
     known = {pin: SpecifierSet(wanted) for pin, wanted in asked.items() if wanted}
     if len(known) < len(asked) / 2:

@@ -16,7 +16,7 @@ SHOWN = ROOT / "docs" / "images" / "demo.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_what_a_terminal_shows_is_recorded(tmp_path: Path):
+def test_terminal_output_is_recorded(tmp_path: Path):
     """The command, and then what it writes, with colours; the last screen is that of its end."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed (apt install tmux)")
@@ -39,8 +39,8 @@ def test_each_line_is_drawn_once_and_each_screen_shown_in_turn():
 def test_the_picture_of_the_readme_is_such_a_recording():
     """Of a demo that came to its end; without a script or anything of another host."""
     text = SHOWN.read_text("utf-8")
-    said = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter(f"{SVG}text"))
-    assert "$ fedpatch demo" in said
-    assert re.search(r"run \S+: target reached after \d+ rounds, user accuracy 0\.9", said)
+    shown = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter(f"{SVG}text"))
+    assert "$ fedpatch demo" in shown
+    assert re.search(r"run \S+: target reached after \d+ rounds, user accuracy 0\.9", shown)
     assert not re.search(r"<script|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
-    assert ROWS > 20 and max(map(len, said.splitlines())) <= COLUMNS
+    assert ROWS > 20 and max(map(len, shown.splitlines())) <= COLUMNS

@@ -78,7 +78,7 @@ def test_a_release_is_built_from_what_is_committed_and_tagged(clone: Path):
     ],
     ids=["something is not committed", "the tests fail"],
 )
-def test_what_is_not_ready_is_not_tagged(clone: Path, spoil, tests, words):
+def test_unready_release_is_not_tagged(clone: Path, spoil, tests, words):
     """Whatever is missing is named, and nothing is left behind."""
     spoil(clone)
     with pytest.raises(NotReady, match=words):

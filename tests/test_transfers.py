@@ -90,7 +90,7 @@ def test_a_download_arrives_and_its_requests_are_bounded(bad, seed, size, window
 
 
 @given(seeds, st.integers(1, 300), st.integers(1, 8), st.sets(st.integers(0, 29)))
-def test_where_nothing_is_retained_a_download_waits_once(seed, size, window, kept):
+def test_download_without_retained_chunks_waits_once(seed, size, window, kept):
     """After the first pause the windows follow each other as fast as the link allows, and no chunk is asked for twice."""
     receiver = Receiver(Faults(), seed, size, window, kept)
     receiver.run(retained=False)
@@ -101,7 +101,7 @@ def test_where_nothing_is_retained_a_download_waits_once(seed, size, window, kep
 
 
 @given(seeds, st.integers(1, 300), st.integers(1, 8), st.sampled_from((0.0, 0.5)))
-def test_what_is_retained_is_not_asked_for(seed, size, window, delay_s):
+def test_retained_chunks_are_not_requested(seed, size, window, delay_s):
     """On a link that loses nothing, all chunks come by themselves."""
     receiver = Receiver(Faults(delay_s=delay_s), seed, size, window, set())
     receiver.run(retained=True)
@@ -136,7 +136,7 @@ class Sender:
                 self.world.link.send(partial(self.world.on_chunk, self, part))
         assert self.under_way.total() <= self.world.window
 
-    def hear(self, answer: Grant | RetryAfter | Ack | Committed) -> None:
+    def receive(self, answer: Grant | RetryAfter | Ack | Committed) -> None:
         """An answer of the coordinator; after the last one nothing is of interest."""
         if self.done:
             return
@@ -149,8 +149,8 @@ class Sender:
             case Grant() | Ack():
                 for index in Bitmap.from_bytes(self.manifest.chunk_count, answer.have):
                     del self.under_way[index]
-                heard = self.upload.on_grant if isinstance(answer, Grant) else self.upload.on_ack
-                self.perform(heard(answer, now))  # type: ignore[arg-type]
+                on_answer = self.upload.on_grant if isinstance(answer, Grant) else self.upload.on_ack
+                self.perform(on_answer(answer, now))  # type: ignore[arg-type]
 
 
 class Uploads:
@@ -193,10 +193,10 @@ class Uploads:
         """Over the bad link, while those who may send at all share the chunks in flight."""
         granted = [min(self.window, slot.manifest.chunk_count) for slot in self.desk._active.values()]
         assert sum(granted) <= self.in_flight
-        self.link.send(partial(sender.hear, body))
+        self.link.send(partial(sender.receive, body))
 
     def run(self, senders: list[Sender]) -> None:
-        """Until everybody has been told `committed`."""
+        """Until all have received `committed`."""
         by_name = {sender.name: sender for sender in senders}
         while waiting := [sender for sender in senders if not sender.done]:
             due = [sender.upload.next_deadline() for sender in waiting]
@@ -215,7 +215,7 @@ class Uploads:
 
 @given(faults, seeds, st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 9))
 def test_uploads_arrive(bad, seed, sizes, slots, window):
-    """Every device gets its update through and is told so, within its window and its share of the chunks in flight."""
+    """Every device completes its upload and receives `committed`, within its window and its share of the chunks in flight."""
     world = Uploads(bad, seed, slots, window)
     senders = [Sender(f"pi-{number}", world, size) for number, size in enumerate(sizes)]
     world.run(senders)
@@ -233,7 +233,7 @@ def test_without_faults_nothing_is_sent_twice(seed, size, window):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_devices_in_line_do_not_take_each_others_places_for_ever(seed):
-    """Where more than half of all messages are lost, whoever holds a place is still heard often enough to keep it."""
+    """Where more than half of all messages are lost, a device with a place still sends often enough to keep it."""
     world = Uploads(Faults(drop=0.6), seed, slots=2, window=8)
     senders = [Sender(f"pi-{number}", world, 200) for number in range(8)]
     world.run(senders)

@@ -184,7 +184,7 @@ def test_a_whole_fleet_is_played_from_the_wheel(installed: Installed):
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_commands(installed: Installed, command, shell):
-    """What `--show-completion` prints asks the command itself, which then tells its commands."""
+    """What `--show-completion` prints runs the command itself, which then lists its commands."""
     variable = f"_{command.replace('-', '_').upper()}_COMPLETE"
     script = _completion(installed, command, shell)
     assert command in script and variable in script
@@ -237,7 +237,7 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
 @pytest.mark.packages
 @pytest.mark.timeout(1800)
 def test_the_source_distribution_can_be_installed_too(wheel: Path, tmp_path: Path):
-    """Whoever has no wheel has pip build one; pip fetches for itself what that takes."""
+    """Without a wheel pip builds one, and fetches the build requirements."""
     made = _environment(tmp_path, "-c", ROOT / "constraints.txt", wheel.with_name(f"fedpatch-{__version__}.tar.gz"))
     for command in COMMANDS:
         assert made.run(command, "--version") == f"{command} {__version__}\n"

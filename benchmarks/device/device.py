@@ -103,11 +103,11 @@ def _train(task_ref: str, strategy: str, steps: int, turns: int) -> dict[str, An
         "strategy": strategy,
         "steps": steps,
         "batch_size": work.plan.batch_size,
-        "contests": [_told(one, measured) for one in measured],
+        "contests": [_summary(one, measured) for one in measured],
     }
 
 
-def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
+def _summary(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
     bare = measured[-1]
     return {
         "name": one.contest.name,

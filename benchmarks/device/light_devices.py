@@ -58,7 +58,7 @@ class LightDevices:
         shares = [names[first::processes] for first in range(min(processes, count))]
         self._jobs = [{**common, "devices": share} for share in shares]
         self._processes: list[subprocess.Popen[str]] = []
-        self._said: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self._lines: SimpleQueue[tuple[int, str]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         for number, job in enumerate(self._jobs):
@@ -108,7 +108,7 @@ class LightDevices:
 
     def _next(self, give_up_at: float) -> tuple[int, str]:
         try:
-            return self._said.get(timeout=max(0.1, give_up_at - time.monotonic()))
+            return self._lines.get(timeout=max(0.1, give_up_at - time.monotonic()))
         except Empty:
             raise FedpatchError("the light devices say nothing") from None
 
@@ -116,5 +116,5 @@ class LightDevices:
         assert process.stdout is not None
         with process.stdout as stream:
             for line in stream:
-                self._said.put((number, line.rstrip()))
-        self._said.put((number, ""))
+                self._lines.put((number, line.rstrip()))
+        self._lines.put((number, ""))

@@ -57,7 +57,7 @@ def round_time(
             stack.callback(contest.contestant.close)
             contests.append(contest)
         measured = play_in_turn(contests, 1 if toy else turns)
-        document["contests"] = [_told(one, measured) for one in measured]
+        document["contests"] = [_summary(one, measured) for one in measured]
     deliver(document, tables, out, as_json)
 
 
@@ -69,7 +69,7 @@ def _contests(task: str, devices: int, rounds: int, folder: Path) -> Iterator[Co
         yield Contest(name, name, fleet, share=rounds)
 
 
-def _told(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
+def _summary(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
     plain = measured[0]
     fleet = one.contest.contestant
     assert isinstance(fleet, FedpatchFleet)

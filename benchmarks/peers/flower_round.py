@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.flower_simulation import FOREVER, StdinEnded, play
-from benchmarks.peers.work import PeerWork, read_work, say, told_to_go_on
+from benchmarks.peers.work import PeerWork, read_work, say, wait_for_go
 
 
 def make_server(work: PeerWork) -> Any:
@@ -35,7 +35,7 @@ def make_server(work: PeerWork) -> Any:
         if server_round == 0:
             return
         say(losses[-1] if server_round > 1 else "ready")
-        if not told_to_go_on():
+        if not wait_for_go():
             raise StdinEnded
 
     @server.main()  # type: ignore[untyped-decorator]  # flwr has no types where mypy runs

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.work import PeerWork, read_work, say, told_to_go_on
+from benchmarks.peers.work import PeerWork, read_work, say, wait_for_go
 
 FOREVER = 1_000_000
 RANK = "PFL_WORKER_RANK"
@@ -67,7 +67,7 @@ def _turns(layers: LossModel, followers: list[IO[str]]) -> Any:
         def after_central_iteration(self, *args: Any, central_iteration: int, **kwargs: Any) -> tuple[bool, Any]:
             if os.environ.get(RANK, "0") == "0":
                 say(layers.mean_loss() if central_iteration else "ready")
-            more = told_to_go_on()
+            more = wait_for_go()
             for follower in followers:
                 if more:
                     follower.write("\n")

@@ -69,6 +69,6 @@ def say(answer: Any) -> None:
     sys.stdout.flush()
 
 
-def told_to_go_on() -> bool:
+def wait_for_go() -> bool:
     """Waits for a line; False at the end of stdin."""
     return bool(sys.stdin.readline())

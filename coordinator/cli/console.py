@@ -13,7 +13,7 @@ import typer
 
 from fedpatch.coordinator.cli.options import PasswordFile, StateDir
 from fedpatch.shared.app.command import AsJson, command, say
-from fedpatch.shared.app.signals import exit_code_of, signals_told
+from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def add_console(app: typer.Typer) -> None:
                 stop()
 
             with ExitStack() as stack:
-                stack.enter_context(signals_told(tell))
+                stack.enter_context(forward_signals(tell))
                 if settings is not None:
                     stack.enter_context(from_broker(settings, feed))
                 elif status_on_stdin:

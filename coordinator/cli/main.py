@@ -32,7 +32,7 @@ from fedpatch.coordinator.cli.watch import add_watch
 from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import AsJson, Group, command, make_app, say, with_debug
-from fedpatch.shared.app.signals import EXIT_INTERRUPTED, exit_code_of, ignore_signals, interruptible, signals_told
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED, exit_code_of, forward_signals, ignore_signals, interruptible
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.config.secrets import pop_password
 from fedpatch.shared.errors import BrokerError, UsageError
@@ -155,7 +155,7 @@ def run(
             shown = _console(stack, view, console, settings.state_dir.absolute(), settings.fleet, settings.task)
             summary = run_or_go_on(settings, shown, new=new, unless_done=unless_done)
             ignore_signals()
-        _say_how_to_resume(summary, settings.state_dir)
+        _print_resume_command(summary, settings.state_dir)
         _end(summary, as_json)
 
 
@@ -207,7 +207,7 @@ def resume(
                 insecure=insecure,
             )
             ignore_signals()
-        _say_how_to_resume(summary, found)
+        _print_resume_command(summary, found)
         _end(summary, as_json)
 
 
@@ -347,7 +347,7 @@ def broker(
         raise UsageError(str(error)) from error  # here the port is the user's option
     try:
         come: SimpleQueue[int] = SimpleQueue()
-        with signals_told(come.put):
+        with forward_signals(come.put):
             say(f"listening on {server.url}, for this machine only; Ctrl-C ends it")
             number = come.get()
     finally:
@@ -400,7 +400,7 @@ def _report_line(run: str, state_dir: Path) -> list[str]:
 def _stay() -> None:
     """Wait for Ctrl-C, with the console of the demo."""
     come: SimpleQueue[int] = SimpleQueue()
-    with signals_told(come.put):
+    with forward_signals(come.put):
         say("the console stays; Ctrl-C ends it")
         come.get()
 
@@ -436,7 +436,7 @@ def _rebuild(state_dir: Path | None) -> None:
     say(f"rebuilt with {len(rebuilt.runs)} runs; `fedpatch doctor` checks them")
 
 
-def _say_how_to_resume(summary: RunSummary, state_dir: Path) -> None:
+def _print_resume_command(summary: RunSummary, state_dir: Path) -> None:
     if summary.stopped_because in _EXIT_CODES:
         say(f"to go on: fedpatch resume {summary.run} --state-dir {shlex.quote(str(state_dir))}")
 

@@ -36,13 +36,13 @@ class UnresponsiveDevices:
 
     def __init__(self, now: float) -> None:
         self.began_at = now
-        self._heard_at: dict[str, float] = {}
+        self._received_at: dict[str, float] = {}
         self._asked_at: dict[str, float] = {}
         self._disconnected = False
 
     def note_message(self, device: str, now: float) -> None:
         """Note a sign of life."""
-        self._heard_at[device] = now
+        self._received_at[device] = now
 
     def note_request(self, devices: Iterable[str], now: float) -> None:
         """Note that the devices were sent a message that they answer at once."""
@@ -62,11 +62,11 @@ class UnresponsiveDevices:
 
     def since(self, device: str) -> float:
         """Return the time of the last sign of life, at least the time since which messages can arrive."""
-        return max(self._heard_at.get(device, -math.inf), self.began_at)
+        return max(self._received_at.get(device, -math.inf), self.began_at)
 
     def to_probe(self, devices: Iterable[str], now: float) -> list[str]:
         """Return those of `devices` whose last sign of life and last request are PROBE_S ago."""
-        last = (self._heard_at, self._asked_at)
+        last = (self._received_at, self._asked_at)
         return [device for device in devices if now - max(times.get(device, -math.inf) for times in last) >= PROBE_S]
 
     def is_mute(self, device: str, now: float, *, uploads: bool = False) -> bool:

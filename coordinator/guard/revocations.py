@@ -42,7 +42,7 @@ class Revocations:
         self.index = self._read()
         self.revoked = self.index.revoked_devices()
         self._looked_at = -math.inf
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def poll(self, members: Collection[str], now: float) -> frozenset[str] | None:
         """Read the CA's record again where it has changed.
@@ -60,9 +60,9 @@ class Revocations:
         if (stamp := stamp_of(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_again()
-        self._told &= self.revoked
-        for device in sorted(device for device in self.revoked - self._told if device in members):
-            self._told.add(device)
+        self._logged &= self.revoked
+        for device in sorted(device for device in self.revoked - self._logged if device in members):
+            self._logged.add(device)
             _log.warning("%s was revoked: it gets no more invitations, and its messages are refused", device)
         return frozenset(self.revoked)
 

@@ -178,13 +178,13 @@ def _provider(settings: RunSettings, say: Callable[[str], None]) -> TracerProvid
             logger.propagate = False
             logger.handlers = [self._reason]
             self._inner = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
-            self._said = False
+            self._warned = False
 
         def export(self, spans: Sequence[Any]) -> SpanExportResult:
             """Export spans."""
             result = self._inner.export(spans)
-            if result is not SpanExportResult.SUCCESS and not self._said:
-                self._said = True
+            if result is not SpanExportResult.SUCCESS and not self._warned:
+                self._warned = True
                 why = f" ({self._reason.text})" if self._reason.text else ""
                 say(f"traces: {endpoint} does not take them{why}; the run goes on, and later rounds are tried")
             return result

@@ -46,7 +46,7 @@ class _Slot:
         self.share = share
         self.have = Bitmap(manifest.chunk_count)
         self.parts: list[bytes | memoryview] = [b""] * manifest.chunk_count
-        self.heard_at = now
+        self.active_at = now
         self.grew_at = now
         self.unacked = 0
 
@@ -94,7 +94,7 @@ class UploadScheduler:
         """
         slot = self._active.get(device)
         if slot is not None and slot.manifest == manifest:
-            slot.heard_at = now
+            slot.active_at = now
             slot.unacked = 0
             return self._grant(slot)
         self._leave(device)
@@ -122,7 +122,7 @@ class UploadScheduler:
         slot = self._active.get(device)
         if slot is None or not fits(chunk, slot.manifest):
             return None
-        slot.heard_at = now
+        slot.active_at = now
         if slot.have.add(chunk.index):
             slot.parts[chunk.index] = chunk.data
             slot.unacked += 1
@@ -148,7 +148,7 @@ class UploadScheduler:
         """Let a waiting device take the slot of a lost one; until then its chunks are kept for its return."""
         self._waiting.pop(device, None)
         if device in self._active:
-            self._active[device].heard_at = self._evict_at = -math.inf
+            self._active[device].active_at = self._evict_at = -math.inf
 
     def release(self, device: str) -> None:
         """Forget the upload of a device."""
@@ -163,18 +163,18 @@ class UploadScheduler:
         """Return whether a device waits for a slot."""
         return device in self._waiting
 
-    def still_since(self, device: str, heard_at: float, now: float) -> float:
+    def still_since(self, device: str, active_at: float, now: float) -> float:
         """Return the time of the last progress of an upload.
 
         Args:
             device: The device.
-            heard_at: The time of its last message, which is returned for a device without an upload.
+            active_at: The time of its last message, which is returned for a device without an upload.
             now: The time, which is returned for a device in the queue.
         """
         if self.has_in_line(device):
             return now
         slot = self._active.get(device)
-        return heard_at if slot is None else slot.grew_at
+        return active_at if slot is None else slot.grew_at
 
     def clear(self) -> None:
         """Forget all uploads."""
@@ -192,13 +192,13 @@ class UploadScheduler:
         for device in [d for d, s in self._active.items() if now >= self._ends_at(s)]:
             slot = self._leave(device)
             # Its grant may have been lost, so it gets another one in turn. A disconnected device offers again after its return.
-            if slot is not None and slot.heard_at != -math.inf:
+            if slot is not None and slot.active_at != -math.inf:
                 self._waiting[device] = slot.manifest
         self._evict_at = min(map(self._ends_at, self._active.values()), default=math.inf)
 
     def _ends_at(self, slot: _Slot) -> float:
         """Return the time at which the slot is lost: messages alone do not keep it, new chunks do."""
-        return min(slot.heard_at + self._idle_s, slot.grew_at + STALL_S)
+        return min(slot.active_at + self._idle_s, slot.grew_at + STALL_S)
 
     def _next_fits(self) -> str | None:
         """Return the first device of the queue if its share is free. No device overtakes it, however small its update is."""

@@ -20,7 +20,7 @@ from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.shared.app.signals import signals_told
+from fedpatch.shared.app.signals import forward_signals
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
@@ -39,7 +39,7 @@ def interrupts_into(queue: EventQueue) -> AbstractContextManager[None]:
     """Make SIGINT and SIGTERM events of `queue`, if called in the main thread; Python allows that nowhere else."""
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
-    return signals_told(lambda _: queue.put(Interrupt()))
+    return forward_signals(lambda _: queue.put(Interrupt()))
 
 
 @dataclass(frozen=True)

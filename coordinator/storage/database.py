@@ -120,7 +120,7 @@ def set_aside(path: Path) -> None:
 
 
 _BUSY_S = 10.0
-_MEND = "move it away, or use another --state-dir"
+_REMEDY = "move it away, or use another --state-dir"
 _MAGIC = b"SQLite format 3\0"
 _VERSION_BYTES = slice(18, 20)  # of the header: how the file is written and read, 1 or 2
 # SQLite's errors for a damaged file. "No such table" may be a name that has changed.
@@ -236,7 +236,7 @@ def damaged(path: Path, why: object) -> StateError:
 def rebuild_hint(path: Path) -> str:
     """Return the remedy for a registry that is damaged or missing and has no copy."""
     if not journals(path.parent):
-        return _MEND
+        return _REMEDY
     return f"`fedpatch runs --rebuild --state-dir {shlex.quote(str(path.parent))}` makes it again from its runs"
 
 
@@ -343,7 +343,7 @@ def _version(db: sqlite3.Connection, path: Path, *, may_be_empty: bool = False) 
         remedy = "use that one, or another --state-dir"
         raise StateError(f"{path}: was written by a newer fedpatch (version {version} of the registry); {remedy}")
     if version <= 0 and (tables or not may_be_empty):
-        raise StateError(f"{path}: is not a registry of fedpatch; {_MEND}")
+        raise StateError(f"{path}: is not a registry of fedpatch; {_REMEDY}")
     return version
 
 

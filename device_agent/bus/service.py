@@ -13,7 +13,7 @@ from fedpatch.device_agent.bus.device_state import read_state, set_paused
 from fedpatch.device_agent.bus.home_assistant import OFF, OFFLINE, ON, ONLINE, BusTopics, discovery
 from fedpatch.device_agent.bus.settings import BusSettings, ServedTopic, served
 from fedpatch.device_agent.state.status_file import host_as_device_id, read_standing
-from fedpatch.shared.app.signals import exit_code_of, signals_told
+from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
@@ -50,7 +50,7 @@ def run_bus(settings: BusSettings) -> int:
         _log.warning(warning)
     bus = Bus(settings, topics, lambda topic, payload, retain: link.publish(topic, payload, retain=retain))
     link.subscribe(*bus.filters)
-    with signals_told(events.put):
+    with forward_signals(events.put):
         link.start()
         try:
             return _loop(bus, events, settings.every_s)

@@ -74,7 +74,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
     _check_preferences(settings, checkup, root)
     running = _is_running(directory)
     if running:
-        checkup.skip("task", f"{_told(directory)}; it is not loaded a second time")
+        checkup.skip("task", f"{_running_agent(directory)}; it is not loaded a second time")
         checkup.skip("memory", "an agent is at work here, and has taken what it needs")
         _check_private(_private_of_agent(settings, directory), checkup)
         _check_broker(settings, identity, checkup, running)
@@ -150,7 +150,7 @@ def _is_running(directory: Path) -> bool:
         return False
 
 
-def _told(directory: Path) -> str:
+def _running_agent(directory: Path) -> str:
     try:
         status = read_standing(directory).status
     except FedpatchError:

@@ -189,17 +189,17 @@ def _willingness_in_words(admission: str, unwilling: Sequence[str]) -> list[str]
     return [f"whether it would accept work now, its owner's {admission} says"] if admission else []
 
 
-def _patch_mend(path: Path) -> str:
-    from fedpatch.device_agent.state.patch_store import patch_mend, patch_problem
+def _patch_remedy(path: Path) -> str:
+    from fedpatch.device_agent.state.patch_store import patch_problem, patch_remedy
 
-    return patch_mend(path) if patch_problem(path) else "the next round uses the one before it"
+    return patch_remedy(path) if patch_problem(path) else "the next round uses the one before it"
 
 
 def _patches_in_words(standing: AgentStatus, now: float) -> list[str]:
     lines = []
     for entry in standing.patches:
         if entry.problem:
-            lines.append(f"patch {entry.problem}; {_patch_mend(entry.path)}")
+            lines.append(f"patch {entry.problem}; {_patch_remedy(entry.path)}")
             continue
         when = age(max(0.0, now - entry.modified_s))
         lines.append(

@@ -85,7 +85,7 @@ class Hysteresis:
         self._ends_at: float | None = None
         self._lost_at = 0.0
         self._pausing = False
-        self._told: Condition | None = None
+        self._published: Condition | None = None
 
     @property
     def preferences(self) -> Preferences:
@@ -95,7 +95,7 @@ class Hysteresis:
     @property
     def unwilling(self) -> Condition | None:
         """The condition that presence reports, unchanged for as long as it is true; None while willing."""
-        return None if self.willing else self._told
+        return None if self.willing else self._published
 
     def observe(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
         """Take the objections of this moment, and return the change that they make.
@@ -140,7 +140,7 @@ class Hysteresis:
             return None
         self.willing, self._lost_at = False, now
         self._left_s, self._counts_at = self._terms.loss_after_s, None
-        self._told = self.reasons[0].condition
+        self._published = self.reasons[0].condition
         self._steady_since = -math.inf if all(one.exact for one in self.reasons) else None
         action = self._action()
         self._pausing = working and action is OnLoss.PAUSE
@@ -172,8 +172,8 @@ class Hysteresis:
 
     def _while_unwilling(self, objections: tuple[Objection, ...], now: float, *, working: bool) -> Change | None:
         self._pausing = self._pausing and working
-        if objections and self._told not in {one.condition for one in objections}:
-            self._told = objections[0].condition
+        if objections and self._published not in {one.condition for one in objections}:
+            self._published = objections[0].condition
         if not all(one.exact for one in objections):
             self._steady_since = None
         elif self._steady_since is None:

@@ -82,7 +82,7 @@ class OwnerLimits:
         self._max_epochs = max_epochs
         self._secure = secure
         self._model: _Model | None = None
-        self._told: tuple[object, dict[str, Any]] = None, {}
+        self._status: tuple[object, dict[str, Any]] = None, {}
 
     def take(self, ready: Ready) -> None:
         """Take the model and data that the training process has loaded. UsageError where the setting does not fit the model."""
@@ -157,13 +157,13 @@ class OwnerLimits:
         if self._model is None:
             return {}
         now = (self._model, stamp_of(self._model.floor.path))
-        if now != self._told[0]:
-            self._told = now, self._look(self._model)
-        return self._told[1]
+        if now != self._status[0]:
+            self._status = now, self._look(self._model)
+        return self._status[1]
 
     def _look(self, model: _Model) -> dict[str, Any]:
         try:
-            return told_of(self._floor(model), model.schema)
+            return status_of(self._floor(model), model.schema)
         except StateError as error:
             return _damaged(error)
 
@@ -172,7 +172,7 @@ class OwnerLimits:
         return model.floor.of(model.schema)
 
 
-def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
+def status_of(floor: Floor, schema: Schema) -> dict[str, Any]:
     """Describe a floor for people and programs on this device.
 
     `below_default` is true where the owner lets more travel than the default, `keeps_nothing` where the owner's setting is not
@@ -183,7 +183,7 @@ def told_of(floor: Floor, schema: Schema) -> dict[str, Any]:
     below = not LEAST.keeps(schema) <= floor.names
     words = f"{words} ({SOURCES[floor.source]})"
     nothing = floor.source == "setting" and floor.words != "none" and not floor.names
-    return _told(floor.words, floor.source, words, tensors=sorted(floor.names), below=below, nothing=nothing)
+    return _status(floor.words, floor.source, words, tensors=sorted(floor.names), below=below, nothing=nothing)
 
 
 def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[str, Any]:
@@ -195,10 +195,10 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
         task: Name of the task; "" for the records of all tasks of this device.
 
     Returns:
-        The same keys as `told_of`; `tensors` are those that stayed private in earlier rounds.
+        The same keys as `status_of`; `tensors` are those that stayed private in earlier rounds.
     """
     if setting:
-        return _told(
+        return _status(
             setting, "setting", f"at least {setting} ({SOURCES['setting']})", below=setting in ("none", "stats")
         )
     kept = FloorRecord()
@@ -208,16 +208,16 @@ def least_without_model(setting: str, patch_dir: Path, task: str = "") -> dict[s
     except StateError as error:
         return _damaged(error)
     if kept == FloorRecord():
-        return _told(str(LEAST), "default", f"at least {LEAST} ({SOURCES['default']})")
+        return _status(str(LEAST), "default", f"at least {LEAST} ({SOURCES['default']})")
     words = f"at least {LEAST}, and what stayed in earlier rounds: {kept}"
-    return _told(str(LEAST), "earlier rounds", words, tensors=sorted(kept.names))
+    return _status(str(LEAST), "earlier rounds", words, tensors=sorted(kept.names))
 
 
 def _damaged(error: StateError) -> dict[str, Any]:
-    return _told("", DAMAGED, str(error))
+    return _status("", DAMAGED, str(error))
 
 
-def _told(
+def _status(
     least: str, source: str, words: str, *, tensors: Sequence[str] = (), below: bool = False, nothing: bool = False
 ) -> dict[str, Any]:
     return {

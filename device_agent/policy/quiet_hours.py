@@ -18,7 +18,7 @@ from fedpatch.shared.errors import UsageError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))? +)?(\d\d):(\d\d) ?- ?(\d\d):(\d\d)", re.ASCII)
-_MEND = "write e.g. 22:00-07:00 or mon-fri 08:00-18:00"
+_REMEDY = "write e.g. 22:00-07:00 or mon-fri 08:00-18:00"
 _DAY_MINUTES = 24 * 60
 # Quiet hours that leave no gap never end: the coordinator is to ask again after this time.
 _HORIZON = timedelta(days=7)
@@ -80,7 +80,7 @@ def parse_quiet_hours(entries: Sequence[str]) -> QuietHours:
 def _parse_span(text: str) -> Span:
     found = _SPAN.fullmatch(text.strip().lower())
     if found is None:
-        raise UsageError(f"{text!r} is not a time of day; {_MEND}")
+        raise UsageError(f"{text!r} is not a time of day; {_REMEDY}")
     first, last, *numbers = found.groups()
     begin_min, end_min = (_minutes(text, int(hour), int(minute)) for hour, minute in (numbers[:2], numbers[2:]))
     if begin_min == end_min:
@@ -93,7 +93,7 @@ def _parse_span(text: str) -> Span:
 def _minutes(text: str, hour: int, minute: int) -> int:
     minutes = hour * 60 + minute
     if minute > 59 or minutes > _DAY_MINUTES:
-        raise UsageError(f"{text!r} has a time that no clock shows; {_MEND}")
+        raise UsageError(f"{text!r} has a time that no clock shows; {_REMEDY}")
     return minutes
 
 

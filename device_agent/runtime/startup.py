@@ -46,7 +46,7 @@ from fedpatch.device_agent.state.storage_check import PATCHES, Storage
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
 from fedpatch.shared import __version__
-from fedpatch.shared.app.signals import exit_code_of, signals_told
+from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
@@ -107,7 +107,7 @@ def run_agent(
         agent = make_agent(settings, identity, queue, ports)
         if until_stdin_closes:
             threading.Thread(target=_stop_at_end_of_stdin, args=(queue,), daemon=True).start()
-        with signals_told(lambda number: queue.put(Stop(exit_code_of(number)))):
+        with forward_signals(lambda number: queue.put(Stop(exit_code_of(number)))):
             return agent.run()
 
 

@@ -96,9 +96,9 @@ class FactCollector:
         return interface, read_link(self._tree, interface)
 
     def _find_network(self, interface: str, link: Fact[LinkKind]) -> _Found:
-        return read_network(self._tree, self._told, interface, link)
+        return read_network(self._tree, self._network_manager_state, interface, link)
 
-    def _told(self, interface: str, wireless: bool) -> NmState:
+    def _network_manager_state(self, interface: str, wireless: bool) -> NmState:
         """Bounded once more by itself: without NetworkManager, the network's name may still be known."""
         self._manager.begin(interface, wireless)
         return self._manager.answer(SOURCE_LIMIT_S)

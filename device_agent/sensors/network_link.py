@@ -143,7 +143,7 @@ def usual_metering(link: Fact[LinkKind]) -> Fact[bool]:
     return Fact.unknown(f"{link.source}: nothing is usual of such a link")
 
 
-def told_metering(code: int, link: Fact[LinkKind]) -> Fact[bool]:
+def reported_metering(code: int, link: Fact[LinkKind]) -> Fact[bool]:
     """NetworkManager's NMMetered of the interface; its guess of `no` does not count for mobile data: it knows few phones."""
     if code in (_YES, _NO):
         return Fact(code == _YES, "NetworkManager")

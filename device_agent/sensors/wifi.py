@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from fedpatch.device_agent.sensors.commands import run_program
 from fedpatch.device_agent.sensors.device_facts import Fact
 from fedpatch.device_agent.sensors.filesystem import SysFs
-from fedpatch.device_agent.sensors.network_link import ssid_text, told_metering, usual_metering
+from fedpatch.device_agent.sensors.network_link import reported_metering, ssid_text, usual_metering
 from fedpatch.device_agent.sensors.timeouts import FactUnavailable
 from fedpatch.shared.wire.reason_codes import LinkKind
 
@@ -204,10 +204,10 @@ def read_network(tree: SysFs, ask: Callable[[str, bool], NmState], interface: st
         metered = usual_metering(link) if isinstance(error, NoManager) else Fact[bool].unknown(str(error))
         return Network(_name_without(tree, interface, str(error)) if wireless else no_name, metered)
     if state.ssid is not None:
-        return Network(Fact(state.ssid, "NetworkManager"), told_metering(state.metered, link))
+        return Network(Fact(state.ssid, "NetworkManager"), reported_metering(state.metered, link))
     if wireless:  # it may leave this interface to somebody else, such as wpa_supplicant
         no_name = _name_without(tree, interface, f"NetworkManager knows no network that {interface} has joined")
-    return Network(no_name, told_metering(state.metered, link))
+    return Network(no_name, reported_metering(state.metered, link))
 
 
 def _name_without(tree: SysFs, interface: str, why: str) -> Fact[str]:

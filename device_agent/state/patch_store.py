@@ -254,7 +254,7 @@ def patch_problem(path: Path, *, alone: bool = False) -> str:
     return ", and ".join(problems)
 
 
-def patch_mend(path: Path) -> str:
+def patch_remedy(path: Path) -> str:
     """Return the remedy for a patch of which no version can be read."""
     lost = "what this device has learned of its own for that task is lost with them, unless a backup has them"
     return f"move {path} and {previous_of(path).name} away to begin again with the initial patch: {lost}"
@@ -298,7 +298,7 @@ def kept_in_patches(directory: Path, task: str) -> list[tuple[str, frozenset[str
             except StateError as error:
                 problems.append(error)
         else:
-            raise StateError(f"{problems[0]}; {patch_mend(path)}") from problems[0]
+            raise StateError(f"{problems[0]}; {patch_remedy(path)}") from problems[0]
     return found
 
 

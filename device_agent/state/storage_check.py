@@ -23,8 +23,8 @@ from fedpatch.device_agent.state.patch_store import (
     RESIDUAL_LINE,
     RESIDUAL_SUFFIX,
     PatchKey,
-    patch_mend,
     patch_problem,
+    patch_remedy,
 )
 from fedpatch.device_agent.state.patch_store import SUFFIX as PATCH_SUFFIX
 from fedpatch.device_agent.state.update_spool import UpdateSpool
@@ -78,7 +78,7 @@ class Storage:
             return None
         why = "its private patch for this task, and the one before it, are damaged"
         verdict = AdmissionDecision(False, why, retry_after_s=RETRY_S, reason=DeclineReason.STORAGE)
-        return StorageProblem(f"{known[1]}; {patch_mend(path)}", verdict)
+        return StorageProblem(f"{known[1]}; {patch_remedy(path)}", verdict)
 
     def _space_problem(self, patch: Path, request: WorkRequest, plan: DownloadPlan) -> StorageProblem | None:
         try:
@@ -101,7 +101,7 @@ class Storage:
         return StorageProblem(f"{text}; {remedy}", AdmissionDecision(False, why, Condition.LOW_DISK, RETRY_S))
 
 
-def _alone_mend(path: Path) -> str:
+def _alone_remedy(path: Path) -> str:
     return f"delete {path} and {previous_of(path).name}: learning alone is measured from its beginning again"
 
 
@@ -139,11 +139,11 @@ def _patch_problems(directory: Path) -> Iterator[tuple[bool, str, str]]:
     for path in sorted(directory / name for name in names if name.endswith(PATCH_SUFFIX)):
         if problem := patch_problem(path):
             harmless = {
-                INDEPENDENT: _alone_mend(path),
+                INDEPENDENT: _alone_remedy(path),
                 CONTROLS: "nothing: the next round begins with a new one, of zero",
             }
             remedy = harmless.get(directory.name)
-            yield remedy is None, problem, remedy or patch_mend(path)
+            yield remedy is None, problem, remedy or patch_remedy(path)
             continue
         for version in (path, previous_of(path)):
             if version.exists() and (problem := patch_problem(version, alone=True)):

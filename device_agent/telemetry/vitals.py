@@ -45,13 +45,13 @@ class VitalsPace:
     """The times at which vitals are sent; `now` is monotonic seconds."""
 
     def __init__(self) -> None:
-        self._told: Vitals | None = None
-        self._told_at = -math.inf
+        self._sent: Vitals | None = None
+        self._sent_at = -math.inf
         self._paid_until = -math.inf
 
     def forget(self) -> None:
         """Begin anew for a new receiver."""
-        self._told, self._paid_until = None, -math.inf
+        self._sent, self._paid_until = None, -math.inf
 
     def next(self, facts: Facts | None, last_round: LastRound | None, now: float) -> Vitals | None:
         """Return the vitals to send now, or None.
@@ -63,16 +63,16 @@ class VitalsPace:
         """
         if facts is None:
             return None
-        if self._told is None:
+        if self._sent is None:
             return self._tell(vitals_of(facts, last_round), now)
         if now < self._paid_until - LEAST_S:
             return None
         vitals = vitals_of(facts, last_round)
-        due = now >= self._told_at + REPEAT_S or matters(self._told, vitals)
+        due = now >= self._sent_at + REPEAT_S or matters(self._sent, vitals)
         return self._tell(vitals, now) if due else None
 
     def _tell(self, vitals: Vitals, now: float) -> Vitals:
-        self._told, self._told_at = vitals, now
+        self._sent, self._sent_at = vitals, now
         self._paid_until = max(self._paid_until, now) + LEAST_S
         return vitals
 

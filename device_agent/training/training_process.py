@@ -299,13 +299,13 @@ def answer(
         control: Pauses and cancels the training.
         outbox: Writes the answers.
     """
-    told_at = -PROGRESS_EVERY_S
+    reported_at = -PROGRESS_EVERY_S
 
     def on_step(done: int, total: int) -> None:
-        nonlocal told_at
+        nonlocal reported_at
         now = time.monotonic()
-        if done == total or now - told_at >= PROGRESS_EVERY_S:
-            told_at = now
+        if done == total or now - reported_at >= PROGRESS_EVERY_S:
+            reported_at = now
             outbox.send(TrainProgress(command.key, done, total))
 
     try:

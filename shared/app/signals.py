@@ -2,7 +2,7 @@
 
 The main thread runs a Python signal handler between two of its instructions. So a handler must not take a lock, which the
 main thread may hold, and it does not wake a main thread that is about to wait for a lock or a queue. A program whose main
-thread waits for long uses `signals_told`.
+thread waits for long uses `forward_signals`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def signals_told(on_signal: Callable[[int], object]) -> Iterator[None]:
+def forward_signals(on_signal: Callable[[int], object]) -> Iterator[None]:
     """Let SIGINT and SIGTERM call `on_signal` with their number in a thread of its own, even while the main thread is busy.
 
     Only the main thread may enter the block. A process forked in it, without exec, would report its signals here too.
@@ -121,4 +121,4 @@ def signals_told(on_signal: Callable[[int], object]) -> Iterator[None]:
 
 
 def _told_elsewhere(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: the handler within `signals_told`, for without a Python handler the pipe receives no signal."""
+    """Do nothing: the handler within `forward_signals`, for without a Python handler the pipe receives no signal."""

@@ -117,7 +117,7 @@ def _check_writing(settings: BrokerSettings, side: AclParty, checkup: Checkup, r
         checkup.good("rights_write", "the broker takes messages on every topic that is ours to write")
         return
     text = f"{_who(side)} may not write {', '.join(side.rule(kind) for kind in refused)}"
-    checkup.fail("rights_write", text, _rules_mend(side, refused))
+    checkup.fail("rights_write", text, _rules_remedy(side, refused))
 
 
 def _check_reading(
@@ -138,7 +138,7 @@ def _check_reading(
         (missing if delivered is False and reports else unshown).append(kind)
     if missing:
         text = f"{_who(side)} may not read {', '.join(side.rule(kind) for kind in missing)}"
-        checkup.fail("rights_read", text, _rules_mend(side, missing))
+        checkup.fail("rights_read", text, _rules_remedy(side, missing))
     elif unshown:
         names = ", ".join(side.rule(kind) for kind in unshown)
         checkup.skip("rights_read", f"only the other side may write {names}, so no delivery could be tried alone")
@@ -182,7 +182,7 @@ def _who(side: AclParty) -> str:
     return f"user {side.user!r}" if side.user else "a client without a user name"
 
 
-def _rules_mend(side: AclParty, kinds: list[Kind]) -> str:
+def _rules_remedy(side: AclParty, kinds: list[Kind]) -> str:
     if side.device and side.user and side.user != side.device:
         return f"log in as the user {side.device!r}: the generated rules allow a device only what is under its own name"
     lines = " and ".join(f"`{side.rule_line(kind)}`" for kind in kinds)

@@ -68,7 +68,7 @@ class StackedModel:
         """Make room for that many clients; what the stacks held is lost where it grows."""
         if room > self._room:
             self.stacks = {}  # the old ones go before the new ones come
-            with _problems_told(self._task):
+            with _task_errors(self._task):
                 self._reserve(room)
 
     def _reserve(self, room: int) -> None:
@@ -108,7 +108,7 @@ class StackedModel:
     def outputs(self, x: Tensor) -> Tensor:
         """In evaluation mode: (clients, examples, ...) to outputs of the same axes."""
         self._module.eval()
-        with torch.no_grad(), _problems_told(self._task), _exact():
+        with torch.no_grad(), _task_errors(self._task), _exact():
             outputs: Tensor = vmap(self._forward)(self._values(len(x)), x)
         return outputs
 
@@ -118,7 +118,7 @@ class StackedModel:
         self._module.train()
         values = self._values(count)
         leaves = {name: values[name].detach().requires_grad_() for name in self.trained}
-        with _problems_told(self._task), _exact():
+        with _task_errors(self._task), _exact():
             losses, after = vmap(self._loss)(values | leaves, x, y)
             # None for what the loss does not depend on: no optimizer steps that.
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
@@ -204,7 +204,7 @@ def _along(per_client: Tensor, value: Tensor) -> Tensor:
 
 
 @contextmanager
-def _problems_told(task: Task) -> Iterator[None]:
+def _task_errors(task: Task) -> Iterator[None]:
     """Say what is wrong where torch says that a model or a batch cannot be computed in stacks."""
     try:
         yield

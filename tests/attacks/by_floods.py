@@ -20,14 +20,14 @@ _GATE = "messages per device, limited before decoding"
 def _flood(
     kind: str, payloads: Callable[[Arena, Envelope], list[bytes]], proof: Proof
 ) -> Callable[[Arena, str], Proof]:
-    """A device that is known to the fleet says thousands of things as fast as it can."""
+    """A device that is known to the fleet publishes thousands of messages as fast as it can."""
 
     def play(arena: Arena, device: str) -> Proof:
         asked = arena.asked(2)
         topic = topics.up(arena.fleet, device) if kind == "up" else topics.device_state(arena.fleet, device)
         there = raw.publish(topics.device_state(arena.fleet, device).encode(), state())
-        said = [raw.publish(topic.encode(), payload) for payload in payloads(arena, asked)]
-        raw.flood(arena.broker.port, f"{arena.fleet}-{device}", [there, *said])
+        packets = [raw.publish(topic.encode(), payload) for payload in payloads(arena, asked)]
+        raw.flood(arena.broker.port, f"{arena.fleet}-{device}", [there, *packets])
         return proof
 
     return play
@@ -55,15 +55,15 @@ def _garbage(_arena: Arena, _asked: Envelope) -> list[bytes]:
 
 def _invented(arena: Arena, device: str) -> Proof:
     arena.asked(2)
-    vitals, said = encode(Envelope(Vitals(temperature_c=99.0))), []
+    vitals, packets = encode(Envelope(Vitals(temperature_c=99.0))), []
     for number in range(10_000):
         name = f"ghost-{number}"
-        told = topics.device_state(arena.fleet, name).encode()
-        said.append(raw.publish(told, state()))
+        state_topic = topics.device_state(arena.fleet, name).encode()
+        packets.append(raw.publish(state_topic, state()))
         if number % 2:  # who is gone makes way for the next one
-            said.append(raw.publish(topics.up(arena.fleet, name).encode(), vitals))
-            said.append(raw.publish(told, state(online=False)))
-    raw.flood(arena.broker.port, f"{arena.fleet}-{device}", said)
+            packets.append(raw.publish(topics.up(arena.fleet, name).encode(), vitals))
+            packets.append(raw.publish(state_topic, state(online=False)))
+    raw.flood(arena.broker.port, f"{arena.fleet}-{device}", packets)
 
     def proof(outcome: Outcome) -> object:
         assert len(outcome.devices) <= MAX_DEVICES

@@ -1,4 +1,4 @@
-"""Attacks by clients that say things: nonsense, forgeries, words that could become commands elsewhere."""
+"""Attacks by messages: nonsense, forgeries, words that could become commands elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NASTY = (
 )
 
 
-def _said(payloads: list[bytes], proof: Proof) -> Callable[[Arena, str], Proof]:
+def _publishes(payloads: list[bytes], proof: Proof) -> Callable[[Arena, str], Proof]:
     """A few messages on its own topic, each seen to be delivered."""
 
     def play(arena: Arena, device: str) -> Proof:
@@ -78,7 +78,7 @@ def _offers(asked: Envelope, **changes: object) -> list[Envelope]:
 def _unknown(_arena: Arena, device: str) -> Proof:
     payload = encode(Envelope(Accept(1))).replace(b"accept", b"xccept")
     newer = encode(Envelope(Accept(1))).replace(b"\xa1v\x01", b"\xa1v\x09")
-    _said([payload, newer], _not_ours)(_arena, device)
+    _publishes([payload, newer], _not_ours)(_arena, device)
     return lambda outcome: outcome.ignored("unknown_message") >= 2
 
 
@@ -92,7 +92,7 @@ def _last_will(arena: Arena, device: str) -> None:
 
 
 def _on_up(arena: Arena, device: str) -> None:
-    """What only a coordinator says, on a device's topic."""
+    """Messages that only a coordinator may send, on a device's topic."""
     asked = arena.asked()
     bodies = (Committed("0" * 64), Cancel("late"), Refused("0" * 64, RefuseReason.LATE), asked.body)
     with arena.client(device) as voice:
@@ -169,7 +169,7 @@ def _injection(arena: Arena, device: str) -> Proof:
     """Declines in words that are commands to terminals, logs, SQL, HTML and Prometheus."""
     with arena.rogue(device) as (rogue, _):
         for after in range(2):
-            asked, _work = rogue._hear_request(after)
+            asked, _work = rogue._wait_request(after)
             rogue._reply(asked, Decline(DeclineReason.SCHEMA_MISMATCH if after else DeclineReason.UNWILLING, NASTY))
 
     def proof(outcome: Outcome) -> object:
@@ -188,7 +188,7 @@ def _version(arena: Arena, device: str) -> Proof:
     version = f"{SCRIPT}'); DROP TABLE--"
     with arena.rogue(device) as (rogue, voice):
         voice.link.publish(topics.device_state(arena.fleet, device), state(tasks=True, version=version), retain=True)
-        asked, _work = rogue._hear_request(0)
+        asked, _work = rogue._wait_request(0)
         rogue._reply(asked, Decline(DeclineReason.UNWILLING))
     return lambda outcome: outcome.devices[device]["version"] == version
 
@@ -210,9 +210,9 @@ _LONG = encode(Envelope(Accept(1))).replace(b"\xa1k\xa0", b"\xa1k\xda\xea\x60" +
 _DECODER = "sizes and depth checked before memory is allocated"
 
 MESSAGE_ATTACKS = (
-    Attack("deep nesting", "60,000 lists in each other", _DECODER, _said([DEEP], _not_ours)),
-    Attack("vast containers", "headers with a size of 4 GiB", _DECODER, _said(VAST, _not_ours)),
-    Attack("long text", "a task's name of 60 kB", _DECODER, _said([_LONG], _not_ours)),
+    Attack("deep nesting", "60,000 lists in each other", _DECODER, _publishes([DEEP], _not_ours)),
+    Attack("vast containers", "headers with a size of 4 GiB", _DECODER, _publishes(VAST, _not_ours)),
+    Attack("long text", "a task's name of 60 kB", _DECODER, _publishes([_LONG], _not_ours)),
     Attack("unknown message", "unknown types and versions", "counted, ignored", _unknown),
     Attack(
         "stale epoch",

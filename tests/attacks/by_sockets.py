@@ -28,7 +28,7 @@ def _violation(*parts: bytes, welcomed: bool = True) -> Callable[[Arena, str], N
 
 
 def _half_open(arena: Arena, _device: str) -> None:
-    """Fifty connections that never say a word, until the run has begun."""
+    """Fifty silent connections, until the run has begun."""
     with ExitStack() as stack:
         silent = [stack.enter_context(raw.opened(arena.broker.port)) for _ in range(50)]
         arena.asked()

@@ -16,8 +16,8 @@ from tests.system.rogue import NUM_EXAMPLES, Rogue, Upload
 
 
 def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[object], None]]:
-    """A participant with an update that is fit to be accepted, in many chunks; what it says goes to the round."""
-    asked, request = rogue._hear_request(0)
+    """A participant with an update that is fit to be accepted, in many chunks; its messages go to the round."""
+    asked, request = rogue._wait_request(0)
     rogue._reply(asked, Accept(NUM_EXAMPLES))
     update = rogue._update(request)
     whole = update.upload()
@@ -31,19 +31,19 @@ def _joined(rogue: Rogue, *, chunk_bytes: int = 64) -> tuple[Upload, Callable[[o
     return Upload(manifest, whole.blob), lambda body: rogue._reply(asked, body)
 
 
-def _outlasts(arena: Arena, say: Callable[[object], None]) -> None:
+def _outlasts(arena: Arena, send: Callable[[object], None]) -> None:
     """Stalls until every honest update of the round is committed, and gives up then, so that the test need not wait longer."""
     for honest in HONEST:
         arena.spy.message(
             "down",
             lambda envelope, topic, of=honest: topic.device == of and isinstance(envelope.body, Committed),  # type: ignore[misc]
         )
-    say(Failed(FailReason.TRAINING))
+    send(Failed(FailReason.TRAINING))
 
 
 def _wait_grant(rogue: Rogue, manifest: Manifest) -> Grant:
     while True:
-        body = rogue._hear(lambda envelope: True).body
+        body = rogue._wait_message(lambda envelope: True).body
         if isinstance(body, Grant) and body.digest == manifest.digest:
             return body
 
@@ -51,56 +51,56 @@ def _wait_grant(rogue: Rogue, manifest: Manifest) -> Grant:
 def _all_but_one(arena: Arena, device: str) -> Proof:
     """Never-ending upload: the last chunk does not come, the first one comes again and again."""
     with arena.rogue(device) as (rogue, voice):
-        upload, say = _joined(rogue)
-        say(Offer(upload.manifest))
+        upload, send = _joined(rogue)
+        send(Offer(upload.manifest))
         _wait_grant(rogue, upload.manifest)
         last = upload.manifest.chunk_count - 1
         for index in (*range(last), *[0] * 50):
             chunk = cut(upload.blob, upload.manifest, index)
             topic = topics.update_chunk(arena.fleet, device, chunk.digest, chunk.index)
             voice.link.publish(topic, encode_chunk(chunk))
-        _outlasts(arena, say)
+        _outlasts(arena, send)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
 def _silent(arena: Arena, device: str) -> Proof:
     with arena.rogue(device) as (rogue, _):
-        _, say = _joined(rogue)
-        _outlasts(arena, say)
+        _, send = _joined(rogue)
+        _outlasts(arena, send)
     return lambda outcome: (outcome.devices[device]["accepted"], outcome.devices[device]["reported"]) == (1, 0)
 
 
 def _hoards(arena: Arena, device: str) -> Proof:
     with arena.rogue(device) as (rogue, _):
-        upload, say = _joined(rogue)
-        say(Offer(upload.manifest))
+        upload, send = _joined(rogue)
+        send(Offer(upload.manifest))
         _wait_grant(rogue, upload.manifest)
         for _ in range(20):
-            say(Offer(upload.manifest))
-        _outlasts(arena, say)
+            send(Offer(upload.manifest))
+        _outlasts(arena, send)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
 def _endless_offers(arena: Arena, device: str) -> Proof:
     with arena.rogue(device) as (rogue, _):
-        upload, say = _joined(rogue)
+        upload, send = _joined(rogue)
         manifests = [
             replace(upload.manifest, digest=hashlib.sha256(f"{device} {number}".encode()).hexdigest())
             for number in range(300)
         ]
         for manifest in manifests:
-            say(Offer(manifest))
+            send(Offer(manifest))
         _wait_grant(rogue, manifests[-1])
-        _outlasts(arena, say)
+        _outlasts(arena, send)
     return lambda outcome: outcome.devices[device]["reported"] == 0
 
 
 def _wrong_chunks(arena: Arena, device: str) -> Proof:
     """Overlapping, misplaced, of another count, another digest, another length, damaged: none counts as received."""
     with arena.rogue(device) as (rogue, voice):
-        upload, say = _joined(rogue)
+        upload, send = _joined(rogue)
         manifest = upload.manifest
-        say(Offer(manifest))
+        send(Offer(manifest))
         _wait_grant(rogue, manifest)
         good = cut(upload.blob, manifest, 0)
         wrong = [
@@ -113,13 +113,13 @@ def _wrong_chunks(arena: Arena, device: str) -> Proof:
         topic = topics.update_chunk(arena.fleet, device, manifest.digest, 0)
         for chunk in wrong:
             voice.link.publish(topic, encode_chunk(chunk))
-        say(Offer(manifest))
+        send(Offer(manifest))
         assert not any(_wait_grant(rogue, manifest).have), "a wrong chunk was taken"
         payload = encode_chunk(good)
         flipped = payload[:-1] + bytes([payload[-1] ^ 1])
         for payload in (flipped, encode_chunk(good)[:20], b"fp" + bytes(200)):
             voice.link.publish(topic, payload)
-        say(Failed(FailReason.TRAINING))
+        send(Failed(FailReason.TRAINING))
         voice.settle()
     return lambda outcome: outcome.devices[device]["ignored"] >= 3 and outcome.devices[device]["reported"] == 0
 

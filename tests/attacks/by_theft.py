@@ -25,21 +25,23 @@ class Theft:
     payload: bytes
 
 
-def _said(body: Accept | Decline | Failed | Cancel) -> bytes:
+def _encoded(body: Accept | Decline | Failed | Cancel) -> bytes:
     return encode(Envelope(body, task="digits", run="r", epoch=1, round=1))
 
 
 _UP: Callable[[str], str] = lambda device: topics.up(FLEET, device)  # noqa: E731 - a short name for a long one
 
 THEFTS = (
-    Theft("id theft: gives up", "`failed` in another's name", _UP(VICTIM), _said(Failed(FailReason.TRAINING))),
-    Theft("id theft: declines", "`decline` in another's name", _UP(VICTIM), _said(Decline(DeclineReason.UNKNOWN_TASK))),
-    Theft("id theft: accepts", "`accept` in another's name", _UP(VICTIM), _said(Accept(10))),
+    Theft("id theft: gives up", "`failed` in another's name", _UP(VICTIM), _encoded(Failed(FailReason.TRAINING))),
+    Theft(
+        "id theft: declines", "`decline` in another's name", _UP(VICTIM), _encoded(Decline(DeclineReason.UNKNOWN_TASK))
+    ),
+    Theft("id theft: accepts", "`accept` in another's name", _UP(VICTIM), _encoded(Accept(10))),
     Theft("id theft: garbage", "offences in another's name", _UP(VICTIM), b"\xc1 not a message"),
     Theft("id theft: update", "chunks in another's name", topics.update_chunk(FLEET, VICTIM, DIGEST, 0), bytes(60)),
     Theft("id theft: leaves", "another's last will", topics.device_state(FLEET, VICTIM), state(online=False)),
     Theft("id theft: presence", "another's capabilities", topics.device_state(FLEET, VICTIM), state(boot="2")),
-    Theft("forged cancel", "the coordinator's words to a device", topics.down(FLEET, VICTIM), _said(Cancel("late"))),
+    Theft("forged cancel", "the coordinator's words to a device", topics.down(FLEET, VICTIM), _encoded(Cancel("late"))),
     Theft(
         "forged coordinator",
         "the coordinator's presence",

@@ -133,7 +133,7 @@ _MORE: Mapping[str, tuple[str, RefuseReason, Misdeed]] = {
 
 
 def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str], Proof | None]:
-    """In the first round, and once more where it is no offence; the device hears why, and an offender is not asked again."""
+    """In the first round, and once more where it is no offence; the device gets the reason, an offender is not asked again."""
     offends = ("refused", reason) not in NOT_OFFENCES
     times = 1 if offends else 2
 
@@ -159,7 +159,7 @@ def misbehaving(reason: RefuseReason, misdeed: Misdeed) -> Callable[[Arena, str]
 
 def _replays_another(arena: Arena, device: str) -> Proof:
     """An honest device's update of the first round, overheard, and uploaded as one's own in a later one."""
-    heard: list[Chunk] = []
+    downloaded: list[Chunk] = []
 
     def stolen(update: Update) -> Upload:
         offer = arena.spy.message(
@@ -170,17 +170,17 @@ def _replays_another(arena: Arena, device: str) -> Proof:
             arena.spy.wait(lambda event, at=index: f"/blob/{manifest.digest[:16]}/{at}" in event.topic).payload[52:]  # type: ignore[misc]
             for index in range(manifest.chunk_count)
         )
-        heard.append(Chunk(manifest.digest, 0, 1, blob))
+        downloaded.append(Chunk(manifest.digest, 0, 1, blob))
         return Upload(manifest, blob)
 
     with arena.rogue(device) as (rogue, _):
-        first, _ = rogue._hear_request(0)
+        first, _ = rogue._wait_request(0)
         rogue._reply(first, Decline(DeclineReason.UNWILLING))
         # The request of the second round is for another global model than the stolen update was trained on.
-        request, work = rogue._hear_request(1)
+        request, work = rogue._wait_request(1)
         rogue._reply(request, Accept(NUM_EXAMPLES))
         answer = rogue._answer(request, stolen(rogue._update(work)))
-    assert heard
+    assert downloaded
     assert isinstance(answer, Refused)
     assert answer.reason == RefuseReason.WRONG_BASE
     return lambda outcome: outcome.devices[device]["reported"] == 0
@@ -208,7 +208,7 @@ def _quarantined_goes_on(arena: Arena, device: str) -> Proof:
         asked = arena.asked()
         rogue._reply(asked, Accept(NUM_EXAMPLES))
         for number in range(QUARANTINE_AFTER):
-            rogue.say(b"no message %d" % number)
+            rogue.publish(b"no message %d" % number)
         for _ in range(200):
             rogue._reply(asked, Accept(NUM_EXAMPLES))
             try:

@@ -45,7 +45,7 @@ def subscribe(topic: bytes, *, qos: int = 1, flags: int = 2) -> bytes:
 
 @contextlib.contextmanager
 def opened(port: int) -> Iterator[socket.socket]:
-    """A connection to the broker, nothing said yet."""
+    """A connection to the broker, without a message so far."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         yield connection
 
@@ -62,7 +62,7 @@ def welcomed(port: int, client_id: str) -> Iterator[socket.socket]:
 
 
 def is_shown_the_door(connection: socket.socket) -> bool:
-    """Whether the broker ends the connection, whatever it says before."""
+    """Whether the broker ends the connection, regardless of earlier messages."""
     connection.settimeout(PATIENCE_S)
     try:
         while connection.recv(4096):

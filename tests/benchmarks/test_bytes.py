@@ -1,4 +1,4 @@
-"""benchmarks.network.bytes at toy size: every encoding is still played, and its bytes are told beside the reference's."""
+"""benchmarks.network.bytes at toy size: every encoding is run, and its bytes are reported beside those of the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every benchmark says for itself how it is called."""
+"""Every benchmark has a help page with its usage."""
 
 from __future__ import annotations
 

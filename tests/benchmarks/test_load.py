@@ -21,7 +21,7 @@ ROUNDS, DEVICES = 2, 20
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_nobody_is_lost(monkeypatch, capsys, tmp_path):
-    """All devices report in all rounds, with whole values and with differences; what it costs is told for each."""
+    """All devices report in all rounds, with whole values and with differences; the cost is reported for each."""
     if shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
         pytest.skip("mosquitto is not installed (apt install mosquitto)")
     out = tmp_path / "new" / "load.json"

@@ -1,4 +1,4 @@
-"""Every benchmark at toy size: whatever is measured still runs, and tells what it found.
+"""Every benchmark at toy size: every measurement runs and reports its result.
 
 A command is any module below benchmarks/ that ends in `run_app`. One without `--toy` fails here.
 """
@@ -48,21 +48,19 @@ pytestmark = [
 ]
 
 _documents: dict[str, dict[str, Any]] = {}
-"""What each printed: it runs once, whoever asks first."""
+"""Output of each benchmark, which runs once."""
 
 
 @pytest.fixture
 def toy(monkeypatch, capsys, tmp_path) -> Toy:
-    """Runs a benchmark at toy size; what it says is JSON, the same on stdout and in the file."""
+    """Run a benchmark at toy size; its output is the same JSON on stdout and in the file."""
 
     def run(name: str) -> dict[str, Any]:
         if name not in _documents:
             out = tmp_path / "new" / "document.json"
             module = import_module(f"benchmarks.{name}")
             options = options_of(module.app, name)
-            assert {"--toy", "--json", "--out"} <= options, (
-                f"benchmarks.{name} has no toy size, or cannot tell what it found"
-            )
+            assert {"--toy", "--json", "--out"} <= options, f"benchmarks.{name} has no toy size, or prints no result"
             # Other people's environments take minutes, and may be there.
             peers = ["--peers-python", tmp_path / "none"] if "--peers-python" in options else []
             words = ["run"] if module.app.registered_callback else []
@@ -87,12 +85,12 @@ def options_of(app: typer.Typer, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_TESTS.keys() | NEED_PEERS])
-def test_it_runs_at_toy_size(toy, name):
+def test_benchmark_runs_at_toy_size(toy, name):
     assert toy(name)
 
 
 @pytest.mark.parametrize("name", OWN_TESTS)
-def test_it_is_played_at_toy_size_elsewhere(name):
+def test_benchmark_with_its_own_test_is_run_at_toy_size_there(name):
     words = Path(__file__).with_name(OWN_TESTS[name]).read_text("utf-8")
     assert '"--toy"' in words
     assert name in words

@@ -62,7 +62,7 @@ def test_cells_are_played_once_and_kept(lab, monkeypatch, capsys, tmp_path):
 @pytest.mark.benchmarks
 @pytest.mark.lab
 @pytest.mark.timeout(300)
-def test_hosts_hear_each_other_and_share_a_processor(lab):
+def test_hosts_exchange_packets_and_share_a_processor(lab):
     """A process is where it was put, in a namespace without a way out and with a quota; afterwards it is gone."""
     with Hosts(["server", "pi"], rate_bit_s=1e6) as hosts:
         with hosts.inside("pi"):
@@ -101,8 +101,8 @@ def test_a_testbed_that_is_killed_leaves_nothing_behind(lab):
     process = subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        with process.stdout as said:
-            child = int(said.readline())
+        with process.stdout as stdout:
+            child = int(stdout.readline())
         assert _left_behind(process.pid)
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""The tables in results/benchmarks say what the documents beside them say."""
+"""The tables in results/benchmarks equal the documents beside them."""
 
 from __future__ import annotations
 

@@ -119,11 +119,11 @@ class Device:
         about = about or {"k": "", "r": "", "e": 0, "n": 0}
         return msgpack.packb({"v": 1, "t": kind, "i": next(self.numbers), **about, "b": body})
 
-    def say(self, about, kind, **body):
+    def send(self, about, kind, **body):
         self.client.publish(f"{self.mine}/up", self.message(kind, body, about), 1)
 
     def appear(self):
-        """Subscribe, publish presence, and let the job say again what waits for an answer; at each connect."""
+        """Subscribe, publish presence, and let the job repeat messages without an answer; at each connect."""
         task = {"task": self.at["task"], "schema": digest_of(self.at["schema"]), "num_examples": self.at["examples"]}
         state = {"online": True, "boot": self.boot, "version": "foreign", "tasks": [task], "encodings": ["fp32"]}
         state |= {"job": None, "unwilling": None, "features": []}
@@ -161,17 +161,17 @@ class Device:
         else:  # a real device also compares `size_bytes` with its memory, and `plan` with what it can train
             reason = "" if {request["encoding"], model["encoding"]} == {"fp32"} else "unsupported"
         if reason:
-            return self.say(about, "decline", reason=reason, detail="", condition=None, retry_after_s=0.0)
+            return self.send(about, "decline", reason=reason, detail="", condition=None, retry_after_s=0.0)
         if not self.job or self.job.about != about:
             self.end("dropped for newer work")
             self.job = Job(about, request, travelling(self.at["schema"], request))
             self.past[run] = [when[0], when[1] - 1]  # what is older than the job has no answer either
             self.client.subscribe(f"{self.fleet}/blob/{model['digest']}/+", 1)
         if self.job.phase == "downloading":
-            self.say(about, "accept", num_examples=self.at["examples"])
+            self.send(about, "accept", num_examples=self.at["examples"])
 
     def answered(self, job, kind, body):
-        """Act on what the coordinator says to an offer, or on the end of the round."""
+        """Act on the coordinator's answer to an offer, or on the end of the round."""
         if kind in ("committed", "refused", "cancel") and body.get("digest") in (None, job.manifest.get("digest")):
             self.end(f"{kind} {body.get('reason', '')}")
         elif body.get("digest") == job.manifest.get("digest"):
@@ -192,18 +192,18 @@ class Device:
         """Do what is due: train, or ask for chunks, or offer the update."""
         count = job.model["chunk_count"]
         if job.phase == "downloading" and len(job.chunks) == count:
-            self.say(job.about, "progress", phase="training", done=0, total=1)
+            self.send(job.about, "progress", phase="training", done=0, total=1)
             if not job.make_update(self.at["examples"], self.at["shift"]):
-                self.say(job.about, "failed", reason="download", condition=None)
+                self.send(job.about, "failed", reason="download", condition=None)
                 return self.end("failed")
         if time.monotonic() >= job.due:
             if job.phase == "downloading":
                 missing = [index for index in range(count) if index not in job.chunks][:NEED_AT_ONCE]
                 bits = sum(1 << index for index in missing).to_bytes((count + 7) // 8, "little")
-                self.say(job.about, "need", digest=job.model["digest"], missing=bits)
+                self.send(job.about, "need", digest=job.model["digest"], missing=bits)
             else:
-                self.say(job.about, "offer", manifest=job.manifest)
-                job.window = 0  # until a grant says what arrived
+                self.send(job.about, "offer", manifest=job.manifest)
+                job.window = 0  # until a grant has the chunks that arrived
             job.due, job.pause = time.monotonic() + job.pause, min(2 * job.pause, LONGEST_S)
 
     def run(self, stopped):

@@ -41,7 +41,7 @@ class Relay:
         return f"mqtt://{HOST}:{self.port}"
 
     def cut(self) -> None:
-        """End all connections, as when a cable is pulled out and put in again: nobody says goodbye."""
+        """End all connections, as when a cable is pulled out and put in again: without a disconnect packet."""
         with self._lock:
             ends = list(self._open)
         for end in ends:

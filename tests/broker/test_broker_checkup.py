@@ -43,7 +43,7 @@ def test_all_is_well_with_an_open_broker(mosquitto, side):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("form", ["listed", "pattern"])
 def test_nothing_fails_under_the_generated_rules(side, form):
-    """What the rules keep one side from seeing alone is said not to have been seen, rather than guessed."""
+    """What the rules keep one side from seeing alone is reported as not seen, rather than guessed."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE] if form == "listed" else None)) as broker:
         found = ask(logged_in(side, broker.url), side)
     assert {"warn", "fail"}.isdisjoint(verdicts(found).values())
@@ -65,7 +65,7 @@ def rules_of(side: str, access: str) -> list[str]:
     ("side", "rule"), [(side, rule) for side in SIDES for rule in rules_of(side, "write")], ids=lambda text: text[-30:]
 )
 def test_a_missing_rule_for_writing_is_found(side, rule):
-    """MQTT 5 tells it: the finding names the user and the topic, and the mend is the line that is missing."""
+    """MQTT 5 reports it: the finding names the user and the topic, and the remedy is the missing line."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE]).replace(f"{rule}\n", "")) as broker:
         found = ask(logged_in(side, broker.url), side)["rights_write"]
     assert found.verdict == "fail"
@@ -94,15 +94,15 @@ def test_half_a_rule_is_found(side):
     assert "`topic readwrite fedpatch/1/home/" in found["rights_read"].remedy
 
 
-def test_a_rule_that_nothing_can_be_said_of_is_named():
-    """By pattern the coordinator reads its own state as a device, which says nothing about all others'."""
+def test_unverifiable_rule_is_named():
+    """By pattern the coordinator reads its own state as a device, which shows nothing about those of others."""
     line = f"topic read fedpatch/1/{FLEET}/dev/+/state"
     with guarded(mosquitto_acl(FLEET).replace(f"{line}\n", "")) as broker:
         found = ask(logged_in("coordinator", broker.url), "coordinator")["rights_read"]
     assert found.verdict == "skip" and line.split()[2] in found.detail
 
 
-def test_a_user_of_another_name_than_the_device_is_told_so():
+def test_user_name_unlike_the_device_id_is_reported():
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(logged_in("device", broker.url), "device", device="pi-7")["rights_write"]
     assert found.verdict == "fail"
@@ -132,7 +132,7 @@ def test_a_retained_message_of_the_other_side_proves_what_the_doctor_cannot_try(
     ],
 )
 def test_a_broker_that_lets_us_not_in(side, login, remedy):
-    """Without a user, or with a wrong password: the mend names the variable of that side."""
+    """Without a user, or with a wrong password: the remedy names the variable of that side."""
     with guarded(mosquitto_acl(FLEET)) as broker:
         found = ask(settings_for(side, broker.url, **login), side)
     assert verdicts(found) == {"broker_port": "ok", "broker_login": "fail"}
@@ -141,7 +141,7 @@ def test_a_broker_that_lets_us_not_in(side, login, remedy):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_broker_without_retained_messages(side):
-    """It says so in MQTT 5; that is a warning, for fedpatch works without."""
+    """The broker reports it in MQTT 5; that is a warning, for fedpatch works without."""
     with Mosquitto("retain_available false") as broker:
         found = ask(settings_for(side, broker.url), side)["retained"]
     assert found.verdict == "warn"
@@ -166,7 +166,7 @@ def test_packet_limits(limit, verdict, words):
 
 
 def test_a_broker_that_waits_before_small_packets():
-    """Nagle's algorithm costs 40 ms in every exchange, and the mend names mosquitto's line."""
+    """Nagle's algorithm costs 40 ms in every exchange, and the remedy names mosquitto's line."""
     with Mosquitto() as broker:
         config = broker.directory / "mosquitto.conf"
         config.write_text(config.read_text().replace("set_tcp_nodelay true", "set_tcp_nodelay false"))
@@ -177,7 +177,7 @@ def test_a_broker_that_waits_before_small_packets():
 
 
 def test_a_broker_of_the_older_protocol_that_keeps_no_sessions(amqtt):
-    """The built-in one: what cannot be told in 3.1.1 is not told, and what it does not keep is a warning."""
+    """The built-in one: limits that 3.1.1 cannot report are omitted, and a message that it does not keep is a warning."""
     found = ask(settings_for("device", amqtt.url), "device")
     assert "MQTT 3.1.1" in found["broker_login"].detail
     assert found["rights_write"].verdict == "skip"

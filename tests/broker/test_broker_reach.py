@@ -95,10 +95,10 @@ def test_certificate_for_another_name_or_expired_fails_with_its_remedy(tmp_path,
 
 def test_plain_text_to_another_machine_is_a_warning_even_with_insecure(mosquitto):
     """By what is written: 127.1 is this machine only for who looks it up."""
-    for host, told in ((HOST, False), ("127.1", True)):
+    for host, expected in ((HOST, False), ("127.1", True)):
         settings = settings_for("device", mosquitto.url.replace(HOST, host), insecure=True)
         found = ask(settings, "device").get("broker_tls")
-        assert (found is not None) is told
+        assert (found is not None) is expected
         assert found is None or (found.verdict == "warn" and "can read and change messages" in found.detail)
 
 

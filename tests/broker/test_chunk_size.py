@@ -57,7 +57,7 @@ def test_broker_without_read_rights_is_tried_by_its_answer_alone():
 
 
 def test_broker_that_refuses_the_topic_is_named_as_the_cause_and_not_its_size_limit():
-    """Access rules that forbid the topic of chunks say nothing about the size."""
+    """Access rules that forbid the topic of chunks give no result about the size."""
     rules = "user coordinator\ntopic write elsewhere/#\n"
     with Mosquitto(passwords={"coordinator": "secret"}, acl=rules) as broker:
         settings = RunSettings(

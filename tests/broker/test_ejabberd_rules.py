@@ -65,7 +65,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def broker(certificates: Certified) -> Iterator[Ejabberd]:
-    """With the rules of a fleet, and one topic more for whoever waits."""
+    """With the rules of a fleet, and one more topic for the waiting client."""
     text = ejabberd_rules("home", "localhost", [OWNER, OTHER], watchers=[WATCHER])
     for option in ("access_publish", "access_subscribe"):
         text = text.replace(f"    {option}:\n", f'    {option}:\n      "barrier/%u": all\n')
@@ -89,7 +89,7 @@ def _login(certificates: Certified, user: str, password: str = "") -> dict[str, 
     }
 
 
-def test_what_is_delivered_is_what_the_table_allows(broker, certificates):
+def test_broker_delivers_exactly_the_messages_of_the_topic_table(broker, certificates):
     """Everybody subscribes to every topic and all of them, and writes on every topic."""
     url = broker.url.replace("mqtt:", "mqtts:")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The built-in broker: what a demonstration needs of it, and what it says where it cannot be used."""
+"""The built-in broker: the features that a demonstration needs, and the errors where it cannot be used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_reaches_ten_clients_however_they_come(amqtt):
             assert came == chunks
 
 
-def test_a_port_in_use_is_named_with_the_mend():
+def test_port_in_use_is_named_with_a_remedy():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BrokerError) as caught:
@@ -52,7 +52,7 @@ def test_a_port_in_use_is_named_with_the_mend():
     assert f"mqtt://127.0.0.1:{port}" in str(caught.value)
 
 
-def test_without_amqtt_the_error_says_what_to_install(monkeypatch):
+def test_missing_amqtt_error_names_the_extra_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'fedpatch\[demo\]'"):
         EmbeddedBroker(port=0)

@@ -119,13 +119,13 @@ def test_foreign_client_asks_for_chunks_that_have_not_come() -> None:
     other = encode_chunk(cut(blob, replace(manifest, digest="1" * 64), 2))
     for payload in (chunks[1], chunks[0][:-1] + b"x", other):
         job.take(payload)
-    device, said = object.__new__(known["Device"]), []
-    device.say = lambda _about, kind, **body: said.append((kind, body))
+    device, sent = object.__new__(known["Device"]), []
+    device.send = lambda _about, kind, **body: sent.append((kind, body))
     device.work(job)
-    assert said == []
+    assert sent == []
     job.due = 0.0
     device.work(job)
-    assert said == [("need", {"digest": manifest.digest, "missing": bytes([0b101])})]
+    assert sent == [("need", {"digest": manifest.digest, "missing": bytes([0b101])})]
 
 
 def test_round_fails_without_foreign_clients_update(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_best_protocol_of_the_broker_is_found(mosquitto, amqtt):
         assert all(not isinstance(event, Disconnected) for event in new.seen + old.seen)
 
 
-def test_what_one_publishes_the_other_receives(broker):
+def test_published_message_is_received(broker):
     payload = bytes(range(256)) * 512
     with client(broker, "giver") as giver, client(broker, "taker", "a/+", "b") as taker:
         taker.settle()

@@ -10,7 +10,7 @@ from tests.support.brokers import HOST, Client, Mosquitto, client, free_port
 pytestmark = pytest.mark.broker
 
 
-def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(mosquitto):
+def test_message_published_during_an_outage_arrives_after_it(mosquitto):
     with client(mosquitto.url, "giver") as giver:
         giver.wait(Connected)
         mosquitto.kill()
@@ -24,7 +24,7 @@ def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_back(mosq
 
 
 @pytest.mark.parametrize(("clean_start", "expected"), [(False, True), (True, False)])
-def test_the_broker_keeps_the_session_unless_told_not_to(mosquitto, clean_start, expected):
+def test_broker_keeps_the_session_except_with_clean_start(mosquitto, clean_start, expected):
     with client(mosquitto.url, "taker", "t", clean_start=clean_start) as taker:
         taker.settle()
     with client(mosquitto.url, "giver") as giver:
@@ -37,7 +37,7 @@ def test_the_broker_keeps_the_session_unless_told_not_to(mosquitto, clean_start,
         assert came == ([b"while away"] if expected else [])
 
 
-def test_what_was_given_up_while_away_does_not_come_from_the_kept_session(mosquitto):
+def test_topic_unsubscribed_during_an_outage_is_not_delivered_from_the_kept_session(mosquitto):
     """A subscription that an earlier process left in the session is not ours."""
     with client(mosquitto.url, "taker", "old") as taker:
         taker.settle()
@@ -65,7 +65,7 @@ def test_an_oversize_message_from_before_the_limit_was_known_is_dropped(caplog):
     assert not any(isinstance(event, Disconnected) for event in one.seen)
 
 
-def test_a_full_outbox_says_so_and_never_blocks():
+def test_full_outbox_returns_false_without_blocking():
     one = Client(f"mqtt://{HOST}:{free_port()}", "one", max_queued=3)
     one.link.start()
     try:

@@ -1,4 +1,4 @@
-"""Brokers that cannot be reached or do not want us: what the reason says, and that the link goes on."""
+"""Brokers that cannot be reached or refuse the connection: the reason, and that the link keeps trying."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_name_that_cannot_be_looked_up_does_not_end_the_link():
         assert link_is_alive("one")
 
 
-def test_a_wrong_password_is_told_apart():
+def test_wrong_password_has_its_own_reason():
     with Mosquitto(passwords={"pi-1": "right"}) as guarded:
         for options, words in (
             ({"username": "pi-1", "password": "wrong"}, "refused user 'pi-1'; check the user name and the password"),
@@ -79,7 +79,7 @@ def test_tls_carries_large_messages_and_a_broker_of_another_ca_is_refused(tmp_pa
             assert f"{HOST}:{secret.port}" in three.wait(Disconnected).reason
 
 
-def test_tls_with_a_broker_that_has_none_says_so(mosquitto):
+def test_tls_to_a_plain_broker_names_the_cause(mosquitto):
     with client(mosquitto.url.replace("mqtt:", "mqtts:"), "one") as one:
         assert one.wait(Disconnected).reason.startswith((f"no TLS with {HOST}", f"{HOST}:{mosquitto.port} closed"))
 

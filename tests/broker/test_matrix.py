@@ -190,8 +190,8 @@ def broker(certificates: Certified) -> Iterator[SecuredMosquitto]:
 
 
 @pytest.mark.parametrize("version", [MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311])
-def test_members_may_do_what_the_topic_table_says_and_nothing_else(broker, version):
-    """In both versions of MQTT; nobody can write outside the table, and nobody is told of the broker itself."""
+def test_members_have_exactly_the_rights_of_the_topic_table(broker, version):
+    """In both versions of MQTT; nobody can write outside the table, and nobody receives the topics of the broker itself."""
     assert matrix(broker, version) == _expected()
 
 

@@ -1,4 +1,4 @@
-"""Messages that a broker does not take: the session goes on, and whoever reads the log learns what to do about it."""
+"""Messages that a broker does not take: the session continues, and the log has the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.brokers import Client, Mosquitto, client
 pytestmark = pytest.mark.broker
 
 LIMIT_BYTES = 20_000
-MEND = "use smaller chunks (fedpatch run --chunk-kib)"
+REMEDY = "use smaller chunks (fedpatch run --chunk-kib)"
 
 
 @contextmanager
@@ -45,14 +45,14 @@ def test_a_stated_limit_is_kept():
         with pytest.raises(BrokerError) as caught:
             one.link.publish("t", bytes(LIMIT_BYTES))
         assert f"accepts packets of {LIMIT_BYTES} bytes, less than" in str(caught.value)
-        assert str(caught.value).endswith(MEND)
+        assert str(caught.value).endswith(REMEDY)
         assert send_around(one, LIMIT_BYTES - 100) == [b"before", bytes(LIMIT_BYTES - 100), b"after"]
         assert not any(isinstance(event, Disconnected) for event in one.seen)
 
 
 @pytest.mark.parametrize(("option", "old"), [("max_packet_size", True), ("message_size_limit", False)])
 def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bool, caplog: pytest.LogCaptureFixture):
-    """Each time that the message is sent the connection ends, until it is given up; the log names the mend.
+    """Each time that the message is sent the connection ends, until it is dropped; the log has the remedy.
 
     In 3.1.1 the broker ends it. In MQTT 5 mosquitto acknowledges with a reason that no acknowledgement may have (0x95), and
     paho ends it.
@@ -63,11 +63,11 @@ def test_a_limit_that_is_not_stated_costs_a_few_connections(option: str, old: bo
         # A broker that stands still while it is connected to costs a connection, too, which nobody ended.
         assert sum("does not answer" not in reason for reason in broken) in (2, 3)
     assert f"gave up a message on t ({2 * LIMIT_BYTES} bytes): the connection to" in caplog.text
-    assert MEND in caplog.text
+    assert REMEDY in caplog.text
 
 
 def test_a_limit_of_messages_is_kept_secret_in_3_1_1(caplog: pytest.LogCaptureFixture):
-    """`message_size_limit`: the broker acknowledges what it throws away; only that it does not arrive tells (`doctor`)."""
+    """`message_size_limit`: the broker acknowledges what it throws away; only its absence shows that (`doctor`)."""
     with connected("message_size_limit", old=True) as one:
         assert send_around(one, LIMIT_BYTES + 1) == [b"before", b"after"]
         assert not any(isinstance(event, Disconnected) for event in one.seen)

@@ -25,7 +25,7 @@ from tests.support.secured import CONFIGURATIONS, SecuredMosquitto, rules
 pytestmark = pytest.mark.broker
 
 FLEET, DEVICES = "home", ["pi-1", "pi-2"]
-# Everybody may ask the broker whether it is done; what is written on `read` tells that it has read the rules again.
+# Everybody may ask the broker whether it is done; a message on `read` shows that it has read the rules again.
 MARKS = "\npattern readwrite barrier/+\n"
 READ = "\npattern readwrite read\n"
 ALL = rules(FLEET, DEVICES) + MARKS
@@ -120,7 +120,7 @@ def test_last_will_of_a_revoked_device_is_not_published(certificates):
 
 @pytest.mark.parametrize(("user", "tied"), [("pi-1", True), ("coordinator", False)])
 def test_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
-    """On the devices' listener it says so and asks no more; on the coordinator's it asks everything."""
+    """On the devices' listener it reports that and stops; on the coordinator's it checks everything."""
     cert_file, key_file = certificates.pair(user)
     files = {"ca_file": certificates.ca_file, "cert_file": cert_file, "key_file": key_file}
     with SecuredMosquitto(certificates, rules(FLEET, DEVICES)) as broker:
@@ -133,7 +133,7 @@ def test_doctor_sees_that_client_ids_are_tied(certificates, user, tied):
 
 @pytest.mark.parametrize("configuration", PRODUCTION)
 def test_shipped_configuration_states_its_limits_and_keeps_over_a_restart(certificates, configuration):
-    """Mosquitto takes the file as it ships; a client hears the packet limit; presence is there after `systemctl restart`."""
+    """Mosquitto takes the file as it ships; a client receives the packet limit; presence is there after `systemctl restart`."""
     passwords = {user: user for user in ("coordinator", *DEVICES)} if "passwords" in configuration else None
     named = {"username": "pi-1", "password": "pi-1", "tls": certificates.files()}
     login = named if passwords else {"tls": certificates.files("pi-1")}
@@ -174,8 +174,8 @@ def test_passwords_travel_over_tls_only_and_let_in_by_name(certificates):
                 one.link.publish(state_of(device), b"of " + device.encode())
             for party in (one, coordinator, one):  # what one has written is there before the other is asked what came
                 party.settle()
-            told = [topics.down(FLEET, device) in one.topics for device in DEVICES]
-            assert told == [state_of(device) in coordinator.topics for device in DEVICES] == [True, False]
+            notified = [topics.down(FLEET, device) in one.topics for device in DEVICES]
+            assert notified == [state_of(device) in coordinator.topics for device in DEVICES] == [True, False]
 
 
 @pytest.mark.parametrize("configuration", PRODUCTION)
@@ -187,7 +187,7 @@ def test_every_option_is_explained_where_it_first_stands(configuration):
             explained = bool(line)
             continue
         option = line.partition(" ")[0]
-        assert explained or option in known, f"{configuration}: nobody says why {option} is as it is"
+        assert explained or option in known, f"{configuration}: {option} is not explained"
         known.add(option)
     assert {"allow_anonymous", "acl_file", "max_packet_size", "memory_limit", "tls_version"} <= known
     assert ("require_certificate" in known) is (configuration == "mosquitto.conf")

@@ -37,7 +37,7 @@ def broker(kitchen: Certified) -> Iterator[Mosquitto]:
         yield started
 
 
-def told(url: str, files: TlsFiles) -> str:
+def failure_reason(url: str, files: TlsFiles) -> str:
     """Why a connection with these files fails."""
     with client(url, "one", tls=files) as one:
         return one.wait(Disconnected).reason
@@ -51,36 +51,36 @@ def test_a_device_with_a_certificate_is_let_in(kitchen: Certified, broker: Mosqu
 
 def test_a_certificate_of_another_fleet_is_refused(kitchen: Certified, garden: Certified, broker: Mosquitto):
     own = garden.files("pi-1").cert_file
-    reason = told(url_of(broker), TlsFiles(kitchen.directory / "ca.crt", own, own))
+    reason = failure_reason(url_of(broker), TlsFiles(kitchen.directory / "ca.crt", own, own))
     assert "the broker does not know its CA, 'fedpatch CA of garden': is it a certificate for another fleet?" in reason
-    reason = told(url_of(broker), garden.files("pi-1"))
+    reason = failure_reason(url_of(broker), garden.files("pi-1"))
     assert f"its certificate is of an unknown CA; {garden.directory}/ca.crt holds another CA" in reason
 
 
-def test_who_has_no_certificate_is_told_to_enrol(kitchen: Certified, broker: Mosquitto):
-    reason = told(url_of(broker), TlsFiles(kitchen.directory / "ca.crt"))
+def test_client_without_a_certificate_gets_the_hint_to_enrol(kitchen: Certified, broker: Mosquitto):
+    reason = failure_reason(url_of(broker), TlsFiles(kitchen.directory / "ca.crt"))
     assert "asks for a certificate, and we have none; enrol this device (fedpatch-agent enrol FILE)" in reason
 
 
-def test_a_certificate_that_has_expired_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
+def test_expired_device_certificate_is_reported_with_its_date(kitchen: Certified, broker: Mosquitto):
     now = time.time()
     kitchen.device("old", days=1, now=now - 5 * DAY_S)
-    reason = told(url_of(broker), kitchen.files("old"))
+    reason = failure_reason(url_of(broker), kitchen.files("old"))
     gone = time.strftime("%Y-%m-%d", time.gmtime(now - 4 * DAY_S))
     assert f"our certificate for 'old' ({kitchen.directory}/old.pem): it has expired on {gone}" in reason
     assert "renew it (fedpatch device rotate" in reason
 
 
-def test_a_certificate_of_the_future_is_told_with_its_date(kitchen: Certified, broker: Mosquitto):
+def test_certificate_not_yet_valid_is_reported_with_its_date(kitchen: Certified, broker: Mosquitto):
     kitchen.device("young", now=time.time() + 5 * DAY_S)
-    assert "it is not yet valid before" in told(url_of(broker), kitchen.files("young"))
+    assert "it is not yet valid before" in failure_reason(url_of(broker), kitchen.files("young"))
 
 
 def test_a_name_that_is_not_in_the_broker_s_certificate(kitchen: Certified, garden: Certified):
     with garden.open() as authority:
         authority.issue(BROKER, "broker", now=time.time(), names=["elsewhere.example"])
     with garden.broker() as other:
-        reason = told(url_of(other), garden.files("pi-1"))
+        reason = failure_reason(url_of(other), garden.files("pi-1"))
     assert (
         f"its certificate is not for the host name {HOST}; write a name of its certificate in the broker URL" in reason
     )
@@ -90,25 +90,25 @@ def test_a_broker_with_the_certificate_of_a_client(garden: Certified):
     place = garden.directory
     options = f"cafile {place}/ca.crt\ncertfile {place}/coordinator/client.crt\nkeyfile {place}/coordinator/client.key"
     with Mosquitto(options) as other:
-        assert "its certificate is a client's, not a server's" in told(url_of(other), garden.files("pi-1"))
+        assert "its certificate is a client's, not a server's" in failure_reason(url_of(other), garden.files("pi-1"))
 
 
 def test_a_ca_that_has_expired_is_named(tmp_path: Path):
     past = Certified(tmp_path / "ca", now=time.time() - 10 * DAY_S, ca_days=9).make("pi-1", days=60)
     with past.broker() as broker:
-        reason = told(url_of(broker), past.files("pi-1"))
+        reason = failure_reason(url_of(broker), past.files("pi-1"))
         assert f"the CA 'fedpatch CA of kitchen' in {tmp_path}/ca/ca.crt has expired since" in reason
         assert "renew the CA (fedpatch ca renew) and give everybody its new ca.crt" in reason
 
 
-def test_a_broker_s_certificate_that_has_expired_is_told_with_its_date(tmp_path: Path):
-    """The CA is good, so it must be the broker's own: it is asked for, and its last day told."""
+def test_expired_broker_certificate_is_reported_with_its_date(tmp_path: Path):
+    """The CA is good, so it must be the broker's own: it is fetched, and its last day reported."""
     house = Certified(tmp_path / "ca").make("pi-1")
     now = time.time()
     with house.open() as authority:
         authority.issue(BROKER, "broker", now=now - 5 * DAY_S, days=1, names=[HOST])
     with house.broker() as broker:
-        reason = told(url_of(broker), house.files("pi-1"))
+        reason = failure_reason(url_of(broker), house.files("pi-1"))
     gone = time.strftime("%Y-%m-%d", time.gmtime(now - 4 * DAY_S))
     assert f"the certificate of the broker {HOST}:{broker.port} has expired since {gone}" in reason
     assert "renew it (fedpatch ca broker); where it is not old, set the clock" in reason
@@ -170,7 +170,7 @@ link.stop()
 @pytest.mark.parametrize(
     ("offset", "words"), [("-400d", "is not yet valid before"), ("+4000d", "has expired since")], ids=["past", "future"]
 )
-def test_a_clock_that_is_off_is_told_and_waited_for(
+def test_link_reports_a_wrong_clock_and_waits_for_its_correction(
     kitchen: Certified, broker: Mosquitto, tmp_path: Path, offset: str, words: str
 ):
     clock = tmp_path / "clock"

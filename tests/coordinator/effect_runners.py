@@ -54,19 +54,19 @@ class Bench:
         **changes: Any,
     ) -> None:
         self.prepared, self.registry, self.directory = prepared, registry, directory
-        self.said: list[str] = []
+        self.lines: list[str] = []
         # How far some values of an update are from the others: equal ones take next to no bytes.
         self.noise = 0.0
-        # Without bounds: what such an update changes is chosen to be told apart, not to be usual.
+        # Without bounds: what such an update changes is chosen to be distinguishable, not to be usual.
         terms = {"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", "norm_bound": "off", **changes}
         settings = RunSettings(**terms)
         run = run or new_run(registry, schema=prepared.schema.digest).id
-        reconcile(registry, run, directory, prepared, self.said.append)
+        reconcile(registry, run, directory, prepared, self.lines.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
         state = load_checkpoint(directory)[0]
-        unfinished = resume_round(registry, directory, spec, prepared, state, self.said.append, BootTime.now())
+        unfinished = resume_round(registry, directory, spec, prepared, state, self.lines.append, BootTime.now())
         records = registry.rounds.records(run)
-        self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.said.append)
+        self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.lines.append)
         self.engine = Engine(
             spec, records=records, unfinished=unfinished, jitter=random.Random(1), holds=self.quarantine.held
         )
@@ -79,7 +79,7 @@ class Bench:
         self.publisher = ModelPublisher(link, "demo", directory / "note")
 
         def say(line: str) -> None:
-            self.said.append(printable(line))
+            self.lines.append(printable(line))
 
         counters = DeviceCounters(registry, "demo", spec, self.quarantine, say)
         self.aggregator = Aggregator(state, directory, prepared, spec, say)
@@ -112,11 +112,11 @@ class Bench:
         for device in devices:
             self.perform(self.engine.handle(DevicePresence(device, there()), time.monotonic()))
         for device in devices:
-            self.hear(device, Accept(10))
+            self.receive(device, Accept(10))
         return self
 
     def look(self) -> None:
-        """A good while later: whoever offended is held back, as the service does it."""
+        """Some time later: offending devices are quarantined, as by the service."""
         self._looks += 1
         held = self.quarantine.poll(time.monotonic() + self._looks * 2 * LOOK_EVERY_S)
         if held is not None:
@@ -136,7 +136,7 @@ class Bench:
         for event in self.updates.completed(0 if wait else MAX_IN_PROGRESS):
             self.perform(self.engine.handle(event, self.event_queue.now))
 
-    def hear(self, device: str, body: Any) -> None:
+    def receive(self, device: str, body: Any) -> None:
         """A message of the open round."""
         spec = self.engine.spec
         envelope = Envelope(body, task=spec.task, run=spec.run, epoch=spec.epoch, round=self.engine.last_round)
@@ -167,6 +167,6 @@ class Bench:
         """The updates of these devices arrive whole, one after the other."""
         for device in devices:
             blob, manifest = self.update(value, encoding)
-            self.hear(device, Offer(manifest))
+            self.receive(device, Offer(manifest))
             for index in range(manifest.chunk_count):
                 self.perform(self.engine.handle(ChunkReceived(device, cut(blob, manifest, index)), time.monotonic()))

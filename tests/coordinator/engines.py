@@ -20,7 +20,7 @@ from fedpatch.coordinator.rounds.run_events import (
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Grant, Offer
-from tests.support.specs import gone, model, report, run_spec, said, there, told, update
+from tests.support.specs import envelope_of, gone, model, report, run_spec, sent, there, update
 
 BLOB = b"u" * 350
 DIGEST = update(BLOB).digest
@@ -74,14 +74,14 @@ def end_of(effects: Iterable[Effect]) -> EndRun:
 
 def send(made: Engine, device: str, body: Body, now: float = 1.0, number: int = 1, **changes: Any) -> list[Effect]:
     """A message of a device."""
-    return made.handle(DeviceMessage(device, said(body, number, **changes)), now)
+    return made.handle(DeviceMessage(device, envelope_of(body, number, **changes)), now)
 
 
 def report_of(made: Engine, device: str, now: float = 5.0, accuracy: float | None = 0.5) -> list[Effect]:
     """A device's whole round."""
     number = made.last_round
     send(made, device, Accept(10), now, number)
-    assert isinstance(told(send(made, device, Offer(update(BLOB)), now, number))[0][1], Grant)
+    assert isinstance(sent(send(made, device, Offer(update(BLOB)), now, number))[0][1], Grant)
     last = [made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), now) for index in range(4)][-1]
     assert kinds(last) == [StoreUpdate]
     return made.handle(UpdateStored(made.last_round, device, DIGEST, report(accuracy)), now)

@@ -58,12 +58,12 @@ class Metered:
     def vitals(self, device: str, vitals: Vitals) -> None:
         self.meter.vitals(device, vitals, self.now)
 
-    def hear(self, device: str, body: Body) -> None:
+    def receive(self, device: str, body: Body) -> None:
         self.perform(send(self.engine, device, body, self.now, self.engine.last_round))
 
     def accept(self, devices: str) -> None:
         for device in devices:
-            self.hear(device, Accept(10))
+            self.receive(device, Accept(10))
 
     def upload_all(self, devices: str, accuracy: float | None = 0.5) -> None:
         for device in devices:
@@ -72,8 +72,8 @@ class Metered:
     def upload(self, device: str, accuracy: float | None = 0.5) -> None:
         """A whole update, from the word that it takes part."""
         self.accuracies[device] = accuracy
-        self.hear(device, Accept(10))
-        self.hear(device, Offer(update(BLOB)))
+        self.receive(device, Accept(10))
+        self.receive(device, Offer(update(BLOB)))
         for index in range(update(BLOB).chunk_count):
             self.perform(self.engine.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), self.now))
 

@@ -41,7 +41,7 @@ class PrivateBench(Bench):
             state = type(present)(**{**vars(present), "features": DEVICE_FEATURES})
             self.perform(self.engine.handle(DevicePresence(device, state), time.monotonic()))
         for device in devices:
-            self.hear(device, Accept(10))
+            self.receive(device, Accept(10))
         return self
 
 

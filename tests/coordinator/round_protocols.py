@@ -1,4 +1,4 @@
-"""An open round at hand: what it is told, and what it does about it."""
+"""An open round for tests: its events, and the effects that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
-from tests.support.specs import TASK, model, report, run_spec, there, told, update
+from tests.support.specs import TASK, model, report, run_spec, sent, there, update
 
 BLOB = b"u" * 350
 
@@ -30,7 +30,7 @@ class Bench:
         self.open = ActiveRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)
         self.begun = self.open.begin(model(), 0.0)
 
-    def hear(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:
+    def receive(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:
         return [effect for body in bodies for effect in self.open.on_message(device, body, now)]
 
     def see(self, device: str, state: DeviceState, now: float = 1.0) -> list[Effect]:
@@ -44,14 +44,14 @@ class Bench:
         if end == "late":
             self.open.tick(10.0)
         else:
-            self.hear(device, Failed(FailReason.TRAINING) if end == "failed" else Decline(DeclineReason.UNWILLING))
+            self.receive(device, Failed(FailReason.TRAINING) if end == "failed" else Decline(DeclineReason.UNWILLING))
 
     def state(self, device: str) -> State:
         return self.open.round.participants[device].state
 
     def accept_all(self, now: float = 1.0) -> Bench:
         for device in self.open.round.participants:
-            self.hear(device, Accept(10), now=now)
+            self.receive(device, Accept(10), now=now)
         return self
 
     def chunks(self, device: str, blob: bytes = BLOB, now: float = 2.0) -> list[Effect]:
@@ -66,5 +66,5 @@ class Bench:
 
     def upload(self, device: str, blob: bytes = BLOB) -> list[Effect]:
         """An offer that is granted, and its chunks."""
-        assert isinstance(told(self.hear(device, Offer(update(blob))))[0][1], Grant)
+        assert isinstance(sent(self.receive(device, Offer(update(blob))))[0][1], Grant)
         return self.chunks(device, blob)

@@ -10,7 +10,7 @@ from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Manifest, ModelDelta, WorkRequest
 from tests.device_agent.jobs import REQUEST, requested
-from tests.support.specs import TASKS, model, said
+from tests.support.specs import TASKS, envelope_of, model
 
 BLOBS = tuple(letter * 250 for letter in (b"j", b"k", b"l", b"m"))
 VERSIONS: tuple[Manifest, ...] = tuple(model(blob) for blob in BLOBS)
@@ -30,7 +30,7 @@ def delta_request() -> WorkRequest:
 def ask_holding(
     job: Job, held: str, request: WorkRequest | None = None, *, epoch: int = 1, now: float = 10.0
 ) -> list[Effect]:
-    envelope = said(request or delta_request(), epoch=epoch)
+    envelope = envelope_of(request or delta_request(), epoch=epoch)
     return job.handle(requested(envelope, TASKS, AdmissionDecision(True), held), now)
 
 

@@ -59,6 +59,6 @@ class PlayedDevice:
             self.job.handle(event, 0.0)
 
     def model_made(self) -> None:
-        """The training process says that the personal model is made."""
+        """The training process reports that the personal model is made."""
         for event in self.performer.model_made():
             self.perform(self.job.handle(event, 0.0))

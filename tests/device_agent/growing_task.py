@@ -1,4 +1,4 @@
-"""The toy task with as many examples as a file says, which may say something else at any time."""
+"""The toy task with a number of examples from a file, which may change at any time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def data_version(spec: str, root: Path) -> str:
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """So many examples as the file says in figures."""
+    """The number of examples in the file."""
     text = (root / spec).read_text()
     if not text.isdigit():
         raise DataError(f"toy: {text!r} is no number of examples")

@@ -16,7 +16,7 @@ from fedpatch.device_agent.job.job_events import (
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Body, Envelope, TaskCapability, WorkRequest
-from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASK, TASKS, envelope_of, model, run_spec, update
 
 BLOB = b"m" * 250
 DIGEST = update().digest
@@ -25,7 +25,7 @@ KEY = JobKey(RUN, 1, 1, TASK)
 WILLING = AdmissionDecision(True)
 
 
-def said_back(effects: list[Effect]) -> list[Body]:
+def replies(effects: list[Effect]) -> list[Body]:
     return [effect.envelope.body for effect in effects if isinstance(effect, SendMessage)]
 
 
@@ -42,7 +42,7 @@ def requested(
 
 def ask(job: Job, round_number: int = 1, now: float = 10.0, accept: bool = True, **changes) -> list[Effect]:
     decision = AdmissionDecision(accept, "" if accept else "no")
-    return job.handle(requested(said(REQUEST, round_number, **changes), decision=decision), now)
+    return job.handle(requested(envelope_of(REQUEST, round_number, **changes), decision=decision), now)
 
 
 def here(job: Job, indices: Iterable[int], now: float) -> list[Effect]:

@@ -52,18 +52,20 @@ def limits_of(directory: Path, *, known: bool = True, private: str = "", max_ste
 
 
 def facts(**values: Any) -> Facts:
-    """Of a device that is well but for these; None stands for what nobody can tell."""
-    told = {name: Fact.unknown(f"no {name}") if value is None else Fact(value, name) for name, value in values.items()}
-    return replace(WELL, **told)
+    """Of a device that is well but for these; None stands for an unknown fact."""
+    overrides = {
+        name: Fact.unknown(f"no {name}") if value is None else Fact(value, name) for name, value in values.items()
+    }
+    return replace(WELL, **overrides)
 
 
 def wants(**settings: Any) -> Preferences:
-    """Of an owner who has said this, checked as agent.toml is."""
+    """Preferences of an owner with these settings, checked as agent.toml is."""
     return Preferences.of(load(PreferenceSettings, file=None, environ={}, flags=settings))
 
 
 def easy(**settings: Any) -> Preferences:
-    """Of an owner who has said this, and demands nothing else."""
+    """Preferences of an owner with these settings and no others."""
     return wants(**({"charging": False, "unmetered": False, "under_voltage_ok": True} | settings))
 
 

@@ -21,7 +21,7 @@ def problems(environ=None, **flags) -> list[str]:
     return list(caught.value.problems)
 
 
-def test_only_the_data_must_be_said():
+def test_data_is_the_only_required_setting():
     assert problems() == ['data: not set; say which data this device holds, e.g. data = "shard:0/10"']
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA})
     assert settings == AgentSettings(data=DATA)
@@ -63,26 +63,26 @@ def test_the_longest_pause_is_not_below_the_shortest():
     assert problems(reconnect_min_s=100)[1:] == ["reconnect_max_s: 60 is below reconnect_min_s = 100; make it larger"]
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_help():
     for one in settings_of(AgentSettings):
         assert re.fullmatch(r"[A-Z].*\.", one.rules.help), one.name
         assert not one.name.endswith("_s") or one.rules.unit == "seconds"
 
 
 def test_a_task_of_ones_own_is_not_imported_here(tmp_path, monkeypatch):
-    """The process that talks to the network loads no task; the one that trains says whether it can."""
+    """The process that talks to the network loads no task; the one that trains reports whether it can."""
     (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     settings = load(AgentSettings, file=None, environ={}, flags={"data": DATA, "task": "explosive:TASK"})
     assert settings.task == "explosive:TASK"
 
 
-def test_what_could_only_fail_later_is_refused_at_once():
+def test_setting_bound_to_fail_later_is_refused_at_start():
     """A file that node_exporter passes over, and a limit below what torch takes before it has trained anything."""
     assert problems(data=DATA, metrics_textfile="/var/lib/agent.txt") == [
         "--metrics-textfile: /var/lib/agent.txt: node_exporter reads only files whose names end in .prom; "
         "give it such a name"
     ]
-    (said,) = problems(data=DATA, max_memory_mib=10)
-    assert said.startswith("--max-memory-mib: torch itself takes more than 10; at least ")
+    (problem,) = problems(data=DATA, max_memory_mib=10)
+    assert problem.startswith("--max-memory-mib: torch itself takes more than 10; at least ")
     assert load(AgentSettings, file=None, environ={}, flags={"data": DATA, "max_memory_mib": 0}).max_memory_mib == 0

@@ -35,7 +35,7 @@ def build_model() -> nn.Module:
 
 
 def random_data(name: str, num_examples: int, counts_in_ua: bool = True) -> DeviceData:
-    """Two of three labels, told apart by a device's own rule, so that a personal model pays."""
+    """Two of three labels, distinguished by a device's own rule, so that a personal model pays."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     rule = rng.normal(size=FEATURES)
     x = rng.normal(size=(num_examples + 20, FEATURES)).astype(np.float32) + rng.normal(size=FEATURES).astype(np.float32)
@@ -44,7 +44,7 @@ def random_data(name: str, num_examples: int, counts_in_ua: bool = True) -> Devi
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """`<name>:<number of examples>`; the names `uncounted`, `out-of-range`, `absent` and `bug` do what they say."""
+    """`<name>:<number of examples>`; the names `uncounted`, `out-of-range`, `absent` and `bug` do as named."""
     name, _, count = spec.partition(":")
     if name == "absent":
         raise DataError("toy: examples.npz is absent; fetch it first")
@@ -82,7 +82,7 @@ def _run_out_of(what: str) -> None:
 
 
 def _mishap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """What the file $TOY_MISHAP says happens, once."""
+    """The mishap named by the file $TOY_MISHAP, once."""
     order = Path(os.environ["TOY_MISHAP"])
     if order.exists():
         what = order.read_text()

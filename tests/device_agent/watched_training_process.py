@@ -16,7 +16,7 @@ TIMEOUT_S = 120
 
 
 def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    """Wait for what a process said: its answers and its log are read by two threads."""
+    """Wait for the output of a process: its answers and its log are read by two threads."""
     give_up_at = time.monotonic() + TIMEOUT_S
     while text not in caplog.text:
         assert time.monotonic() < give_up_at, caplog.text

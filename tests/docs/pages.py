@@ -16,7 +16,7 @@ PAGES = (
     "benchmarks/README.md",
     "docs/*/*.md",
 )
-# Commands of ours, and of others that pages tell a reader to call.
+# Commands of ours, and of others that pages show.
 OURS = ("fedpatch", "fedpatch-agent")
 OTHERS = {
     *("make", "python", "python3", "pip", "git", "cp", "cd", "export", "install", "for", "sudo", "ssh", "curl"),

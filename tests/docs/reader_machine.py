@@ -1,7 +1,7 @@
 """A machine for a reader of the pages: what he types changes nothing outside of it, as root too.
 
     with ReaderMachine(tmp_path) as machine:
-        machine.call(["bash", "page.sh"], folder, environment, stdin, said)
+        machine.call(["bash", "page.sh"], folder, environment, stdin, output)
 
 It has a network of its own, with nothing but loopback, processes of its own, and folders of the system (`LAID_OVER`)
 whose changes vanish with it. In it serves tests/docs/reader_server.py, so that a hundred commands take seconds; it ends
@@ -57,12 +57,16 @@ class ReaderMachine:
         self._log = folder / "machine.log"
 
     def call(
-        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: BinaryIO, said: BinaryIO
+        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], stdin: BinaryIO, output: BinaryIO
     ) -> int:
         """Call a program there, wait for its end, and end all that it has left behind; its exit code."""
         request = {"program": "exec", "argv": list(argv), "folder": str(folder), "environment": dict(environment)}
-        code = ask(str(self.socket), request, (stdin.fileno(), said.fileno(), said.fileno()))
-        ask(str(self.socket), {**request, "program": "end the others"}, (stdin.fileno(), said.fileno(), said.fileno()))
+        code = ask(str(self.socket), request, (stdin.fileno(), output.fileno(), output.fileno()))
+        ask(
+            str(self.socket),
+            {**request, "program": "end the others"},
+            (stdin.fileno(), output.fileno(), output.fileno()),
+        )
         return code
 
     def __enter__(self) -> Self:

@@ -42,7 +42,7 @@ def _shown(pattern: str) -> list[str]:
 
 @pytest.fixture
 def task(tmp_path, monkeypatch) -> Iterator[Task]:
-    """The page's task, found as the page says, in a folder that holds only what the page shows."""
+    """The page's task, found by the steps of the page, in a folder that holds only what the page shows."""
     (tmp_path / "two_moons_task.py").write_text(_blocks("python")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "two_moons_task", raising=False)
@@ -98,7 +98,7 @@ def test_every_shown_data_spec_is_read():
 
 
 def test_the_data_spec_is_the_tasks_own_business(task):
-    """Devices of the demo see different points, always the same ones, and a wrong spec is told with a right one."""
+    """Devices of the demo see different points, always the same ones, and a wrong spec is reported with a right one."""
     first, second = (task.demo_data.format(index=index, count=2) for index in range(2))
     assert np.array_equal(_data(task, first).train_x, _data(task, first).train_x)
     assert not np.array_equal(_data(task, first).train_x, _data(task, second).train_x)

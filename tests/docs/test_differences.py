@@ -1,4 +1,4 @@
-"""Tables of the results page on cells that differ from the paper's: what each column says of given results."""
+"""Tables of the results page on cells that differ from the paper's: the value of each column for given results."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_every_metric_in_an_example_exists():
         assert re.sub(r"_(sum|count)$", "", name) in documented() | documented(agent=True), name
 
 
-def test_the_page_says_what_vitals_cost():
+def test_page_has_the_traffic_of_vitals():
     """Messages and bytes an hour, by the pace that is kept and the size that a full message has."""
     full = replace(VITALS, last_round=LastRound("20260504-101500-3fa9c1", 100, 21.123456, 2.5123456))
     size_bytes = len(encode(Envelope(full)))

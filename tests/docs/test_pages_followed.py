@@ -35,31 +35,31 @@ STAND_INS = (
 )
 PAGES = sorted({block.page for block in TYPED} - FOLLOWED_ALONE.keys() - PLAYED_ELSEWHERE.keys())
 SHOWN = sorted({command for block in TYPED for command in commands(block.text)})
-TOLD = "==== code"
+CODE_MARK = "==== code"
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Whoever follows pages: a machine, a home on it, and what the shell is told."""
+    """A reader who follows pages: a machine, a home on it, and the environment of the shell."""
 
     machine: ReaderMachine
     home: Path
     environment: Mapping[str, str]
-    heard: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
 
     def follows(self, page: str) -> str:
-        """Type all that the page shows, unless that was done; what was said."""
-        if page not in self.heard:
-            self.heard[page] = "\n" + self.types(_script(page))
-        return self.heard[page]
+        """Type all that the page shows, once; return the output."""
+        if page not in self.outputs:
+            self.outputs[page] = "\n" + self.types(_script(page))
+        return self.outputs[page]
 
     def types(self, script: str) -> str:
-        """Have a shell read it, from the home; what was said."""
-        shown = self.home / "said"
-        with (self.home / "typed").open("rb") as typed, shown.open("wb") as said:
-            self.machine.call(["bash", "-c", script], self.home, self.environment, typed, said)
+        """Have a shell read it, from the home; return the output."""
+        shown = self.home / "output"
+        with (self.home / "typed").open("rb") as typed, shown.open("wb") as output:
+            self.machine.call(["bash", "-c", script], self.home, self.environment, typed, output)
         return shown.read_text("utf-8", errors="replace")
 
 
@@ -76,8 +76,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     (home / "typed").write_text("word\n")
     with ReaderMachine(folder / "machine") as machine:
         one = Reader(machine, home, _environment(home, programs, machine))
-        said = one.types(f"set -eu\n{FLEET}\necho all is there\n")
-        assert said.endswith("all is there\n"), said
+        output = one.types(f"set -eu\n{FLEET}\necho all is there\n")
+        assert output.endswith("all is there\n"), output
         yield one
 
 
@@ -112,17 +112,17 @@ def _script(page: str) -> str:
     lines = [EVERYWHERE, BEFORE.get(page, "")]
     for command in (command for block in TYPED if block.page == page for command in commands(block.text)):
         lines += [words for (where, start), words in BETWEEN.items() if where == page and command.startswith(start)]
-        lines += [f"cat <<'SHOWN'\n$ {command}\nSHOWN", _as_here(command), f'echo "{TOLD} $?"']
-    return "\n".join([*lines, AFTERWARDS.get(page, ""), f'echo "{TOLD} $?"'])
+        lines += [f"cat <<'SHOWN'\n$ {command}\nSHOWN", _as_here(command), f'echo "{CODE_MARK} $?"']
+    return "\n".join([*lines, AFTERWARDS.get(page, ""), f'echo "{CODE_MARK} $?"'])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_tells_to_type_does_what_it_should(page, reader):
+def test_each_command_of_a_page_ends_with_0(page, reader):
     """Each command in its order, in one shell; all end with 0."""
-    said = reader.follows(page)
-    typed = said.split("\n$ ")[1:]
-    assert len(typed) == sum(len(commands(block.text)) for block in TYPED if block.page == page), said
-    wrong = [one for one in typed if set(re.findall(rf"^{TOLD} (\d+)$", one, re.MULTILINE)) != {"0"}]
+    output = reader.follows(page)
+    typed = output.split("\n$ ")[1:]
+    assert len(typed) == sum(len(commands(block.text)) for block in TYPED if block.page == page), output
+    wrong = [one for one in typed if set(re.findall(rf"^{CODE_MARK} (\d+)$", one, re.MULTILINE)) != {"0"}]
     assert not wrong, "\n$ ".join(["", *wrong])
 
 
@@ -164,19 +164,19 @@ def _shape(line: str) -> str:
     ("page", "start"),
     [("README.md", "waiting"), ("docs/reference/cli.md", "round 3/30"), ("docs/tutorials/own-task.md", "run 20")],
 )
-def test_what_a_run_says_on_a_page_it_says(page, start, reader):
-    said = {_shape(line) for line in reader.follows("README.md").splitlines()}
-    assert {_shape(line) for line in _shown(page, start)} <= said
+def test_run_output_on_a_page_matches_a_real_run(page, start, reader):
+    output = {_shape(line) for line in reader.follows("README.md").splitlines()}
+    assert {_shape(line) for line in _shown(page, start)} <= output
 
 
-def test_what_a_doctor_says_on_its_page_it_says(reader):
+def test_doctor_output_on_its_page_matches_a_real_check(reader):
     """What is good in the same words; and there are such checks."""
-    said = reader.follows("docs/how-to/brokers.md")
-    good = {_shape(line) for line in said.splitlines() if line.startswith("ok ")}
+    output = reader.follows("docs/how-to/brokers.md")
+    good = {_shape(line) for line in output.splitlines() if line.startswith("ok ")}
     shown = _shown("docs/how-to/doctor.md", "ok ")
     assert {_shape(line.replace("1883", "8883")) for line in shown if line.startswith("ok ")} <= good
     checks = r"^(?:ok|warn|fail|skip) +(\w+)"
-    assert set(re.findall(checks, "\n".join(shown), re.MULTILINE)) <= set(re.findall(checks, said, re.MULTILINE))
+    assert set(re.findall(checks, "\n".join(shown), re.MULTILINE)) <= set(re.findall(checks, output, re.MULTILINE))
 
 
 def test_documents_of_the_pages_have_the_keys_of_those_that_are_printed(reader):
@@ -203,15 +203,15 @@ fedpatch simulate --json 2> /dev/null
 
 def test_the_picture_of_a_watched_run_has_the_columns_of_its_table(reader):
     """As `fedpatch show` has them too."""
-    said = reader.types("fedpatch show last --state-dir fedpatch-state")
+    output = reader.types("fedpatch show last --state-dir fedpatch-state")
     (header,) = [line.split() for line in _shown("docs/how-to/watch.md", "20") if line.lstrip().startswith("round ")]
-    assert header in [line.split() for line in said.splitlines()]
+    assert header in [line.split() for line in output.splitlines()]
 
 
-def test_a_personal_model_lies_where_its_page_says(reader):
-    said = reader.types("find -L pi-7 -path '*/current/*'").splitlines()
+def test_personal_model_is_in_the_documented_folder(reader):
+    output = reader.types("find -L pi-7 -path '*/current/*'").splitlines()
     for line in _shown("docs/how-to/personal-model.md", "STATE_DIR"):
-        assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in said
+        assert line.replace("STATE_DIR", "pi-7").replace("TASK", "digits") in output
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_personal_model_lies_where_its_page_says(reader):
     [("docs/how-to/service.md", 0), ("docs/how-to/service.md", 1), ("docs/explanation/threat-model.md", 0)],
 )
 def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
-    """Without a word; and of something that is none it would say one."""
+    """Without output; for an invalid block there would be some."""
     added = [block.text for block in OTHER if block.page == page and block.text.startswith("[Service]")][number]
     assert set(re.findall(r"FEDPATCH_AGENT_(\w+)=", added)) <= {"PASSWORD_FILE"}
     folder = "/etc/systemd/system/fedpatch-agent.service.d"
@@ -227,6 +227,6 @@ def test_systemd_takes_what_a_page_adds_to_the_unit(page, number, reader):
         script = (
             f"mkdir -p {folder}\ncat > {folder}/page.conf <<'END'\n{text}END\nsystemctl daemon-reload\nrm -r {folder}\n"
         )
-        said = reader.types(EVERYWHERE + script)
-        assert ("Nonsense" in said) == ("Nonsense" in text), said
-        assert "Nonsense" in text or not said, said
+        output = reader.types(EVERYWHERE + script)
+        assert ("Nonsense" in output) == ("Nonsense" in text), output
+        assert "Nonsense" in text or not output, output

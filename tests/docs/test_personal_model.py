@@ -1,4 +1,4 @@
-"""docs/how-to/personal-model.md: its code runs, and its tables say what is there."""
+"""docs/how-to/personal-model.md: its code runs, and its tables are correct."""
 
 from __future__ import annotations
 

@@ -47,16 +47,16 @@ def test_every_preference_is_explained_in_the_table():
     assert {name: rule.condition for name, rule in RULES.items()}.items() <= named.items()
 
 
-def test_what_an_unknown_fact_means_is_as_the_table_says():
-    told = {row[0].strip("`"): row[3] == "allow" for row in ROWS if len(row) == HEADING and row[3]}
-    assert told == ALLOWED_IF_UNKNOWN
+def test_table_has_the_meaning_of_each_unknown_fact():
+    documented = {row[0].strip("`"): row[3] == "allow" for row in ROWS if len(row) == HEADING and row[3]}
+    assert documented == ALLOWED_IF_UNKNOWN
 
 
-def test_when_to_ask_again_is_as_the_table_says():
-    told = {row[0].strip("`"): row[4] for row in ROWS if len(row) == HEADING}
-    assert {name: f"{rule.retry_after_s / 60:g} min" for name, rule in RULES.items()}.items() <= told.items()
+def test_table_has_the_retry_time_of_each_preference():
+    documented = {row[0].strip("`"): row[4] for row in ROWS if len(row) == HEADING}
+    assert {name: f"{rule.retry_after_s / 60:g} min" for name, rule in RULES.items()}.items() <= documented.items()
 
 
-def test_what_becomes_of_work_is_explained_word_by_word():
-    told = [row[0].strip("`") for row in ROWS if len(row) == 2]
-    assert told == list(ON_LOSS) == list(OnLoss)
+def test_page_explains_each_value_of_on_loss():
+    documented = [row[0].strip("`") for row in ROWS if len(row) == 2]
+    assert documented == list(ON_LOSS) == list(OnLoss)

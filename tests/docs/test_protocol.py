@@ -97,7 +97,7 @@ def test_every_word_is_documented(name):
 
 
 def meaning(name: str, field: str) -> str:
-    """What the list says of a field behind its type."""
+    """The text of the list behind the type of a field."""
     line = next(line for line in section(name).splitlines() if line.startswith(f"- `{field}` ("))
     return line.partition("): ")[2]
 
@@ -110,8 +110,8 @@ def test_the_envelope_is_documented():
 def test_each_feature_is_documented_with_the_side_that_lists_it():
     """In the table of what version 1 has grown by."""
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
-    told = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
-    assert told == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE)} | {
+    documented = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
+    assert documented == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE)} | {
         (one, "coordinator") for one in COORDINATOR_FEATURES
     }
 
@@ -162,9 +162,9 @@ def test_client_optimizers_and_moments_are_those_that_a_device_knows():
 
 
 def test_refusals_of_an_update_that_has_come_are_documented():
-    told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"\|([^|]*)\|$", checks(), re.MULTILINE))))
+    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"\|([^|]*)\|$", checks(), re.MULTILINE))))
     late = {"late", "stale_epoch", "not_invited", "already_committed", "quarantined", "stale", "superseded"}
-    assert told == {str(reason) for reason in RefuseReason} - late
+    assert documented == {str(reason) for reason in RefuseReason} - late
 
 
 def checks() -> str:

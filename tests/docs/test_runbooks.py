@@ -24,14 +24,14 @@ def test_every_alert_has_a_section_and_every_section_an_alert():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_alert_says_how_bad_it_is_and_where_to_read_on(rule):
+def test_every_alert_has_a_severity_and_a_runbook_section(rule):
     assert rule["labels"].keys() == {"severity"} and rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert rule["annotations"]["runbook_url"].endswith(f"/runbooks.md#{rule['alert'].lower()}")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_section_says_what_to_do(rule):
+def test_every_runbook_section_has_means_see_and_do(rule):
     section = re.split(r"^## ", RUNBOOKS, flags=re.MULTILINE)[1 + RULES.index(rule)]
     assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Means", "See", "Do"]
 

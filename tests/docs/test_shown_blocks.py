@@ -164,12 +164,12 @@ def test_models_are_listed_so(tmp_path):
     assert done.out.startswith(f"present {shown.removesuffix('...')}")
 
 
-def test_what_a_program_of_the_owner_prints_is_understood():
+def test_documented_admission_output_is_parsed():
     power = read_command(_shown("ups"), "my-hat")
     assert (power.external.value, power.battery_percent.value) == (True, 83.5)
 
 
-def test_problems_of_settings_are_told_so(tmp_path):
+def test_documented_settings_problems_are_printed(tmp_path):
     toml = [""] * 14
     toml[11], toml[13] = "quorum = 1.5", "raunds = 5"
     (tmp_path / "fedpatch.toml").write_text("\n".join(toml))
@@ -197,7 +197,7 @@ def test_prometheus_takes_the_configuration_and_the_query(tmp_path):
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_grafana_is_told_what_the_playbooks_tell_it():
+def test_documented_grafana_provisioning_equals_that_of_the_role():
     installed = (ROOT / "ansible/roles/monitoring/templates/grafana-dashboards.yaml.j2").read_text("utf-8")
     assert yaml.safe_load(_shown("grafana")) == yaml.safe_load(installed)
 
@@ -257,8 +257,8 @@ def test_a_line_of_the_log_is_written_so():
     assert LineFormatter(LogFormat.LOGFMT, journal=True).format(record).partition(">")[2] == shown
 
 
-def test_a_simulation_tells_how_far_it_is_so():
-    said, now = io.StringIO(), iter((0.0, 60.0))
-    with ProgressLines(said, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
+def test_documented_simulation_progress_is_printed():
+    stream, now = io.StringIO(), iter((0.0, 60.0))
+    with ProgressLines(stream, Study.from_dict(STUDY.to_dict() | {"rounds": 500}), clock=lambda: next(now)) as lines:
         lines.show(Point(12, 0.912, 0.8, 0.7, 4, None, 0.41))
-    assert said.getvalue() == _shown("progress")
+    assert stream.getvalue() == _shown("progress")

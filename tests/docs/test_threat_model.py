@@ -46,7 +46,7 @@ def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
 
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "docs/reference/preferences.md"])
 def test_other_pages_point_to_the_one_table(page):
-    """And do not say anything else of what stays by default."""
+    """And name no other default of private tensors."""
     text = " ".join((ROOT / page).read_text("utf-8").split())
     assert "threat-model.md#what-stays-on-a-device" in text
     assert not re.search(r"batch-norm layers(,| by default)", text)
@@ -57,7 +57,7 @@ def test_there_are_forty_attacks_and_more():
 
 
 @pytest.mark.parametrize("table", [OFFENCES, NOT_OFFENCES], ids=["offences", "misfortunes"])
-def test_what_counts_against_a_device_is_on_the_page(table):
+def test_page_lists_each_offence(table):
     for (what, reason), words in table.items():
         assert f"| {what} | `{reason}` | {words} |" in PAGE
 

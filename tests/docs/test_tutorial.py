@@ -1,4 +1,4 @@
-"""docs/tutorials/own-task.md, done as it says: every command, in order, in one shell."""
+"""docs/tutorials/own-task.md, followed step by step: every command, in order, in one shell."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Followed:
     """What a reader has seen and has now."""
 
     folder: Path
-    said: list[str]
+    printed: list[str]
     seconds: float
 
 
@@ -65,9 +65,9 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     }
     script = "set -e\n" + "\n".join(f"echo '{MARK}'\n{block}" for block in _blocks())
     began = time.monotonic()
-    with (folder.parent / "said.txt").open("w+") as said:
+    with (folder.parent / "output.txt").open("w+") as printed:
         shell = subprocess.Popen(
-            ["bash", "-c", script], cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
+            ["bash", "-c", script], cwd=folder, env=environment, stdout=printed, stderr=printed, start_new_session=True
         )
         try:
             code = shell.wait(PATIENCE_S)
@@ -78,33 +78,33 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
         seconds = time.monotonic() - began
-        said.seek(0)
-        text = said.read()
+        printed.seek(0)
+        text = printed.read()
     assert code == 0, text + "".join(path.read_text() for path in sorted(folder.glob("room/*.log")))
     return Followed(folder / "room", text.split(MARK + "\n")[1:], seconds)
 
 
-def _user_accuracy(said: str) -> float:
-    found = re.search(r"all rounds done after \d+ rounds?, user accuracy (\S+)", said)
-    assert found, said
+def _user_accuracy(printed: str) -> float:
+    found = re.search(r"all rounds done after \d+ rounds?, user accuracy (\S+)", printed)
+    assert found, printed
     return float(found[1])
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_the_tutorial_comes_to_its_end(followed: Followed, record_property: Callable[[str, object], None]):
-    """Each block was run; how long that took is the figure that the page tells (in the report of --junit-xml)."""
-    assert len(followed.said) == len(_blocks()) == 9
+    """Each block was run; how long that took is the figure on the page (in the report of --junit-xml)."""
+    assert len(followed.printed) == len(_blocks()) == 9
     record_property("tutorial_s", round(followed.seconds))
 
 
 def test_the_skeletons_own_tests_pass(followed: Followed):
-    assert re.search(r"\d+ passed", followed.said[0])
-    assert "failed" not in followed.said[0]
+    assert re.search(r"\d+ passed", followed.printed[0])
+    assert "failed" not in followed.printed[0]
 
 
 def test_both_devices_get_a_model_that_fits_them(followed: Followed):
-    """With private patches nine of ten test readings are told rightly; one model for both is worse."""
-    personal, together = _user_accuracy(followed.said[3]), _user_accuracy(followed.said[6])
+    """With private patches nine of ten test readings are classified correctly; one model for both is worse."""
+    personal, together = _user_accuracy(followed.printed[3]), _user_accuracy(followed.printed[6])
     assert personal > 0.85
     assert together < personal
 
@@ -112,9 +112,9 @@ def test_both_devices_get_a_model_that_fits_them(followed: Followed):
 def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Followed):
     (began,) = re.findall(r"than the (\d+) that it began with", PAGE)
     (shown,) = re.findall(r"^    (task room: \d+ training examples)$", PAGE, re.MULTILINE)
-    assert shown in followed.said[4]
+    assert shown in followed.printed[4]
     (private,) = re.findall(r"^    (private: at least .*)$", PAGE, re.MULTILINE)
-    assert private in followed.said[4]
+    assert private in followed.printed[4]
     log = (followed.folder / "kitchen.log").read_text()
     assert f"task room, {began} training examples" in log
     assert "the data have changed" in log
@@ -122,12 +122,12 @@ def test_readings_that_come_while_the_agent_runs_are_trained_on(followed: Follow
 
 def test_the_device_uses_its_model(followed: Followed):
     pytest.importorskip("onnxruntime", reason="personal models need onnxruntime (pip install 'fedpatch[agent]')")
-    assert re.search(r"\bhome\b", followed.said[5].splitlines()[0])
-    assert float(re.findall(r"accuracy (0\.\d+|1)", followed.said[5])[0]) > 0.85
+    assert re.search(r"\bhome\b", followed.printed[5].splitlines()[0])
+    assert float(re.findall(r"accuracy (0\.\d+|1)", followed.printed[5])[0]) > 0.85
 
 
 def test_a_patch_is_on_the_device(followed: Followed):
-    assert "patch room, private all" in followed.said[7]
+    assert "patch room, private all" in followed.printed[7]
 
 
 def test_nothing_runs_when_the_reader_has_stopped_it(followed: Followed):

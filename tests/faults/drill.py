@@ -86,7 +86,7 @@ class Lane:
 
 
 class Drill:
-    """One run under one schedule. `diary` says what was done and seen, and when; `absent_s` how long nobody coordinated."""
+    """One run under one schedule. `diary` has actions and observations with times; `absent_s` how long nobody coordinated."""
 
     def __init__(self, lane: Lane, schedule: Schedule, scene: Scene, terms: dict[str, float]) -> None:
         scene.directory.mkdir(parents=True)
@@ -211,7 +211,7 @@ class Drill:
                 os.kill(pid, signal.SIGKILL)
 
     def _finish(self) -> None:
-        """Lets what is dead come back, and devices hear what they were told last."""
+        """Restarts dead processes, and devices receive the last messages again."""
         for _, action in sorted(self._due, key=lambda due: due[0]):
             action()
         self._due.clear()

@@ -7,9 +7,9 @@
         lab.cut("ann", Cut.SILENT)
         lab.heal("ann")
 
-Each host has one card, `eth0`, a TAP device whose other end is ours; a thread carries the frames from card to card and does to
-them what tests.faults.netem says. No frame leaves the lab: it has no other wires. Namespaces end with the `with`, and so does
-what runs in them; those of a process that crashed are removed by the next lab.
+Each host has one card, `eth0`, a TAP device whose other end is ours; a thread carries the frames from card to card and applies
+the rules of tests.faults.netem. No frame leaves the lab: it has no other wires. Namespaces end with the `with`, and so do their
+processes; those of a process that crashed are removed by the next lab.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What faults happen to: a few devices and a coordinator at a broker, and the settings that their rounds are played with.
 
 A device's number of examples is 23 plus a power of two, so that the books on a round, which give the sum over its
-reporters and how many they were, say who they were; and whether anybody was counted twice.
+reporters and how many they were, name them; and whether anybody was counted twice.
 """
 
 from __future__ import annotations

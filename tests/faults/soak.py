@@ -2,7 +2,7 @@
 
     python -m tests.faults.soak --rounds 500 --out results/robustness/soak.json
 
-The bounds are on the growth per 100 rounds after a warm-up (tests.faults.slopes); what is significantly above one is told, and
+The bounds are on the growth per 100 rounds after a warm-up (tests.faults.slopes); growth clearly above one is reported, and
 the exit code is 1. Memory may grow by what is remembered of each round, and by what allocators do in a short time.
 """
 
@@ -77,7 +77,7 @@ class Soak:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def enough(self) -> bool:
-        """Whether each gauge has been read so often that its slope can be told."""
+        """Whether each gauge has been read often enough to estimate its slope."""
         return all(sum(name in one for one in self.samples) >= 2 * BLOCKS for name in BOUNDS)
 
     def slopes(self) -> dict[str, Slope]:
@@ -181,14 +181,14 @@ def main(
     kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of the broker.")] = 60.0,
     out: Annotated[Path, typer.Option(help="Where the samples and the slopes go.")] = Path("soak.json"),
 ) -> None:
-    """Play rounds for a long time, and say what grows."""
+    """Play rounds for a long time, and report growth."""
     with tempfile.TemporaryDirectory(prefix="fedpatch-soak-") as directory:
         measured = soak(Path(directory), agents=agents, rounds=rounds, limit_s=60 * minutes, kill_every_s=kill_every_s)
     try:
         measured.slopes()
     except ValueError as error:
         typer.echo(
-            f"{measured.rounds} rounds cannot tell what grows: {error}; play more: make soak SOAK_ROUNDS=200", err=True
+            f"{measured.rounds} rounds do not show growth: {error}; play more: make soak SOAK_ROUNDS=200", err=True
         )
         raise typer.Exit(2) from None
     command = " ".join(["python -m tests.faults.soak", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""kill -9, again and again, of everything: the books of each round stay true, and its model is the one they tell of.
+"""kill -9, again and again, of everything: the books of each round stay true, and its model is the recorded one.
 
 The suite plays a quarter of the schedules of `make faults`; `make faults FAULT_SEEDS=100..200` plays others, and
 `make faults FAULT_SEEDS=137` one that failed once more.

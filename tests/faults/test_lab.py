@@ -29,8 +29,8 @@ def _socket(lab: Lab, host: str) -> socket.socket:
     return one
 
 
-def _send_until_heard(sender: socket.socket, receiver: socket.socket) -> None:
-    """Until the last that was sent is heard: nothing is under way any more that a test could take for its own."""
+def _send_until_received(sender: socket.socket, receiver: socket.socket) -> None:
+    """Until the last message is received: nothing is under way any more that a test could take for its own."""
     receiver.settimeout(0.2)
     until = time.monotonic() + PATIENCE_S
     for number in itertools.count():
@@ -39,15 +39,15 @@ def _send_until_heard(sender: socket.socket, receiver: socket.socket) -> None:
             while receiver.recv(100) != f"hello {number}".encode():
                 pass
             return
-        assert time.monotonic() < until, "nothing is heard"
+        assert time.monotonic() < until, "nothing is received"
 
 
 @pytest.mark.lab
 @pytest.mark.parametrize("how", Cut)
-def test_cut_host_hears_nothing_until_it_is_healed(lab: Lab, how: Cut):
+def test_cut_host_receives_nothing_until_it_is_healed(lab: Lab, how: Cut):
     """Nothing gets through in either direction; a pulled cable is noticed by the host, a silent drop is not."""
     with _socket(lab, "one") as one, _socket(lab, "two") as two:
-        _send_until_heard(one, two)
+        _send_until_received(one, two)
         lab.cut("two", how)
         one.sendto(b"lost", two.getsockname())
         if how is Cut.CABLE:
@@ -60,5 +60,5 @@ def test_cut_host_hears_nothing_until_it_is_healed(lab: Lab, how: Cut):
             with pytest.raises(TimeoutError):
                 end.recv(100)
         lab.heal("two")
-        _send_until_heard(one, two)
-        _send_until_heard(two, one)
+        _send_until_received(one, two)
+        _send_until_received(two, one)

@@ -1,4 +1,4 @@
-"""One end is cut off in each phase of a round, and healed later: the run goes on, and its models are what its books say."""
+"""One end is cut off in each phase of a round, and healed later: the run goes on, and its models match its records."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _play(
         finally:
             town.lab.heal(host)
     for agent in town.fleet.agents.values():
-        agent.wait(partial(_has_settled, agent), "has heard the end")
+        agent.wait(partial(_has_settled, agent), "has received the end")
     watch.poll()
     return done.document, judge(scene, watch, done.document, rounds, terms)
 

@@ -21,8 +21,8 @@ COUNTED = [name for name in BOUNDS if not name.endswith("resident_kib")]
 @pytest.mark.timeout(600)
 def test_rounds_of_a_minute_leave_nothing_behind(tmp_path: Path):
     measured = soak(tmp_path, agents=3, rounds=10_000, limit_s=40, kill_every_s=10)
-    told = "\n".join(lines(measured))
+    report = "\n".join(lines(measured))
     assert measured.broker_kills >= 3
-    assert measured.aggregated >= measured.rounds / 2 > 5, told
+    assert measured.aggregated >= measured.rounds / 2 > 5, report
     found = measured.slopes()
-    assert [name for name in COUNTED if found[name].exceeds(BOUNDS[name], CERTAIN)] == [], told
+    assert [name for name in COUNTED if found[name].exceeds(BOUNDS[name], CERTAIN)] == [], report

@@ -16,5 +16,5 @@ def test_memory_of_a_training_process_is_read_after_each_round(tmp_path, models)
     assert all(one["resident_kib"] > 50_000 for one in samples)
     assert (tmp_path / "models" / "digits" / "current").exists() is models
     many = [{"round": number, "resident_kib": 1000.0 + number} for number in range(90)]
-    told = list(lines({"plays": {"a": summarised(many, seconds)}}))
-    assert "+100 ± " in told[1] and "+100 ± " in told[2]
+    printed = list(lines({"plays": {"a": summarised(many, seconds)}}))
+    assert "+100 ± " in printed[1] and "+100 ± " in printed[2]

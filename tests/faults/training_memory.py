@@ -131,7 +131,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Where the samples and the slopes go.")] = None,
     models: Annotated[str, typer.Option(help="Personal models: no, yes, or both in turn.")] = "both",
 ) -> None:
-    """Train for a long time, and say how much memory each round costs."""
+    """Train for a long time, and report the memory that each round costs."""
     command = " ".join(["python -m tests.faults.training_memory", *sys.argv[1:]])
     document: dict[str, Any] = {"command": command, "commit": _commit(), "machine": machine(), "plays": {}}
     exceeds = False

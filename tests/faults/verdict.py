@@ -69,7 +69,7 @@ def _books(document: Mapping[str, Any], records: Sequence[RoundRecord], rounds: 
 def _promises(watch: Watch, who: Mapping[int, Sequence[str]]) -> Iterator[str]:
     for number, device in sorted(watch.committed):
         if number in who and device not in who[number]:
-            yield f"round {number}: {device} was told `committed`, but the model is made of {', '.join(who[number])}"
+            yield f"round {number}: {device} received `committed`, but the model is made of {', '.join(who[number])}"
 
 
 def _time(record: RoundRecord, terms: Mapping[str, float], absent_s: float) -> Iterator[str]:

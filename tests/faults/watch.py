@@ -30,7 +30,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)\.fp")
 
 
 class Happening(StrEnum):
-    """A device trains, has an update to offer, was told `committed`; the coordinator stored an update, or saved a model.
+    """A device trains, has an update to offer, received `committed`; the coordinator stored an update, or saved a model.
 
     `CREATED`: there is a registry, and perhaps nothing in it yet.
     """

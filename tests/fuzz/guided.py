@@ -51,7 +51,7 @@ def fuzz_one(name: str, seconds: int, out: Path) -> None:
 
 
 def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
-    """Fuzz one target after the other; returns how many crashed. How to replay each crash is told, and noted beside it."""
+    """Fuzz all targets in turn; return the number of crashes. The command to replay a crash is printed and saved."""
     crashes = out / "crashes"
     crashes.mkdir(parents=True, exist_ok=True)
     failed = 0
@@ -59,8 +59,8 @@ def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
         before = set(crashes.iterdir())
         command = [sys.executable, "-m", __spec__.name, "--here", "--seconds", str(seconds), "--out", str(out), name]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        said = done.stdout.decode("utf-8", "replace")
-        figures = dict(_FIGURES.findall(said))
+        output = done.stdout.decode("utf-8", "replace")
+        figures = dict(_FIGURES.findall(output))
         log.info(
             "%-24s %9s executions, %6s per second, %5s MiB%s",
             name,
@@ -72,10 +72,10 @@ def fuzz(names: Sequence[str], seconds: int, out: Path) -> int:
         failed += bool(done.returncode)
         for crash in sorted(set(crashes.iterdir()) - before):
             replay = shlex.join([sys.executable, "-m", __spec__.name, "--replay", str(crash), name])
-            crash.with_name(crash.name + ".txt").write_text(f"{replay}\n\n{said}", encoding="utf-8")
+            crash.with_name(crash.name + ".txt").write_text(f"{replay}\n\n{output}", encoding="utf-8")
             log.error("  %s\n  %s", crash, replay)
         if done.returncode and not set(crashes.iterdir()) - before:
-            log.error("%s", said[-2000:])
+            log.error("%s", output[-2000:])
     return failed
 
 
@@ -91,7 +91,7 @@ def main() -> int:
     chosen = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     if chosen.here:
-        logging.disable()  # a damaged file is told with a warning, thousands of times
+        logging.disable()  # a damaged file is logged as a warning, thousands of times
         fuzz_one(chosen.targets[0], chosen.seconds, chosen.out.absolute())
         return 0
     known = decoders()

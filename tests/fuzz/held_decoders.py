@@ -50,7 +50,7 @@ def _model(data: bytes, folder: Path) -> None:
 
 
 def _residual(data: bytes, folder: Path) -> None:
-    """What cannot be read is done without, and said in the log."""
+    """Unreadable data are skipped and logged."""
     (folder / _KEY.file_name).with_suffix(".residual").write_bytes(data)
     found = ResidualStore(folder).load(_KEY, ResidualOf(_OF.encoding, _OF.schema, _OF.run, 2), PUBLIC)
     assert found.keys() <= {"fc.weight:residual"}

@@ -1,4 +1,4 @@
-"""What a device or a coordinator may say that fits every type and limit of the wire, and still means harm."""
+"""Messages of a device or a coordinator that fit every type and limit of the wire, and are still hostile."""
 
 from __future__ import annotations
 

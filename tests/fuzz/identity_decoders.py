@@ -1,4 +1,4 @@
-"""Readers of what says who is who: records, bundles, certificates."""
+"""Readers of identities: records, bundles, certificates."""
 
 from __future__ import annotations
 

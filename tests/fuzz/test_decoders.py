@@ -1,4 +1,4 @@
-"""Whatever the bytes are, a decoder reads them or raises what its docstring says, in memory bounded by what is there."""
+"""Whatever the bytes are, a decoder reads them or raises the documented error, in memory bounded by what is there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def peak_bytes(decoder: Decoder, data: bytes) -> int:
 
 
 def lines_run(decoder: Decoder, data: bytes) -> int:
-    """How many lines of Python are run, whoever's they are; what C does between two of them is not seen."""
+    """How many lines of Python are run, of any module; what C does between two of them is not seen."""
     lines = 0
 
     def count(frame: FrameType, event: str, _: object) -> Any:
@@ -103,7 +103,7 @@ def test_work_follows_what_is_there(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
-def test_what_is_valid_is_still_read(decoder):
+def test_decoder_reads_its_valid_examples(decoder):
     """The examples that damage begins with are such as the decoder takes: else only its first line would be tried."""
     for seed in decoder.seeds:
         assert attempt(decoder, seed) is None

@@ -1,4 +1,4 @@
-"""A coordinator that says anything in any order: the device stays within the wire, and takes up honest work afterwards."""
+"""A coordinator that sends any messages in any order: the device stays within the wire, and takes up honest work afterwards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from tests.fuzz.hostile_messages import (
     weight,
 )
 from tests.shared.arbitrary_messages import envelopes, of_message
-from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, SCHEMA, TASK, TASKS, envelope_of, model, run_spec, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -127,11 +127,11 @@ class HostileCoordinator(RuleBasedStateMachine):
     @rule(manifest=st.just(model(MODEL)) | MANIFESTS, number=st.integers(1, 9))
     def ask_properly(self, manifest, number):
         """A request that can be followed, but perhaps for its model."""
-        self.ask(said(replace(REQUEST, model=manifest), number), TASKS, AdmissionDecision(True))
+        self.ask(envelope_of(replace(REQUEST, model=manifest), number), TASKS, AdmissionDecision(True))
 
     @rule(envelope=addressed(ANSWERS, ROUNDS))
     def answer(self, envelope):
-        self._hear(envelope)
+        self._receive(envelope)
 
     @rule(envelope=addressed(REQUESTS, ROUNDS), verdict=VERDICTS)
     def flood(self, envelope, verdict):
@@ -146,7 +146,7 @@ class HostileCoordinator(RuleBasedStateMachine):
     def answer_now(self, body):
         if self.job.key is not None:
             key = self.job.key
-            self._hear(said(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
+            self._receive(envelope_of(body, key.round, run=key.run, epoch=key.epoch, task=key.task))
 
     @rule(chunk=chunks((MODEL, *BLOBS)))
     def deliver(self, chunk):
@@ -210,7 +210,7 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_it_is_on(self):
-        """A job has a key exactly while there is something to do, and its presence tells it."""
+        """A job has a key exactly while there is something to do, and its presence has it."""
         assert (self.job.state is JobState.IDLE) == (self.job.key is None) == (self.job.status() is None)
 
     @invariant()
@@ -220,12 +220,12 @@ class HostileCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self):
-        """What the job remembers does not grow with what it is told."""
+        """What the job remembers does not grow with received messages."""
         assert weight(self.job) <= MAX_WEIGHT
 
     # ---- the shell
 
-    def _hear(self, envelope) -> None:
+    def _receive(self, envelope) -> None:
         try:
             effects = self.job.handle(MessageReceived(envelope), self.now)
         except WireError:
@@ -269,15 +269,15 @@ class HostileCoordinator(RuleBasedStateMachine):
         if not hasattr(self, "job"):
             return
         key = JobKey("honest", 1, 1, TASK)
-        self.perform(self.job.handle(requested(said(REQUEST, run="honest")), self.now))
+        self.perform(self.job.handle(requested(envelope_of(REQUEST, run="honest")), self.now))
         assert self.job.key == key
         self.deliver_all()
         assert self.trains is not None
         self.perform(self.job.handle(UpdateTrained(self.trains.key, update()), self.now))
         self.chunks.clear()
-        self._hear(said(Grant(update().digest, 4, b"\0"), run="honest"))
+        self._receive(envelope_of(Grant(update().digest, 4, b"\0"), run="honest"))
         assert sorted(self.chunks) == [0, 1, 2, 3]
-        self._hear(said(Committed(update().digest), run="honest"))
+        self._receive(envelope_of(Committed(update().digest), run="honest"))
         assert self.job.key is None
 
 

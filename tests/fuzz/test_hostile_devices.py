@@ -1,4 +1,4 @@
-"""Devices that say anything in any order: the coordinator's rounds end, count right, stay small, and go on."""
+"""Devices that send any messages in any order: the coordinator's rounds end, count right, stay small, and go on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedpatch.shared.wire.messages import Accept, Committed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.fuzz.effort import tries
 from tests.fuzz.hostile_messages import BLOBS, MODEL, addressed, chunks, presences, up_bodies, weight
-from tests.support.specs import gone, model, report, run_spec, said, there, told, update
+from tests.support.specs import envelope_of, gone, model, report, run_spec, sent, there, update
 
 # Bytes that are long on purpose are long to print, too.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -77,22 +77,22 @@ class HostileDevices(RuleBasedStateMachine):
     # ---- what the devices do
 
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
-    def say(self, device, envelope):
+    def send(self, device, envelope):
         """A message with any body, addressed to any round."""
         self.perform(self.engine.handle(DeviceMessage(device, envelope), self.now))
 
     @rule(device=st.sampled_from(FOES), body=up_bodies())
-    def say_now(self, device, body):
+    def send_now(self, device, body):
         """A message to the round that is open."""
-        self.perform(self.engine.handle(DeviceMessage(device, said(body, self.engine.last_round)), self.now))
+        self.perform(self.engine.handle(DeviceMessage(device, envelope_of(body, self.engine.last_round)), self.now))
 
     @rule(device=st.sampled_from(FOES), envelope=addressed(up_bodies(), ROUNDS))
     def flood(self, device, envelope):
         """The same message over and over, which leaves no more behind than the first."""
-        self.say(device, envelope)
+        self.send(device, envelope)
         before = weight(self.engine)
         for _ in range(FLOOD):
-            self.say(device, envelope)
+            self.send(device, envelope)
         assert weight(self.engine) < before + FLOOD
 
     @rule(device=st.sampled_from(FOES), chunk=chunks())
@@ -102,14 +102,14 @@ class HostileDevices(RuleBasedStateMachine):
     @rule(device=st.sampled_from(FOES), blob=st.sampled_from(BLOBS), count=st.sampled_from([0, 1, 3, 9, 9]))
     def upload(self, device, blob, count):
         """An offer and as many of its chunks as the device likes, whatever it is answered."""
-        self.say_now(device, Offer(update(blob)))
+        self.send_now(device, Offer(update(blob)))
         for index in range(min(count, update(blob).chunk_count)):
             self.send_chunk(device, cut(blob, update(blob), index))
 
     @rule(device=st.sampled_from((*FOES, LOYAL)))
     def accept(self, device):
         """A device that keeps the round waiting for it."""
-        self.say_now(device, Accept(10))
+        self.send_now(device, Accept(10))
 
     @rule(device=st.sampled_from(FOES), state=presences(ROUNDS))
     def see(self, device, state):
@@ -162,7 +162,7 @@ class HostileDevices(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self):
-        """What the engine remembers grows with the names of devices, the slots and the rounds, not with what they say."""
+        """What the engine remembers grows with the names of devices, the slots and the rounds, not with their messages."""
         # Records are what a run is about; all else must not grow with its length.
         rounds = sum(map(weight, self.engine.records)) + 64 * len(self.engine.records)
         limit = FIXED + PER_DEVICE * (len(FOES) + 1) + PER_SLOT * self.spec.upload_slots + rounds
@@ -239,10 +239,10 @@ class HostileDevices(RuleBasedStateMachine):
 
     def _work_honestly(self, device: str) -> None:
         number = self.engine.last_round
-        self.perform(self.engine.handle(DeviceMessage(device, said(Accept(10), number)), self.now))
-        answer = self.engine.handle(DeviceMessage(device, said(Offer(update()), number)), self.now)
+        self.perform(self.engine.handle(DeviceMessage(device, envelope_of(Accept(10), number)), self.now))
+        answer = self.engine.handle(DeviceMessage(device, envelope_of(Offer(update()), number)), self.now)
         self.perform(answer)
-        if any(isinstance(body, Grant) for to, body in told(answer) if to == device):
+        if any(isinstance(body, Grant) for to, body in sent(answer) if to == device):
             for index in range(update().chunk_count):
                 self.perform(self.engine.handle(ChunkReceived(device, cut(b"u" * 350, update(), index)), self.now))
 

@@ -97,10 +97,10 @@ def _require_emulation() -> None:
         pytest.skip(f"no {', '.join(missing)} here (apt install qemu-user-static binfmt-support arch-test)")
     if not (_BINFMT / "register").exists():
         subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", _BINFMT], capture_output=True, check=False)
-    told = _BINFMT / "qemu-aarch64"
-    if not told.exists():
+    status = _BINFMT / "qemu-aarch64"
+    if not status.exists():
         subprocess.run(["update-binfmts", "--enable", "qemu-aarch64"], capture_output=True, check=False)
-    if not told.exists() or "enabled" not in told.read_text():
+    if not status.exists() or "enabled" not in status.read_text():
         pytest.skip("this kernel runs no programs of aarch64 by QEMU (update-binfmts --enable qemu-aarch64)")
 
 
@@ -157,9 +157,13 @@ def _tree(tree: Path, kind: Kind, variant: str, included: str, prepare: Callable
 def _mirror(suite: str) -> str:
     """Where this system's own packages of Debian come from; skips where it has none, or that does not have the suite."""
     asked = ["apt-get", "indextargets", "--format", "$(LABEL)|$(REPO_URI)", "Created-By: Packages"]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=_LONG_S, check=False).stdout
+    stdout = subprocess.run(asked, capture_output=True, text=True, timeout=_LONG_S, check=False).stdout
     mirror = next(
-        (uri.rstrip("/") for label, _, uri in (line.partition("|") for line in told.splitlines()) if label == "Debian"),
+        (
+            uri.rstrip("/")
+            for label, _, uri in (line.partition("|") for line in stdout.splitlines())
+            if label == "Debian"
+        ),
         "",
     )
     if not mirror:
@@ -172,11 +176,11 @@ def _mirror(suite: str) -> str:
 
 
 def _fetch(kind: Kind, tree: Path, names: Sequence[str], archive: Path) -> None:
-    """By this machine's apt, which is told to look at the base's sources, keys and installed packages."""
+    """By this machine's apt, configured with the base's sources, keys and installed packages."""
     cache = KEPT / f"archives-{kind}"
     for folder in ("partial", "lists/partial"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
-    told = {
+    settings = {
         "APT::Architecture": kind.debian_arch,
         "APT::Architectures": kind.debian_arch,
         "APT::Sandbox::User": "root",
@@ -189,7 +193,7 @@ def _fetch(kind: Kind, tree: Path, names: Sequence[str], archive: Path) -> None:
         "Dir::State::lists": cache / "lists",
         "Dir::State::status": tree / "var/lib/dpkg/status",
     }
-    apt = ["apt-get", "-qq", *(word for key, value in told.items() for word in ("-o", f"{key}={value}"))]
+    apt = ["apt-get", "-qq", *(word for key, value in settings.items() for word in ("-o", f"{key}={value}"))]
     _run_or_skip(*apt, "update")
     _run_or_skip(*apt, "-y", "--no-install-recommends", "install", "--download-only", *names)
     index = cache / "Packages"
@@ -244,8 +248,8 @@ def _run_or_skip(*command: str, env: Mapping[str, str] | None = None) -> None:
 
 
 def _run(*command: str, env: Mapping[str, str] | None = None) -> None:
-    told = {**os.environ, **(env or {})}
-    done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=_LONG_S, check=False)
+    variables = {**os.environ, **(env or {})}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_LONG_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(
             f"{' '.join(command[:3])} ...: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

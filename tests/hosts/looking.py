@@ -17,7 +17,7 @@ AGENT = "/opt/fedpatch/current/bin/fedpatch-agent status --json --state-dir /var
 
 
 def until(fits: Callable[[], object], what: str) -> None:
-    """Waits for something to be so; TimeoutError says what never was."""
+    """Waits for a condition; TimeoutError names it."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not fits():
         if time.monotonic() > give_up_at:
@@ -27,14 +27,14 @@ def until(fits: Callable[[], object], what: str) -> None:
 
 def runs_of(machines: Machines, hub: str) -> list[dict[str, Any]]:
     """The runs of the coordinator, the newest first; none where it has not begun one yet."""
-    told = machines.ssh(hub, COORDINATOR.format("runs --json"), check=False)
-    return list(json.loads(told or "[]"))
+    answer = machines.ssh(hub, COORDINATOR.format("runs --json"), check=False)
+    return list(json.loads(answer or "[]"))
 
 
 def rounds_of(machines: Machines, hub: str) -> list[dict[str, Any]]:
     """The records of the last run's rounds."""
-    told = machines.ssh(hub, COORDINATOR.format("show last --json"), check=False)
-    return list(json.loads(told)["rounds"]) if told else []
+    answer = machines.ssh(hub, COORDINATOR.format("show last --json"), check=False)
+    return list(json.loads(answer)["rounds"]) if answer else []
 
 
 def await_rounds(machines: Machines, hub: str, more: int = 1) -> list[dict[str, Any]]:
@@ -48,10 +48,10 @@ def await_serving(machines: Machines, *devices: str) -> None:
     """Until the agents of the devices are there, and connected."""
     for device in devices:
         give_up_at = time.monotonic() + PATIENCE_S
-        while not (told := _status(machines, device)).get("running") or not told.get("connected"):
+        while not (answer := _status(machines, device)).get("running") or not answer.get("connected"):
             if time.monotonic() > give_up_at:
                 journal = machines.ssh(device, "journalctl --no-pager -n 50 -u fedpatch-agent")
-                raise TimeoutError(f"{device} does not serve: {told}\n{journal}")
+                raise TimeoutError(f"{device} does not serve: {answer}\n{journal}")
             time.sleep(0.5)
 
 
@@ -69,7 +69,7 @@ def ask_prometheus(machines: Machines, host: str, query: str) -> list[dict[str, 
 
 
 def reached(machines: Machines, host: str, to: str, ports: Sequence[int]) -> list[int]:
-    """Those ports of the host `to` which `host` can connect to; a firewall says nothing to the others."""
+    """Those ports of the host `to` which `host` can connect to; a firewall drops packets to the others."""
     program = f"""
 import socket
 for port in {list(ports)}:
@@ -83,5 +83,5 @@ for port in {list(ports)}:
 
 
 def _status(machines: Machines, device: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(machines.ssh(device, AGENT, check=False) or "{}")
-    return told
+    answer: dict[str, Any] = json.loads(machines.ssh(device, AGENT, check=False) or "{}")
+    return answer

@@ -36,7 +36,7 @@ _COUNTED = itertools.count(1)
 _INIT = """#!/bin/sh
 # nspawn mounts these read-only, so that MemoryMax= and CPUQuota= would do nothing.
 for one in memory cpu cpuacct pids; do mount -o remount,bind,rw /sys/fs/cgroup/$one 2>/dev/null; done
-# QEMU shows what this machine tells of its processors; onnxruntime, which finds nothing there that it knows, ends with SIGSEGV.
+# QEMU shows the processors of this machine; onnxruntime, which finds nothing there that it knows, ends with SIGSEGV.
 # Without their folder it does not look. (Another /proc/cpuinfo would do, too, but ProtectProc= gives the agent its own.)
 [ -z "$QEMU_CPU" ] || mount -t tmpfs none /sys/devices/system/cpu
 exec /lib/systemd/systemd
@@ -153,7 +153,7 @@ class Machines:
         while self._powered:
             self._powered.popitem()[1].wait()
         if code:
-            raise RuntimeError(f"the warden of {self.lab} has failed ({code}): what it said is above")
+            raise RuntimeError(f"the warden of {self.lab} has failed ({code}): its output is above")
 
     def _begin(self) -> None:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
@@ -230,8 +230,8 @@ class Machines:
         give_up_at = time.monotonic() + self.patience_s
         while not fits():  # type: ignore[operator]
             if time.monotonic() > give_up_at:
-                told = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._kinds)
-                raise TimeoutError(f"never: {what}\n{told}")
+                consoles = "\n".join(f"--- {host}\n{self.console(host)[-3000:]}" for host in self._kinds)
+                raise TimeoutError(f"never: {what}\n{consoles}")
             time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Plays that take no host: each one of the inventory is this machine, and its files lie where a test says."""
+"""Plays that take no host: each one of the inventory is this machine, and its files lie in folders of the test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def played(
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """What was said last of each host that failed."""
+    """The last message of each failed host."""
     failed = re.findall(r"^fatal: \[(\S+)\]: FAILED! => (.*)$", done.stdout, re.MULTILINE)
     return {host: json.loads(result)["msg"] for host, result in failed}
 

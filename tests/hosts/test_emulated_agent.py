@@ -34,12 +34,12 @@ VERSIONS = """
 import ctypes, platform, torch
 ask = ctypes.CDLL(None).getauxval
 ask.restype = ctypes.c_ulong
-# Bit 8 of what is told of the processor is for the atomics that a Pi 4 lacks and a Pi 5 has.
+# Bit 8 of the processor's features is for the atomics that a Pi 4 lacks and a Pi 5 has.
 print(platform.machine(), torch.__version__.partition("+")[0], ask(16) >> 8 & 1)
 """
 
 
-# What a Pi 4 tells of each of its processors. QEMU shows what this machine tells of its own, of which onnxruntime, which finds
+# The features that a Pi 4 reports of each processor. QEMU shows those of this machine, of which onnxruntime, which finds
 # nothing there that it knows, dies by SIGSEGV; by these words it takes the code that it takes on a Pi 4.
 PROCESSOR = """\
 processor\t: {}
@@ -86,8 +86,8 @@ def root(tmp_path_factory) -> Root:
     for name in ("wheels", "upper/site", "work", "root"):
         (folder / name).mkdir(parents=True)
     (folder / "cpuinfo").write_text("".join(map(PROCESSOR.format, range(os.cpu_count() or 1))))
-    told = json.loads((house / MANIFEST).read_text())
-    with tarfile.open(house / told["libraries"]["aarch64-cp311"]["file"]) as archive:
+    manifest = json.loads((house / MANIFEST).read_text())
+    with tarfile.open(house / manifest["libraries"]["aarch64-cp311"]["file"]) as archive:
         archive.extractall(folder / "wheels", filter="data")
     install = [
         sys.executable,
@@ -104,14 +104,14 @@ def root(tmp_path_factory) -> Root:
     install += ["--python-platform=aarch64-manylinux_2_28", "--python-version=3.11", f"--target={folder}/upper/site"]
     libraries = ["--require-hashes", f"--find-links={folder}/wheels", f"--requirement={folder}/wheels/requirements.txt"]
     subprocess.run([*install, *libraries], check=True)
-    subprocess.run([*install, "--no-deps", str(house / told["wheel"])], check=True)
+    subprocess.run([*install, "--no-deps", str(house / manifest["wheel"])], check=True)
     return Root(tree, folder)
 
 
 def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
     """Without what newer processors have, it loads the PyTorch that devices get, trains, reports and makes its model."""
-    told = subprocess.run(root.line("python3", "-c", VERSIONS), capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["aarch64", "2.9.1", "0"]
+    versions = subprocess.run(root.line("python3", "-c", VERSIONS), capture_output=True, text=True, check=True).stdout
+    assert versions.split() == ["aarch64", "2.9.1", "0"]
     options = {
         "device-id": "pi-4",
         "task": "digits",
@@ -134,7 +134,7 @@ def test_an_emulated_device_takes_part_in_a_round(root, mosquitto, tmp_path):
         try:
             with Command("fedpatch", "run", "--json", *arguments) as coordinator:
                 done = coordinator.done(PATIENCE_S)
-            # The agent publishes it when it has heard that its update is committed.
+            # The agent publishes it when it has received `committed` for its update.
             give_up_at = time.monotonic() + PATIENCE_S
             while not (root.folder / "upper/state/models/digits/current").is_symlink():
                 assert time.monotonic() < give_up_at, log.read_text("utf-8")

@@ -18,7 +18,7 @@ from tests.hosts.wheelhouses import BROKEN_AGENT, with_version
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def _told(fleet: Fleet, command: str) -> str:
+def _output(fleet: Fleet, command: str) -> str:
     return fleet.machines.ssh(HUB, command, check=False)
 
 
@@ -45,7 +45,7 @@ def _reached(fleet: Fleet) -> list[int]:
     return reached(fleet.machines, DEVICES[0], HUB, (22, 8883, 9100))
 
 
-def test_a_dry_run_on_bare_hosts_says_what_would_be_done_and_does_nothing(fleet):
+def test_dry_run_on_bare_hosts_lists_changes_and_makes_none(fleet):
     """`--check --diff` works where nothing of ours is yet."""
     assert all(changed > 0 for changed in fleet.dry.changed.values())
     assert "vm.swappiness" in fleet.dry.out
@@ -137,12 +137,14 @@ def test_hosts_come_back_after_a_reboot(fleet):
     assert fleet.machines.ssh(HUB, "systemctl is-active mosquitto prometheus").split() == ["active", "active"]
     assert _reached(fleet) == [22, 8883]
     words = "journalctl --no-pager --boot -u fedpatch-coordinator"
-    until(lambda: f"run {before[0]['id']} with these settings has come to its end" in _told(fleet, words), "it is over")
+    until(
+        lambda: f"run {before[0]['id']} with these settings has come to its end" in _output(fleet, words), "it is over"
+    )
     assert runs_of(fleet.machines, HUB) == before
 
 
 def test_a_host_that_cannot_be_one_is_refused_in_a_sentence(fleet):
-    """Too little memory and a wrong processor end the play before anything is touched, and say what to do."""
+    """Too little memory and a wrong processor end the play before any change, with a remedy."""
     for wrong, words in (
         ({"common_min_memory_mib": 10_000_000}, "training takes 10000000"),
         ({"common_architectures": ["riscv64"]}, "write Raspberry Pi OS (64-bit) on its card"),

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.arm64, pytest.mark.slow, pytest.mark.timeout(5400)]
 
 PI = "pi-4"
 PATIENCE_S = 1200.0
-# What the kernel, or whoever stands for it, says of the processor: bit 8 is for the atomics that a Pi 4 lacks and a Pi 5 has.
+# The processor features by the kernel or its substitute: bit 8 is for the atomics that a Pi 4 lacks and a Pi 5 has.
 HWCAP = "import ctypes; ask = ctypes.CDLL(None).getauxval; ask.restype = ctypes.c_ulong; print(ask(16) >> 8 & 1)"
 
 
@@ -47,7 +47,7 @@ def machines() -> Iterator[Machines]:
         yield made
 
 
-def test_the_device_is_a_pi_4_as_far_as_programs_can_tell(machines):
+def test_emulated_device_has_the_platform_of_a_pi_4(machines):
     """Its packages, its Python and its PyTorch are those of aarch64, and the processor has no more than a Cortex-A72."""
     assert machines.ssh(PI, "uname -m; dpkg --print-architecture").split() == ["aarch64", "arm64"]
     assert machines.ssh(PI, f'/opt/fedpatch/current/bin/python -c "{HWCAP}"').strip() == "0"
@@ -61,7 +61,7 @@ def test_the_device_is_a_pi_4_as_far_as_programs_can_tell(machines):
         assert f"{name} arm64 ii " in installed
 
 
-def test_it_takes_part_in_a_round(machines):
+def test_emulated_device_takes_part_in_a_round(machines):
     def journal() -> str:
         return str(machines.ssh(PI, "journalctl --no-pager -n 80 -u fedpatch-agent"))
 

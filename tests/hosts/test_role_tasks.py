@@ -17,11 +17,11 @@ from tests.hosts.plays import ANSIBLE, HERE, ROLES, by_ansible, played, refused,
 KNOWN = {"ansible_architecture": "aarch64", "ansible_python": {"version": {"major": 3, "minor": 11}}}
 
 
-def _inventory(hosts: dict[str, dict[str, Any]], **told: Any) -> dict[str, Any]:
+def _inventory(hosts: dict[str, dict[str, Any]], **variables: Any) -> dict[str, Any]:
     """The hosts are devices, and the first of them is the rest."""
     rest: dict[str, Any] = {"hosts": {next(iter(hosts)): {}}}
     groups: dict[str, Any] = {"broker": rest, "coordinator": rest, "monitoring": rest, "devices": {"hosts": hosts}}
-    return {"vars": HERE | told, "children": groups}
+    return {"vars": HERE | variables, "children": groups}
 
 
 def _program(path: Path, text: str) -> None:
@@ -31,10 +31,10 @@ def _program(path: Path, text: str) -> None:
 
 
 @by_ansible
-def test_the_kernel_is_told_once_to_count_memory_and_its_partition_takes_the_change(tmp_path):
+def test_kernel_line_gets_the_memory_cgroup_once_on_its_partition(tmp_path):
     """One line stays one line. Beside it nothing: FAT, as a Pi has there, has no names with a time of day in them."""
     lines = {
-        "told": "root=/dev/a cgroup_enable=memory rootwait",
+        "set": "root=/dev/a cgroup_enable=memory rootwait",
         "new": "root=/dev/a rootwait\n",
         "bare": "rootwait  \n\n",
     }
@@ -48,14 +48,14 @@ def test_the_kernel_is_told_once_to_count_memory_and_its_partition_takes_the_cha
         done = played(tmp_path, _inventory({name: {} for name in lines}), {"hosts": "devices", "tasks": [task]})
         assert done.stdout.count("changed=1") == changed, done.stdout + done.stderr
     read = {name: (tmp_path / name / "cmdline.txt").read_text() for name in lines}
-    assert read["told"] == lines["told"]
+    assert read["set"] == lines["set"]
     assert read["new"] == "root=/dev/a rootwait cgroup_enable=memory"
     assert read["bare"] == "rootwait cgroup_enable=memory"
     assert {len(list((tmp_path / name).iterdir())) for name in lines} == {1}
 
 
 @by_ansible
-def test_what_an_installation_that_was_cut_short_has_left_counts_as_free(tmp_path):
+def test_leftovers_of_an_interrupted_installation_count_as_free_space(tmp_path):
     """Done again, site.yml does not refuse a card that was large enough; one that never was is refused."""
     _program(tmp_path / "bin" / "df", "printf 'Avail\\n1000\\n'")
     for name, size in (("again", 5), ("bare", 0)):
@@ -64,17 +64,17 @@ def test_what_an_installation_that_was_cut_short_has_left_counts_as_free(tmp_pat
     hosts = {name: {"fleet_program_dir": str(tmp_path / name)} for name in ("again", "bare", "gone")}
     facts = {"architecture": "aarch64", "userspace_bits": "64", "memtotal_mb": 900, "distribution": "Debian"}
     facts |= {"distribution_version": "12.11", "distribution_major_version": "12"}
-    told: dict[str, Any] = {f"ansible_{key}": value for key, value in facts.items()}
-    known = {"ansible.builtin.set_fact": {**told, "cacheable": True}}
+    known_facts: dict[str, Any] = {f"ansible_{key}": value for key, value in facts.items()}
+    known = {"ansible.builtin.set_fact": {**known_facts, "cacheable": True}}
     play = {
         "hosts": "devices",
         "environment": {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
         "tasks": [known, tasks_of("common", "checks.yml")],
     }
     done = played(tmp_path, _inventory(hosts, common_min_disk_mib="1004"), play)
-    said = refused(done)
-    assert set(said) == {"bare", "gone"}, done.stdout + done.stderr
-    assert "has 1000 MiB free" in said["bare"]
+    refusals = refused(done)
+    assert set(refusals) == {"bare", "gone"}, done.stdout + done.stderr
+    assert "has 1000 MiB free" in refusals["bare"]
 
 
 @by_ansible
@@ -83,12 +83,12 @@ def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_pat
     """An agent that is at work goes on, and its card has room; the host is refused with the reason above."""
     house, held = tmp_path / "house", tmp_path / "opt" / "libraries"
     house.mkdir()
-    told = {
+    manifest = {
         "version": "0.1.0",
         "wheel": "none.whl",
         "libraries": {"aarch64-cp311": {"file": "torn.tar", "digest": "abc"}},
     }
-    (house / "wheelhouse.json").write_text(json.dumps(told))
+    (house / "wheelhouse.json").write_text(json.dumps(manifest))
     (house / "torn.tar").write_bytes(b"no archive")
     (held / "def").mkdir(parents=True)
     _program(tmp_path / "bin" / "python3", 'for last; do :; done; mkdir -p "$last/bin"; touch "$last/bin/python"')
@@ -122,8 +122,8 @@ def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
     ]
     play = {"hosts": "devices", "vars_files": [str(ROLES / "common" / "vars" / "main.yml")], "tasks": tasks}
     done = played(tmp_path, _inventory(hosts), play)
-    said = sorted(re.findall(r'"msg": "(.*)"', done.stdout))
-    assert said == ["spoken False", "there True"], done.stdout + done.stderr
+    messages = sorted(re.findall(r'"msg": "(.*)"', done.stdout))
+    assert messages == ["spoken False", "there True"], done.stdout + done.stderr
 
 
 @by_ansible
@@ -136,27 +136,27 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
         "pi-4": {"device_agent_id": "one"},
         "Pi-5": {"device_agent_id": "pi-5"},
     }
-    told: dict[str, Any] = {"device_agent_settings": {"data": "here"}, "fleet_program_dir": str(tmp_path / "none")}
+    variables: dict[str, Any] = {"device_agent_settings": {"data": "here"}, "fleet_program_dir": str(tmp_path / "none")}
     play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
-    done = played(tmp_path, _inventory(hosts, **told), play, "--check")
-    said = refused(done)
-    assert set(said) == {"Pi-2", "pi-3", "pi-4"}, done.stdout + done.stderr
-    assert said["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
+    done = played(tmp_path, _inventory(hosts, **variables), play, "--check")
+    refusals = refused(done)
+    assert set(refusals) == {"Pi-2", "pi-3", "pi-4"}, done.stdout + done.stderr
+    assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
 
 
 @by_ansible
 @pytest.mark.parametrize("again", [False, True])
-def test_a_revoked_device_comes_back_where_the_operator_says_so(tmp_path, again):
+def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
     """In the words of the page, `-e device_agent_enrol_again=true`."""
     record = [{"name": "pi", "state": "revoked", "reason": "stolen", "serial": "1"}]
     _program(tmp_path / "fedpatch", f"echo '{json.dumps(record)}'")
-    told: dict[str, Any] = {
+    variables: dict[str, Any] = {
         "device_agent_settings": {"data": "here"},
         "fleet_control_command": str(tmp_path / "fedpatch"),
     }
     play = {"hosts": "devices", "tasks": [tasks_of("device_agent", "checks.yml")]}
     done = played(
-        tmp_path, _inventory({"pi": {}}, **told), play, *(["-e", "device_agent_enrol_again=true"] if again else [])
+        tmp_path, _inventory({"pi": {}}, **variables), play, *(["-e", "device_agent_enrol_again=true"] if again else [])
     )
     assert (done.returncode == 0) == again, done.stdout + done.stderr
     assert again or "pi was revoked (stolen)" in refused(done)["pi"]
@@ -164,13 +164,13 @@ def test_a_revoked_device_comes_back_where_the_operator_says_so(tmp_path, again)
 
 @by_ansible
 def test_an_agent_is_waited_for_unless_the_wait_is_0(tmp_path):
-    """As its default says: 0 does not look."""
+    """By default: 0 does not check."""
     task = tasks_of("device_agent", "reached.yml", device_agent_program="/bin/false")
     hosts = {"hasty": {"device_agent_wait_s": "0"}, "patient": {"device_agent_wait_s": "3"}}
     done = played(tmp_path, _inventory(hosts), {"hosts": "devices", "tasks": [task]})
-    said = refused(done)
-    assert set(said) == {"patient"}, done.stdout + done.stderr
-    assert "has not loaded its task and reached the broker in 3 s" in said["patient"]
+    refusals = refused(done)
+    assert set(refusals) == {"patient"}, done.stdout + done.stderr
+    assert "has not loaded its task and reached the broker in 3 s" in refusals["patient"]
 
 
 @by_ansible
@@ -206,11 +206,11 @@ def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
 @pytest.mark.slow
 def test_the_brokers_certificate_is_made_anew_for_other_names_alone(tmp_path):
     """An IPv6 address is the same however it is written; days may be text."""
-    told = {
+    values = {
         "fleet_ca_dir": str(tmp_path / "ca"),
         "fleet_control_command": str(Path(sysconfig.get_path("scripts"), "fedpatch")),
     }
-    inventory = _inventory({"hub": {"ansible_host": "fd00::0:10"}}, **told)
+    inventory = _inventory({"hub": {"ansible_host": "fd00::0:10"}}, **values)
     changed = []
     for options in (
         [],
@@ -224,13 +224,13 @@ def test_the_brokers_certificate_is_made_anew_for_other_names_alone(tmp_path):
 
 
 def test_the_files_of_a_first_boot_are_what_cloud_init_reads():
-    """A Pi lets in by ssh, off in its system, and whoever has the key alone; WiFi is there once its marks are taken away."""
+    """A Pi lets in by ssh, off in its system, for the holder of the key only; WiFi is there once its marks are taken away."""
     folder = ANSIBLE / "first_boot"
     text = (folder / "user-data").read_text()
     assert text.startswith("#cloud-config\n")
-    told = yaml.safe_load(text)
-    assert (told["enable_ssh"], told["ssh_pwauth"]) == (True, False)
-    assert told["users"][0]["ssh_authorized_keys"]
+    values = yaml.safe_load(text)
+    assert (values["enable_ssh"], values["ssh_pwauth"]) == (True, False)
+    assert values["users"][0]["ssh_authorized_keys"]
     network = (folder / "network-config").read_text()
     assert set(yaml.safe_load(network)["network"]) == {"version", "ethernets"}
     wifi = yaml.safe_load(re.sub(r"(?m)^  # ", "  ", network))["network"]["wifis"]["wlan0"]

@@ -1,4 +1,4 @@
-"""The roles of ansible/ as files: what each can be told is documented. And their first look at a host, which takes none."""
+"""The roles of ansible/ as files: all their variables are documented. And their first look at a host, which takes none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.hosts.plays import HERE, ROLES, by_ansible, played, refused, tasks_of
 
 NAMES = sorted(path.name for path in ROLES.iterdir())
 REQUIRED = {"fleet_name"}
-# What Ansible tells of a Pi 4 with 4 GB.
+# Ansible's facts of a Pi 4 with 4 GB.
 FACTS = {"architecture": "aarch64", "userspace_bits": "64", "distribution": "Debian", "memtotal_mb": 3796}
 FACTS |= {"distribution_version": "12.11", "distribution_major_version": "12"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,7 +44,7 @@ def test_role_and_its_defaults_are_described(role):
 
 
 @pytest.mark.parametrize("role", NAMES)
-def test_what_is_yes_or_no_may_be_said_in_text(role):
+def test_boolean_variables_may_be_texts(role):
     """`-e NAME=true` gives text, which Ansible takes for no condition; so each use of such a setting makes it one."""
     specs = yaml.safe_load((ROLES / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     names = [name for name, option in specs["main"].get("options", {}).items() if option["type"] == "bool"]
@@ -54,7 +54,7 @@ def test_what_is_yes_or_no_may_be_said_in_text(role):
         assert set(used) == {" | bool"}
 
 
-def test_only_modules_of_ansible_core_are_used():
+def test_roles_use_modules_of_ansible_core_only():
     tasks = [*ROLES.rglob("tasks/*.yml"), *ROLES.rglob("handlers/*.yml"), *ROLES.parent.glob("*.yml")]
     named = {
         name
@@ -65,7 +65,7 @@ def test_only_modules_of_ansible_core_are_used():
 
 
 @by_ansible
-def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
+def test_unsupported_host_is_refused_with_the_reason(tmp_path):
     """32 bit of either kind, another processor, another system, too little memory; what can be one passes."""
     hosts = {name: {**FACTS, **facts} for name, (facts, _) in REFUSED.items()} | {"pi-4": FACTS}
     known = {
@@ -78,10 +78,10 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
     look = tasks_of("common", "checks.yml")
     tasks = [{"ansible.builtin.set_fact": {"cacheable": True}, "args": "{{ known }}"}, look]
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": tasks})
-    said = refused(done)
-    assert set(said) == set(REFUSED), done.stdout + done.stderr
+    refusals = refused(done)
+    assert set(refusals) == set(REFUSED), done.stdout + done.stderr
     for host, (_, words) in REFUSED.items():
-        assert said[host].startswith(host) and words in said[host]
+        assert refusals[host].startswith(host) and words in refusals[host]
 
 
 @by_ansible
@@ -93,11 +93,11 @@ def test_what_cannot_be_a_host_is_refused_in_a_sentence_that_says_why(tmp_path):
         ("coordinator", "the inventory has no host in the group coordinator"),
     ],
 )
-def test_an_inventory_that_lacks_what_every_role_needs_is_told_what(tmp_path, lacks, words):
+def test_missing_inventory_variable_is_named(tmp_path, lacks, words):
     """Not in Ansible's words for a variable of ours that it could not make."""
     groups: dict[str, Any] = {name: {"hosts": {"hub": {}}} for name in ("broker", "coordinator") if name != lacks}
-    told = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
-    everybody = {"hosts": {"hub": {}}, "vars": told, "children": groups}
+    variables = {"ansible_connection": "local", **({} if lacks == "fleet_name" else {"fleet_name": "kitchen"})}
+    everybody = {"hosts": {"hub": {}}, "vars": variables, "children": groups}
     done = played(tmp_path, everybody, {"hosts": "all", "roles": ["fleet"]})
     assert done.returncode == 2
     assert words in refused(done)["hub"]
@@ -115,10 +115,10 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
         recorded = {"state": "good", "serial": f"{number:x}" if name != "other" else "ab"}
         hosts[name] = {"fleet_state_dir": str(tmp_path / name), "device_agent_known": recorded}
     groups: dict[str, Any] = {name: {"hosts": {"odd": {}}} for name in ("broker", "coordinator")}
-    told: dict[str, Any] = {"device_agent_is_known": True, "fleet_control_command": "/bin/false"}
+    variables: dict[str, Any] = {"device_agent_is_known": True, "fleet_control_command": "/bin/false"}
     # As `-e device_agent_renew_days=30` gives it.
-    told["device_agent_renew_days"] = "30"
-    everybody = {"hosts": hosts, "vars": HERE | told, "children": groups}
+    variables["device_agent_renew_days"] = "30"
+    everybody = {"hosts": hosts, "vars": HERE | variables, "children": groups}
     done = played(tmp_path, everybody, {"hosts": "all", "tasks": [tasks_of("device_agent", "identity.yml")]})
     begun = re.findall(r"^included: \S+/enrol.yml for (.*)$", done.stdout, re.MULTILINE)
     assert begun == ["other"], done.stdout + done.stderr

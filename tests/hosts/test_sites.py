@@ -102,7 +102,7 @@ def test_a_secret_of_a_vault_reaches_the_services_and_nobody_else(site):
     assert (played.code != 0, dict(played.changed)) == (True, {})
 
 
-def test_what_is_about_to_expire_is_renewed_and_the_run_goes_on(site):
+def test_expiring_certificates_are_renewed_during_a_run(site):
     """The CA's own too. No service is restarted, the next connections are made with what is new, and the old is taken back."""
     before, processes, run = site.serials(), site.processes(), site.run
     authority = ["--ca-dir", site.control.settings["fleet_ca_dir"]]
@@ -116,8 +116,8 @@ def test_what_is_about_to_expire_is_renewed_and_the_run_goes_on(site):
     site.machines.ssh(BROKER, "systemctl restart mosquitto")
     until(lambda: await_rounds(site.machines, HUB)[-1]["outcome"] == "aggregated", "rounds with new certificates")
     assert (site.run, site.processes()[HUB], site.processes()[FIRST]) == (run, processes[HUB], processes[FIRST])
-    told = json.loads(call("fedpatch", "ca", "show", "--json", *authority))
-    ends = {"ca": told["expires_at"], **{one["part"]: one["expires_at"] for one in told["holders"]}}
+    shown = json.loads(call("fedpatch", "ca", "show", "--json", *authority))
+    ends = {"ca": shown["expires_at"], **{one["part"]: one["expires_at"] for one in shown["holders"]}}
     assert min(ends.values()) > time.time() + 300 * 86_400
     for part in ("ca", "broker", "coordinator", "device"):
         query = f'fedpatch_certificate_expiry_timestamp_seconds{{certificate="{part}"}} == {ends[part]}'

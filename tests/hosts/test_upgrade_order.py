@@ -29,12 +29,14 @@ VERSION, WHEEL = "0.1.0", b"a wheel"
 
 
 def _fleet(folder: Path) -> dict[str, Any]:
-    """A hub and four devices; which of them is away in the batches, `-e away=NAME` says."""
+    """A hub and four devices; `-e away=NAME` selects the absent one."""
     kind = f"{platform.machine()}-cp{sys.version_info.major}{sys.version_info.minor}"
     house = folder / "house"
     house.mkdir()
-    told = {"version": VERSION, "wheel": "one.whl", "sha256": hashlib.sha256(WHEEL).hexdigest()}
-    (house / "wheelhouse.json").write_text(json.dumps(told | {"libraries": {kind: {"file": "none", "digest": "abc"}}}))
+    manifest = {"version": VERSION, "wheel": "one.whl", "sha256": hashlib.sha256(WHEEL).hexdigest()}
+    (house / "wheelhouse.json").write_text(
+        json.dumps(manifest | {"libraries": {kind: {"file": "none", "digest": "abc"}}})
+    )
     (house / "one.whl").write_bytes(WHEEL)
     for host in ("hub", *DEVICES):
         place = folder / host / "versions" / VERSION

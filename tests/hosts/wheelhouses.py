@@ -61,14 +61,14 @@ def require_small_libraries() -> None:
 
 def with_version(house: Path, version: str, out: Path, additions: Mapping[str, str] = _NONE) -> Path:
     """The same libraries and another version of fedpatch, in the new folder `out`; `additions` go to the end of its files."""
-    told = json.loads((house / MANIFEST).read_text())
+    manifest = json.loads((house / MANIFEST).read_text())
     out.mkdir()
-    for kind in told["libraries"].values():
+    for kind in manifest["libraries"].values():
         (out / kind["file"]).symlink_to(house / kind["file"])
-    wheel = out / told["wheel"].replace(told["version"], version)
-    _rewrite(house / told["wheel"], wheel, told["version"], version, additions)
-    told |= {"version": version, "wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
-    (out / MANIFEST).write_text(json.dumps(told))
+    wheel = out / manifest["wheel"].replace(manifest["version"], version)
+    _rewrite(house / manifest["wheel"], wheel, manifest["version"], version, additions)
+    manifest |= {"version": version, "wheel": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    (out / MANIFEST).write_text(json.dumps(manifest))
     return out
 
 

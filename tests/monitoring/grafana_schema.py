@@ -14,7 +14,7 @@ import pytest
 PACKAGES = ("@grafana/schema@11.6.9", "typescript@5.9.3")
 _FETCH_LIMIT_S = 120
 _COMPILE_LIMIT_S = 60
-# By its path: the package says where its modules are, but not where their types are.
+# By its path: the package declares its modules, but not their types.
 _COMPOSABLE = "./node_modules/@grafana/schema/dist/esm/raw/composable"
 # Grafana's name of a panel -> its module, and whether it has fields of its own.
 _PANELS = {

@@ -37,7 +37,7 @@ def fetch(url: str) -> str:
 
 
 def lint(text: str) -> str:
-    """What promtool has to say against metrics as they are served; "" where it likes them."""
+    """The complaints of promtool about served metrics; "" without any."""
     done = promtool("check", "metrics", given=text)
     return done.stdout + done.stderr or ("" if done.returncode == 0 else f"promtool ended with {done.returncode}")
 

@@ -55,7 +55,7 @@ def _filled_in(expr: str, variables: Mapping[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
-    """A Prometheus that is configured as docs/how-to/monitoring.md says, and has seen some rounds; the variables' values."""
+    """A Prometheus configured by docs/how-to/monitoring.md, and has seen some rounds; the variables' values."""
     page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text("utf-8")
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}

@@ -89,7 +89,7 @@ class MarkedWire(Wire):
 
 
 class _Training:
-    """Stands for the training process: trains when it is told to, and keeps the answer."""
+    """Stands for the training process: trains on command, and keeps the answer."""
 
     def __init__(self, local_update: LocalUpdate) -> None:
         self._local_update = local_update
@@ -131,10 +131,10 @@ class DeviceStory:
         manifest = packed.manifest(CHUNK_BYTES, scene().public)
         request = WorkRequest(scene().model.digest, "affine", SGD, manifest, ENCODING, CHUNK_BYTES, 300.0)
 
-        def said(body: Any) -> Envelope:
+        def marks(body: Any) -> Envelope:
             return Envelope(body, task=TOY.name, run=RUN, epoch=1, round=number)
 
-        self._perform(self._job.handle(requested(said(request), self._tasks), 0.0))
+        self._perform(self._job.handle(requested(marks(request), self._tasks), 0.0))
         for index in range(manifest.chunk_count):
             self._perform(self._job.handle(ChunkReceived(cut(packed.blob, manifest, index)), 0.0))
         key, (update, _) = self._training.answer
@@ -143,7 +143,7 @@ class DeviceStory:
         self._perform(self._job.handle(UpdateTrained(key, update), 0.0))
         self._mark("settled", round=number)
         answer = Committed(update.digest) if committed else Refused(update.digest, RefuseReason.LATE, "")
-        self._perform(self._job.handle(MessageReceived(said(answer)), 0.0))
+        self._perform(self._job.handle(MessageReceived(marks(answer)), 0.0))
         if committed:
             self._mark("published", round=number)
         self._usage.note(Usage(1, 1000, 1.0))

@@ -75,7 +75,7 @@ class Sync:
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     """Bytes that left the process: from now on somebody relies on something."""
 
     data: bytes
@@ -89,7 +89,7 @@ Change = Write | Resize | Names
 class Step:
     """Something that the process did, between two lines of the log."""
 
-    what: Change | Sync | Said
+    what: Change | Sync | Output
     began: int
     ended: int
 
@@ -101,17 +101,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Image:
-    """What is on the disk after a power cut: `files` by path, directories None, links as text. `said` had been said by then."""
+    """What is on the disk after a power cut: `files` by path, directories None, links as text. `marks` were written by then."""
 
     label: str
     files: dict[str, bytes | str | None]
-    said: tuple[Said, ...]
+    marks: tuple[Output, ...]
     steps: int
 
     @property
     def digest(self) -> str:
-        """Equal for images that no program can tell apart."""
-        whole = hashlib.sha256(str(len(self.said)).encode())
+        """Equal for indistinguishable images."""
+        whole = hashlib.sha256(str(len(self.marks)).encode())
         for path, content in sorted(self.files.items()):
             whole.update(repr((path, type(content).__name__)).encode())
             whole.update(hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).digest())
@@ -134,7 +134,7 @@ class Image:
 
 @dataclass
 class Record:
-    """All that was done below `root`, which was empty, and said at `marks` or over sockets."""
+    """All that was done below `root`, which was empty, and written to `marks` or over sockets."""
 
     root: Path
     steps: list[Step] = field(default_factory=list)
@@ -176,14 +176,14 @@ class Record:
             if cut < first_cut or (step is not None and not isinstance(step.what, Sync)):
                 continue
             done = self.steps[:cut]
-            said = tuple(one.what for one in done if isinstance(one.what, Said))
+            marks = tuple(one.what for one in done if isinstance(one.what, Output))
             changes = [one for one in done if isinstance(one.what, Change)]
             pending = self._pending(done)
             for label, lost, torn in _choices(pending):
                 survivors = [one.what for one in changes if id(one) not in lost]
                 files = self._files([_half(one) if one is torn else one for one in survivors])
                 image = Image(
-                    f"cut before step {cut} of {len(self.steps)} ({step and step.what}), {label}", files, said, cut
+                    f"cut before step {cut} of {len(self.steps)} ({step and step.what}), {label}", files, marks, cut
                 )
                 if image.digest not in seen:
                     seen.add(image.digest)
@@ -208,7 +208,7 @@ class Record:
                 pending.append(step)
         return pending
 
-    def _files(self, survivors: Sequence[Change | Sync | Said]) -> dict[str, bytes | str | None]:
+    def _files(self, survivors: Sequence[Change | Sync | Output]) -> dict[str, bytes | str | None]:
         names: dict[int, dict[str, int]] = {}
         contents: dict[int, bytearray] = {}
         for what in survivors:
@@ -265,7 +265,7 @@ def _brief(step: Step) -> str:
     return f"{type(what).__name__} {getattr(what, 'path', '')}"
 
 
-def _half(what: Change | Sync | Said) -> Change | Sync | Said:
+def _half(what: Change | Sync | Output) -> Change | Sync | Output:
     assert isinstance(what, Write)
     return replace(what, data=what.data[: len(what.data) // 2 // _SECTOR * _SECTOR])
 
@@ -298,7 +298,7 @@ class _Reader:
 
     def _take(self, call: Call) -> None:
         if call.name in ("sendto", "sendmsg") or (call.name in _WRITES and call.places[:1] == (self._marks,)):
-            self._add(Said(b"".join(call.texts)[: call.result], call.places[0] if call.places else ""), call)
+            self._add(Output(b"".join(call.texts)[: call.result], call.places[0] if call.places else ""), call)
         elif call.name in _WRITES:
             self._write(call)
         elif call.name in _SYNCS:
@@ -388,7 +388,7 @@ class _Reader:
             self._tree[inode.number] = {}
         return inode.number
 
-    def _add(self, what: Change | Sync | Said, call: Call) -> None:
+    def _add(self, what: Change | Sync | Output, call: Call) -> None:
         self._steps.append(Step(what, call.began, call.ended))
 
     def _paths(self, call: Call) -> list[str]:

@@ -1,4 +1,4 @@
-"""What must be there after a power cut, by what had been said before it. Each judge returns what is missing, in words."""
+"""State that must remain after a power cut, by the marks before it. Each judge returns descriptions of what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpatch.device_agent.policy.usage import read_today
 from fedpatch.shared.errors import FedpatchError
 from tests.device_agent.exported_models import present
 from tests.power_cut.devices import kept, spooled
-from tests.power_cut.disk import Image, Record, Said
+from tests.power_cut.disk import Image, Output, Record
 from tests.power_cut.stories import FLEET, TERMS, MarkedBench, outcome, unmarked
 
 _SEALED = (".fp", ".patch", ".residual", ".previous", ".model")
@@ -33,28 +33,28 @@ Marks = list[Mark]
 Judge = Callable[[Path, Marks, Mark], Iterator[str]]
 
 
-def said_in(image: Image) -> Marks:
+def marks_in(image: Image) -> Marks:
     """The marks up to the cut."""
-    return [json.loads(line) for one in image.said for line in one.data.splitlines()]
+    return [json.loads(line) for one in image.marks for line in one.data.splitlines()]
 
 
 def problems(record: Record, judge: Judge, directory: Path, every: int = 1) -> Iterator[str]:
     """Of every disk that a power cut may leave, or of one in `every`. `judge` gets the marks up to the cut, and the last."""
-    end = [json.loads(step.what.data) for step in record.steps if isinstance(step.what, Said)][-1]
+    end = [json.loads(step.what.data) for step in record.steps if isinstance(step.what, Output)][-1]
     for number, image in enumerate(record.images()):
         if number % every:
             continue
         place = image.put(directory / str(number))
-        for problem in judged(judge, place / "state", said_in(image), end):
+        for problem in judged(judge, place / "state", marks_in(image), end):
             yield f"{image.label}: {problem}"
         shutil.rmtree(place)
 
 
-def judged(judge: Judge, state: Path, said: Marks, end: Mark) -> Iterator[str]:
+def judged(judge: Judge, state: Path, marks: Marks, end: Mark) -> Iterator[str]:
     """An error of ours, too, is a promise that was not kept: a power cut damages nothing."""
     try:
         yield from damaged_files(state)
-        yield from judge(state, said, end)
+        yield from judge(state, marks, end)
     except (FedpatchError, OSError, AssertionError, msgspec.DecodeError) as error:
         yield f"{type(error).__name__}: {error}"
 
@@ -68,22 +68,22 @@ def damaged_files(state: Path) -> Iterator[str]:
                 yield f"{path.name} is damaged"
 
 
-def coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
-    """Whoever goes on with the run finds all that devices and people were told, and comes to its end."""
-    begun = [one for one in said if one["what"] == "begun"]
+def coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
+    """A resumed run has all state that was sent to devices and people, and reaches its end."""
+    begun = [one for one in marks if one["what"] == "begun"]
     if not begun:
         return
     run = begun[0]["run"]
-    committed, asked = by_round(said, "committed"), by_round(said, "asked")
+    committed, asked = by_round(marks, "committed"), by_round(marks, "asked")
     prepared = _prepared()
     with Registry(state / REGISTRY_FILE) as registry:
         info = registry.run(run)
-        if any(one["what"] == "finished" for one in said) and info.status != "finished":
+        if any(one["what"] == "finished" for one in marks) and info.status != "finished":
             yield f"the run had finished, and is {info.status}"
-        told = max((one["epoch"] for one in said if "epoch" in one), default=0)
-        if info.epoch < told:
-            yield f"epoch {told} had been told, and the registry is at {info.epoch}"
-        held = {device for one in said if one["what"] == "held" for device in one["devices"]}
+        newest = max((one["epoch"] for one in marks if "epoch" in one), default=0)
+        if info.epoch < newest:
+            yield f"epoch {newest} was published, and the registry is at {info.epoch}"
+        held = {device for one in marks if one["what"] == "held" for device in one["devices"]}
         if not held <= registry.holds.held(FLEET).keys():
             yield f"{held} were held back"
         terms = {**TERMS, "encoding": begun[0]["encoding"]}
@@ -98,17 +98,17 @@ def coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
             else:
                 lost = devices - bench.reported(number)
             if lost:
-                yield f"round {number}: {sorted(lost)} had been told `committed`"
+                yield f"round {number}: {sorted(lost)} had received `committed`"
         bench.play(committed)
         came_to = outcome(bench)
         if came_to != {name: end[name] for name in came_to}:
             yield f"the run comes to {came_to}, and would have come to {end}"
 
 
-def device_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
+def device_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
     """An update that was offered waits until it is settled, with the patch and the residual that belong to it."""
-    offered = [one for one in said if one["what"] == "offered"]
-    settled = {one["round"] for one in said if one["what"] == "settled"}
+    offered = [one for one in marks if one["what"] == "offered"]
+    settled = {one["round"] for one in marks if one["what"] == "settled"}
     for one in offered:
         if one["round"] not in settled and spooled(state) != (one["round"], one["digest"]):
             yield f"the update of round {one['round']} had been offered, and what waits is {spooled(state)}"
@@ -119,20 +119,20 @@ def device_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
             if value != last[name]:
                 yield f"round {last['round']} had been offered, and its {name} is not there"
     model = present(state / MODELS) or 0
-    published = max((one["round"] for one in said if one["what"] == "published"), default=0)
+    published = max((one["round"] for one in marks if one["what"] == "published"), default=0)
     if model < published:
         yield f"the personal model of round {published} was in use, and {model} is"
     if model and model not in settled:
         yield f"the personal model of round {model} is in use, whose update was not committed"
-    spent = max((one["rounds"] for one in said if one["what"] == "spent"), default=0)
+    spent = max((one["rounds"] for one in marks if one["what"] == "spent"), default=0)
     if spent and read_today(state).rounds < spent:
         yield f"{spent} rounds were spent, and {read_today(state).rounds} are known"
 
 
-def by_round(said: Iterable[dict[str, Any]], what: str) -> dict[int, set[str]]:
+def by_round(marks: Iterable[dict[str, Any]], what: str) -> dict[int, set[str]]:
     """Which devices a kind of message went to."""
     found: dict[int, set[str]] = defaultdict(set)
-    for one in said:
+    for one in marks:
         if one["what"] == what:
             found[one["round"]].add(one["device"])
     return found

@@ -1,4 +1,4 @@
-"""What real processes said to others: MQTT messages in the bytes that they sent, and lines of their logs, as marks."""
+"""The output of real processes: MQTT messages in the bytes that they sent, and lines of their logs, as marks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from fedpatch.shared.errors import FedpatchError
 from fedpatch.shared.wire.codec import decode
 from fedpatch.shared.wire.messages import Committed, Envelope, Offer, WorkRequest
-from tests.power_cut.disk import Record, Said
+from tests.power_cut.disk import Output, Record
 
 _PUBLISH = 3
 _LINES = {
@@ -22,12 +22,12 @@ _LINES = {
 
 
 def with_marks(record: Record) -> Record:
-    """The same record, in which all that was said is marks."""
+    """The same record, in which all output is marks."""
     streams: dict[str, bytearray] = defaultdict(bytearray)
     steps = []
     offered = 0
     for step in record.steps:
-        if not isinstance(step.what, Said):
+        if not isinstance(step.what, Output):
             steps.append(step)
             continue
         if step.what.place.startswith("/"):
@@ -39,7 +39,7 @@ def with_marks(record: Record) -> Record:
         offered = max([offered, *(mark["round"] for mark in known if mark["what"] == "offered")])
         if known:
             data = b"\n".join(json.dumps(mark).encode() for mark in known)
-            steps.append(replace(step, what=Said(data, step.what.place)))
+            steps.append(replace(step, what=Output(data, step.what.place)))
     return replace(record, steps=steps)
 
 

@@ -54,7 +54,7 @@ class MarkedBench(Bench):
                 return
             self.begin("cab")
             number = self.engine.last_round
-            self.hear("c", Offer(replace(self.update(1.0)[1], schema="0" * 64)))
+            self.receive("c", Offer(replace(self.update(1.0)[1], schema="0" * 64)))
             self.look()
             if self.quarantine.held:
                 self._mark("held", devices=sorted(self.quarantine.held))
@@ -67,7 +67,7 @@ class MarkedBench(Bench):
 
 
 def outcome(bench: Bench) -> dict[str, Any]:
-    """What a run came to: its model, and what its records say."""
+    """What a run came to: its model and its records."""
     tensors = load_checkpoint(bench.directory)[0].tensors
     records = bench.registry.rounds.records(bench.engine.spec.run)
     books = [[one.round, one.outcome, one.reported, one.num_examples, list(one.bounded)] for one in records]

@@ -1,4 +1,4 @@
-"""A power cut takes all that was not synced; a coordinator and a device lose nothing that anybody had been told.
+"""A power cut takes all that was not synced; a coordinator and a device lose no acknowledged state.
 
 Each story runs once under strace; then the disks are built that a cut at any moment may have left (tests.power_cut.disk).
 The real code goes on from each. That this finds what it should is shown on records in which syncs are missing or late.
@@ -53,7 +53,7 @@ def _played(name: str, folder: Path) -> Record:
     return Record.of(read_calls(log), root, marks)
 
 
-def test_device_after_any_power_cut_has_what_it_had_told(record_of, disks):
+def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disks):
     """Its update, patch, residual, personal model and what it spent, wherever the power fails in three rounds."""
     record = record_of("device")
     assert len(record.steps) > 100

@@ -1,6 +1,6 @@
 """Power cuts of real processes: a run over mosquitto with two agents, recorded by strace, and what is left of it on each host.
 
-Every process keeps all that it had told others, wherever its host's power fails; and from disks after a cut of everything
+Every process keeps all state that it had sent, wherever its host's power fails; and from disks after a cut of everything
 at once, the run goes on to its end.
 """
 
@@ -24,7 +24,7 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.state.patch_store import SUFFIX, _header
 from fedpatch.device_agent.state.update_spool import UpdateSpool
 from tests.power_cut.disk import Image, Record, Sync
-from tests.power_cut.judging import Mark, Marks, by_round, problems, said_in
+from tests.power_cut.judging import Mark, Marks, by_round, marks_in, problems
 from tests.power_cut.messages import with_marks
 from tests.power_cut.tracing import read_calls, traced, wait_written
 from tests.support.brokers import Mosquitto
@@ -78,14 +78,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return Played(with_marks(Record.of(read_calls(logs[-1]), coordinator)), devices)
 
 
-def _coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
-    committed, asked = by_round(said, "committed"), by_round(said, "asked")
+def _coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
+    committed, asked = by_round(marks, "committed"), by_round(marks, "asked")
     if not asked:
         return
     with Registry(state / REGISTRY_FILE) as registry:
         run = registry.run("last")
-        if run.epoch < max(one["epoch"] for one in said):
-            yield f"an epoch had been told, and the registry is at {run.epoch}"
+        if run.epoch < max(one["epoch"] for one in marks):
+            yield f"a newer epoch was published, and the registry is at {run.epoch}"
         directory = run_directory(state, run.id)
         reconcile(registry, run.id, directory, prepare(RunSettings(task="digits")), lambda line: None)
         records = {record.round: record for record in registry.rounds.records(run.id)}
@@ -99,13 +99,13 @@ def _coordinator_keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
                 for device in devices - lost:
                     load_update(directory, number, device)
             if lost:
-                yield f"round {number}: {sorted(lost)} had been told `committed`"
+                yield f"round {number}: {sorted(lost)} had received `committed`"
 
 
-def _device_keeps(device: str, place: Path, said: Marks) -> Iterator[str]:
+def _device_keeps(device: str, place: Path, marks: Marks) -> Iterator[str]:
     state = place / device
-    offers = {one["round"]: one["digest"] for one in said if one["what"] == "offered"}
-    settled = {one["round"] for one in said if one["what"] == "settled"}
+    offers = {one["round"]: one["digest"] for one in marks if one["what"] == "offered"}
+    settled = {one["round"] for one in marks if one["what"] == "settled"}
     waiting = UpdateSpool(state / "spool").load() if offers else None
     for number, digest in offers.items():
         if number not in settled and (
@@ -117,7 +117,7 @@ def _device_keeps(device: str, place: Path, said: Marks) -> Iterator[str]:
         rounds = [_header(path, path.read_bytes())[0]["round"] for path in (state / "patches").glob(f"[!.]*{SUFFIX}*")]
         if max(rounds, default=0) < max(offers):
             yield f"round {max(offers)} had been offered, and there are patches of rounds {rounds}"
-    published = max((one["round"] for one in said if one["what"] == "published"), default=0)
+    published = max((one["round"] for one in marks if one["what"] == "published"), default=0)
     models = ModelStore(state / MODELS)
     present = [
         one.metadata.round for task in models.tasks() for one in models.versions(task) if one.current and one.metadata
@@ -128,7 +128,7 @@ def _device_keeps(device: str, place: Path, said: Marks) -> Iterator[str]:
         yield f"the personal model of round {present} is in use, and no such update was offered"
 
 
-def test_coordinator_keeps_what_it_told_devices(played, disks):
+def test_coordinator_keeps_state_that_it_sent_to_devices(played, disks):
     """Each `committed`, each epoch, each round that it went on from; so it is not where syncs are left out."""
     assert len(by_round(_marks(played.coordinator), "committed")) == ROUNDS
     assert list(problems(played.coordinator, _coordinator_keeps, disks, every=3)) == []
@@ -137,11 +137,11 @@ def test_coordinator_keeps_what_it_told_devices(played, disks):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_device_keeps_what_it_told_its_coordinator(played, disks, device):
+def test_device_keeps_state_that_it_sent_to_its_coordinator(played, disks, device):
     """Each update that it offered, its patch, and the personal model that applications use."""
 
-    def keeps(state: Path, said: Marks, end: Mark) -> Iterator[str]:
-        return _device_keeps(device, state.parent, said)
+    def keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
+        return _device_keeps(device, state.parent, marks)
 
     record = played.devices[device]
     whats = Counter(one["what"] for one in _marks(record))
@@ -161,11 +161,11 @@ def test_status_is_written_without_waiting_for_the_disk(played):
 
 
 def test_power_fails_everywhere_and_the_run_goes_on(played, tmp_path):
-    """The coordinator has just told one device `committed`, the devices wait for that; the broker forgets everything."""
-    coordinator = _last(played.coordinator, lambda said: not _has(said, "asked", 2) and _has(said, "committed", 1))
+    """The coordinator has just sent `committed` to one device, the devices wait for that; the broker forgets everything."""
+    coordinator = _last(played.coordinator, lambda marks: not _has(marks, "asked", 2) and _has(marks, "committed", 1))
     coordinator.put(tmp_path / "coordinator")
     for device, record in played.devices.items():
-        waiting = _last(record, lambda said: _has(said, "offered", 1) and not _has(said, "settled", 1))
+        waiting = _last(record, lambda marks: _has(marks, "offered", 1) and not _has(marks, "settled", 1))
         (waiting.put(tmp_path / device) / device).rename(tmp_path / f"host-{device}")
     hosts = tmp_path / "hosts"
     hosts.mkdir()
@@ -189,15 +189,15 @@ def test_power_fails_everywhere_and_the_run_goes_on(played, tmp_path):
 
 
 def _marks(record: Record) -> Marks:
-    return said_in(next(image for image in reversed(list(record.images(len(record.steps))))))
+    return marks_in(next(image for image in reversed(list(record.images(len(record.steps))))))
 
 
-def _has(said: Marks, what: str, number: int) -> bool:
-    return any(one["what"] == what and one["round"] == number for one in said)
+def _has(marks: Marks, what: str, number: int) -> bool:
+    return any(one["what"] == what and one["round"] == number for one in marks)
 
 
 def _last(record: Record, fits: Callable[[Marks], bool]) -> Image:
-    found = [image for image in record.images() if NOTHING_ELSE in image.label and fits(said_in(image))]
+    found = [image for image in record.images() if NOTHING_ELSE in image.label and fits(marks_in(image))]
     if not found:
         pytest.skip("in this recording no sync fell between the two messages, so there is no such disk")
     return found[-1]

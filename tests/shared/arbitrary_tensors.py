@@ -36,7 +36,7 @@ def tensors_of(draw, schema: Schema, finite: bool = False) -> dict[str, Array]:
 
 
 def awkward(array: Array, layout: str) -> Array:
-    """Make another array of the same values, laid out as `layout` says."""
+    """Make another array of the same values, in the given layout."""
     if layout == "big-endian":
         return array.astype(array.dtype.newbyteorder(">"))
     if layout == "read-only":

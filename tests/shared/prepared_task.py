@@ -1,4 +1,4 @@
-"""A task whose `prepare` scales raw rows, and data that misbehave as their spec says: `good`, `nan`, `labels` and so on."""
+"""A task whose `prepare` scales raw rows, and data with the faults of their spec: `good`, `nan`, `labels` and so on."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _TARGETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def load_data(spec: str, root: Path) -> DeviceData:
-    """Raw rows; `spec` says what is wrong with them."""
+    """Raw rows; `spec` names their fault."""
     x, y = rows(COUNT + TEST)
     if spec == "bug":
         raise KeyError("no such column")

@@ -239,7 +239,7 @@ def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine,
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "problem"),
     [
         (DataError("no data"), "no data"),
         (FedpatchError("no"), "no"),
@@ -249,14 +249,14 @@ def test_wrong_options_are_refused_before_anything_is_computed(fedpatch, engine,
         ),
     ],
 )
-def test_error_in_the_simulation_is_one_sentence_and_with_debug_a_traceback(fedpatch, engine, error, said):
+def test_error_in_the_simulation_is_one_sentence_and_with_debug_a_traceback(fedpatch, engine, error, problem):
     def fail(_: int) -> None:
         raise error
 
     engine.before_round = fail
-    assert fedpatch(*SMALL) == Ended(1, "", f"fedpatch: {said}\n")
+    assert fedpatch(*SMALL) == Ended(1, "", f"fedpatch: {problem}\n")
     in_full = fedpatch(*SMALL, "--debug").err
-    assert "Traceback" in in_full and said in in_full
+    assert "Traceback" in in_full and problem in in_full
 
 
 def test_commands_of_simulate_load_no_heavy_library():

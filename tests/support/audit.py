@@ -1,7 +1,7 @@
-"""`make audit`: asks the Python Package Index for known vulnerabilities of the pinned dependencies, and says what it knows.
+"""`make audit`: asks the Python Package Index for known vulnerabilities of the pinned dependencies, and prints the known ones.
 
 Exit code 1 for a vulnerability that nobody has explained. Where the index cannot be asked, or knows nothing of a package,
-nothing was found, but nothing was shown either: that is said, and no failure.
+nothing was found, but nothing was shown either: that is printed, and no failure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def judge(report: Mapping[str, Any], ignored: Mapping[str, str]) -> Verdict:
         for found in one["vulns"]:
             ids = [found["id"], *found.get("aliases", ())]
             reason = next((ignored[name] for name in ids if name in ignored), None)
-            remedy = f"mended in {', '.join(found['fix_versions'])}" if found.get("fix_versions") else "not mended yet"
+            remedy = f"fixed in {', '.join(found['fix_versions'])}" if found.get("fix_versions") else "not fixed yet"
             text = f"{one['name']} {one['version']}: {found['id']}, {remedy}"
             (vulnerable if reason is None else explained).append(
                 text if reason is None else f"{text}; ignored: {reason}"
@@ -71,18 +71,18 @@ def main() -> int:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         report = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        _say(f"not audited: the index has not answered within {LIMIT_S:g} s")
+        _print(f"not audited: the index has not answered within {LIMIT_S:g} s")
         return 0
     except ValueError:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        _say(f"not audited: pip-audit ended with {done.returncode} and no result: {last[:300]}")
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        _print(f"not audited: pip-audit ended with {done.returncode} and no result: {last[:300]}")
         return 0
     verdict = judge(report, IGNORED)
-    _say(*error_text(verdict))
+    _print(*error_text(verdict))
     return 1 if verdict.vulnerable else 0
 
 
-def _say(*lines: str) -> None:
+def _print(*lines: str) -> None:
     sys.stdout.writelines(f"audit: {line}\n" for line in lines)
 
 

@@ -31,7 +31,7 @@ E = TypeVar("E")
 def free_port() -> int:
     """A TCP port on which nobody listens now, and which no other test is given meanwhile.
 
-    It is below those that the kernel gives to whoever asks for any: a broker that is away for a while finds it free again.
+    It is below those that the kernel assigns as free ports: a broker that is away for a while finds it free again.
     Each of the processes that play tests has ports of its own, and gives none of them twice before all were given.
     """
     for port in itertools.islice(_PORTS, len(_OWN_PORTS)):
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 def own_ports(worker: str, workers: int) -> list[int]:
-    """In no order: whoever else plays these tests on this machine, now or a moment ago, is unlikely to begin with the same."""
+    """In random order: parallel test runs on this machine are unlikely to begin with the same."""
     number = int(worker.removeprefix("gw")) if worker else 0
     ports = list(range(10_000 + number % workers, 32_000, workers))
     return random.SystemRandom().sample(ports, len(ports))

@@ -34,7 +34,7 @@ _FLAGS = (
 
 
 class Browser:
-    """One page in a Chromium of its own. `complaints` is what its console said and what failed in the page."""
+    """One page in a Chromium of its own. `complaints` are its console messages and the failures in the page."""
 
     def __init__(self, profile: Path) -> None:
         self.complaints: list[str] = []
@@ -93,10 +93,10 @@ class Browser:
         return answer["result"].get("value")
 
     def accessible(self) -> list[tuple[str, str]]:
-        """(role, name) of everything that assistive technology is told of."""
+        """(role, name) of everything exposed to assistive technology."""
         nodes = self._call("Accessibility.getFullAXTree")["nodes"]
-        told = [one for one in nodes if not one["ignored"] and "role" in one]
-        return [(one["role"]["value"], str(one.get("name", {}).get("value", ""))) for one in told]
+        exposed = [one for one in nodes if not one["ignored"] and "role" in one]
+        return [(one["role"]["value"], str(one.get("name", {}).get("value", ""))) for one in exposed]
 
     def picture(self) -> bytes:
         """What the window shows, as a PNG."""

@@ -2,7 +2,7 @@
 
 A module of a pure room (the contract in pyproject.toml) is run wholly: all that it decides can be tried without a network,
 a disk or a clock.
-Any other file is run to 90 % at least; what is left of it is told with `--all`.
+Any other file is run to 90 % at least; the rest is printed with `--all`.
 """
 
 from __future__ import annotations
@@ -57,15 +57,17 @@ def main(*arguments: str) -> int:
     report = json.loads(REPORT.read_bytes())
     files, pure = report["files"], pure_files()
     if "--all" in arguments:
-        _say(*(error_text(path, found) for path, found in files.items() if found["summary"]["percent_covered"] < 100.0))
+        _print(
+            *(error_text(path, found) for path, found in files.items() if found["summary"]["percent_covered"] < 100.0)
+        )
     low = shortfalls(files, pure)
-    _say(*low)
+    _print(*low)
     percent = report["totals"]["percent_covered"]
-    _say(f"{len(files)} files, {percent:.1f} % of lines and branches; {len(low)} below their bound")
+    _print(f"{len(files)} files, {percent:.1f} % of lines and branches; {len(low)} below their bound")
     return 1 if low else 0
 
 
-def _say(*lines: str) -> None:
+def _print(*lines: str) -> None:
     sys.stdout.writelines(f"coverage: {line}\n" for line in lines)
 
 

@@ -32,7 +32,7 @@ class SmallDisk:
         self._filler.unlink()
 
     def make_readonly(self) -> None:
-        """Whoever has a file open to write keeps the kernel from it, as an error of a real disk would not."""
+        """An open file to write keeps the kernel from it, as an error of a real disk would not."""
         _mount("-o", "remount,ro", self.path)
 
     def make_writable(self) -> None:

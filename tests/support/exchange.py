@@ -109,7 +109,7 @@ class Exchange:
         return self.engine.next_deadline() if self._up else None
 
     def _wake(self) -> None:
-        """Ticks whoever wanted to be woken by now; nobody may want it again at once."""
+        """Ticks all parties with a due deadline; none may be due again at once."""
         deadline = self._engine_deadline()
         if deadline is not None and deadline <= self.now:
             self.perform(self.engine.handle(TimePassed(), self.now))
@@ -158,7 +158,7 @@ class Exchange:
             device.on_coordinator()
 
     def replay_presence(self) -> None:
-        """The broker tells what it retains to a coordinator that connects again; it may be older than the jobs."""
+        """The broker delivers retained messages to a coordinator that connects again; it may be older than the jobs."""
         for name, payload in list(self._states.items()):
             self._on_state(name, payload)
 

@@ -106,7 +106,7 @@ class Device:
     def _reconnect(self, boots: int) -> None:
         if boots == self._boots and not self.online:
             self.online = True
-            self.tell_state()
+            self.announce_state()
             self.job.handle(LinkRestored(), self._world.now)
 
     def _give_will(self, boots: int) -> None:
@@ -116,13 +116,13 @@ class Device:
     def _become_ready(self, boots: int) -> None:
         if boots == self._boots:
             self._ready = True
-            self.tell_state()
+            self.announce_state()
 
     @property
     def _boot(self) -> str:
         return f"{self.name}-{self._boots}"
 
-    def tell_state(self) -> None:
+    def announce_state(self) -> None:
         """Its presence; the link delivers presence in order and loses none, since it is retained."""
         if self.online and self._ready:
             self._publish(encode(Envelope(there(self._boot, self.job.status(), self.tasks))))
@@ -132,10 +132,10 @@ class Device:
 
     def on_coordinator(self) -> None:
         if self.online:
-            self.tell_state()
+            self.announce_state()
             self.job.handle(LinkRestored(), self._world.now)
 
-    # ---- what it hears
+    # ---- received messages
 
     def on_down(self, payload: bytes) -> None:
         if not self.online:
@@ -226,7 +226,7 @@ class Device:
             self.perform(job.handle(TrainingProgressed(key, 1, 2), self._world.now))
 
     def _finish_training(self, job: Job, key: JobKey) -> None:
-        """The training process of an earlier start is gone; one that was stopped may still have had its say."""
+        """The training process of an earlier start is gone; one that was stopped may still have sent events."""
         if job is not self.job:
             return
         if self.fails is not None:

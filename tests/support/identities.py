@@ -24,7 +24,7 @@ class Certified:
     ca_days: int = 30
 
     def open(self) -> Authority:
-        """To be changed; closed again by whoever opened it."""
+        """To be changed; closed again by its opener."""
         return Authority.create(self.directory, self.fleet, now=self.now or time.time(), days=self.ca_days)
 
     def make(self, *devices: str, watchers: Sequence[str] = (), days: int = 20) -> Certified:

@@ -1,7 +1,7 @@
 """Looks at files that another process may be making, replacing or deleting at that moment.
 
 `Path.glob` raises FileNotFoundError where a folder vanishes between being found and being listed (until Python 3.13), and to
-ask whether a file exists before it is read says nothing about the moment of reading.
+ask whether a file exists before it is read shows nothing about the moment of reading.
 """
 
 from __future__ import annotations

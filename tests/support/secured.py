@@ -51,7 +51,7 @@ class SecuredMosquitto(Mosquitto):
             (f"listener 8884 {HOST}\n", f"listener {self.coordinator_port} {HOST}\n"),
             ("log_dest syslog\n", "log_dest stderr\n"),
         ):
-            assert shipped in text, f"{configuration} no longer says {shipped!r}"
+            assert shipped in text, f"{configuration} no longer has {shipped!r}"
             text = text.replace(shipped, ours)
         self._listens_twice = str(self.coordinator_port) in text
         self._config.write_text(f"user root\n{text}\n{options}\n")

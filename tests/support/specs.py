@@ -1,4 +1,4 @@
-"""The terms of a small run, and what its devices say of themselves."""
+"""The terms of a small run, and the presence of its devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def update(blob: bytes = b"u" * 350) -> Manifest:
 
 
 def report(accuracy: float | None = 0.5, base: str = "") -> UpdateReport:
-    """What a device says of its update."""
+    """A device's report of its update."""
     return UpdateReport(base or model().digest, 10, 5, 0.25, accuracy, accuracy, 1.0, 2.0)
 
 
@@ -88,23 +88,23 @@ def there(boot: str = "b1", job: JobStatus | None = None, tasks: tuple[TaskCapab
 
 
 def gone(boot: str = "b1") -> DeviceState:
-    """Its last will, which says nothing else."""
+    """Its last will, without further fields."""
     return DeviceState(False, boot)
 
 
-def said(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
+def envelope_of(body: Body, round_number: int = 1, **changes: Any) -> Envelope:
     """A message of a round of this run."""
     return replace(Envelope(body, task=TASK, run=RUN, epoch=1, round=round_number), **changes)
 
 
-def told(effects: list[Effect]) -> list[tuple[str, Body]]:
+def sent(effects: list[Effect]) -> list[tuple[str, Body]]:
     """Which messages go to which devices."""
     return [(effect.device, effect.envelope.body) for effect in effects if isinstance(effect, SendMessage)]
 
 
 def refusal(effects: list[Effect]) -> Refused:
     """The only message among these effects, which refuses an update."""
-    [(_, body)] = told(effects)
+    [(_, body)] = sent(effects)
     assert isinstance(body, Refused)
     return body
 

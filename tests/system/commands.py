@@ -75,7 +75,7 @@ def wait_for(
 class Command:
     """One process. `environment` is added to ours, of which no setting of fedpatch's is passed on.
 
-    A run serves no metrics unless it is told to: all runs of all tests would want the same port.
+    A run serves no metrics by default: all runs of all tests would want the same port.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Command:
 
     def wait_err(self, text: str) -> None:
         """Return once `text` stands on standard error."""
-        self.wait(lambda: text in self.err, f"says {text!r}")
+        self.wait(lambda: text in self.err, f"prints {text!r}")
 
     def done(self, patience_s: float = PATIENCE_S) -> Done:
         """Wait until it has ended by itself."""

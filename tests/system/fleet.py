@@ -37,7 +37,7 @@ _STOP_TIMEOUT_S = 60.0
 Wrap = Callable[[Sequence[str]], list[str]]
 
 open_fleets: list[Fleet] = []
-"""Those whose `with` is not over, for whoever reports on a failed test."""
+"""Those whose `with` is not over, for the report of a failed test."""
 
 
 class AgentProcess:
@@ -52,7 +52,7 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; `wait_ready` tells when it is at work."""
+        """Start it; `wait_ready` waits until it is at work."""
         assert not self.running, f"{self.device} runs already"
         command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *self._options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDPATCH_")}

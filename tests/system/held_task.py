@@ -1,7 +1,7 @@
 """The oracle's task, whose training can be held at a step and let go on: so a test finds a device in mid-training for sure.
 
-A data spec is the oracle's, and then `;PATH`. While there is a file PATH, it says at which step of the training process's
-life to hold (1 is the first). A process that holds says at which step in a file PATH.held.
+A data spec is the oracle's, and then `;PATH`. While there is a file PATH, it holds at which step of the training process's
+life to hold (1 is the first). A process that holds writes the step in a file PATH.held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Hold:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told = path.with_name(path.name + ".held")
+        self.held_file = path.with_name(path.name + ".held")
         self._step = 0
 
     def at(self, step: int) -> None:
@@ -36,12 +36,12 @@ class Hold:
     @property
     def reached(self) -> bool:
         """Whether the process holds there; it may be going on from an earlier step at that moment."""
-        told = content(self.told)
-        return told is not None and int(told) >= self._step
+        held_file = content(self.held_file)
+        return held_file is not None and int(held_file) >= self._step
 
     def release(self) -> None:
         self.path.unlink(missing_ok=True)
-        self.told.unlink(missing_ok=True)
+        self.held_file.unlink(missing_ok=True)
 
 
 class _Holding:
@@ -60,11 +60,11 @@ class _Holding:
         self._steps += 1
         held = False
         while self.hold is not None and self._is_due(self.hold):
-            _write(self.hold.told, self._steps)
+            _write(self.hold.held_file, self._steps)
             held = True
             time.sleep(_POLL_S)
         if self.hold is not None and held:
-            self.hold.told.unlink(missing_ok=True)  # what was told at the moment of the release
+            self.hold.held_file.unlink(missing_ok=True)  # the value at the moment of the release
         return F.cross_entropy(outputs, targets)
 
     def _is_due(self, hold: Hold) -> bool:
@@ -75,7 +75,7 @@ class _Holding:
 
 
 def _write(path: Path, step: int) -> None:
-    """In one piece, for whoever reads it at that moment."""
+    """In one piece, for a concurrent reader."""
     new = path.with_name(path.name + ".new")
     new.write_text(str(step))
     new.replace(path)

@@ -1,4 +1,4 @@
-"""What a device must not upload, and what it is told then; for a run of the reference task that keeps `affine` private."""
+"""Forbidden uploads of a device, and the answers to them; for a run of the reference task that keeps `affine` private."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _first(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def announced(**changes: object) -> Misdeed:
-    """An update whose manifest says something else of it."""
+    """An update whose manifest contradicts it."""
 
     def misdeed(update: Update) -> Upload:
         upload = update.upload()
@@ -41,7 +41,7 @@ def announced(**changes: object) -> Misdeed:
 
 
 def reported(**changes: object) -> Misdeed:
-    """An update whose report says something else of it."""
+    """An update whose report contradicts it."""
     return lambda update: replace(update, report=replace(update.report, **changes)).upload()  # type: ignore[arg-type]
 
 

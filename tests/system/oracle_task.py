@@ -1,4 +1,4 @@
-"""A task for whole rounds: a small model with two layers of batch norm, and as much data as a device is told to have."""
+"""A task for whole rounds: a small model with two layers of batch norm, and a configured amount of data."""
 
 from __future__ import annotations
 

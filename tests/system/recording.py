@@ -86,11 +86,11 @@ class Haystack:
         return {name for name in tensors if any(name.encode() in part for part in self._parts)}
 
     def values_of(self, tensors: Mapping[str, Array]) -> set[str]:
-        """Names of those tensors of which any two values that tell something are in it, side by side."""
-        return {name for name, array in tensors.items() if not self._windows.isdisjoint(telling_windows(array))}
+        """Names of those tensors of which any two distinct values are in it, side by side."""
+        return {name for name, array in tensors.items() if not self._windows.isdisjoint(distinct_windows(array))}
 
 
-def telling_windows(array: Array) -> set[bytes]:
+def distinct_windows(array: Array) -> set[bytes]:
     """Every two float32 values in a row, as they would travel; none that are as common as zeros and ones are."""
     if array.dtype != np.float32:
         return set()

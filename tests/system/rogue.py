@@ -87,7 +87,7 @@ Misdeed = Callable[[Update], Upload]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rogue uploaded in a round, and what it was told."""
+    """The rogue's upload in a round, and the answer."""
 
     digest: str
     answer: Refused | Committed
@@ -107,7 +107,7 @@ class Rogue:
         client.settle()
 
     def appear(self) -> None:
-        """Say that it is there, and what it can train."""
+        """Publish presence and capabilities."""
         capability = TaskCapability(self._task, self._model.digest, NUM_EXAMPLES)
         state = DeviceState(online=True, boot="1", tasks=(capability,), encodings=ENCODINGS)
         topic = topics.device_state(self._fleet, self._device)
@@ -117,7 +117,7 @@ class Rogue:
         topic = topics.device_state(self._fleet, self._device)
         self._client.link.publish(topic, encode(Envelope(DeviceState(online=False, boot="1"))), retain=True)
 
-    def say(self, payload: bytes) -> None:
+    def publish(self, payload: bytes) -> None:
         self._client.link.publish(topics.up(self._fleet, self._device), payload)
 
     def send_as_chunk(self, payload: bytes) -> None:
@@ -130,7 +130,7 @@ class Rogue:
         verdicts: list[Verdict] = []
         last_round = 0
         for misdeed in misdeeds:
-            asked, request = self._hear_request(last_round)
+            asked, request = self._wait_request(last_round)
             last_round = asked.round
             self._reply(asked, Accept(NUM_EXAMPLES))
             upload = misdeed(self._update(request))
@@ -159,7 +159,7 @@ class Rogue:
     def _answer(self, asked: Envelope, upload: Upload) -> Refused | Committed:
         self._reply(asked, Offer(upload.manifest))
         while True:
-            match self._hear(lambda envelope: envelope.round == asked.round).body:
+            match self._wait_message(lambda envelope: envelope.round == asked.round).body:
                 case Grant():
                     self._send(upload)
                 case Refused() | Committed() as answer:
@@ -171,13 +171,13 @@ class Rogue:
             topic = topics.update_chunk(self._fleet, self._device, chunk.digest, chunk.index)
             self._client.link.publish(topic, encode_chunk(chunk))
 
-    def _hear_request(self, after_round: int) -> tuple[Envelope, WorkRequest]:
+    def _wait_request(self, after_round: int) -> tuple[Envelope, WorkRequest]:
         while True:
-            envelope = self._hear(lambda envelope: envelope.round > after_round)
+            envelope = self._wait_message(lambda envelope: envelope.round > after_round)
             if isinstance(envelope.body, WorkRequest):
                 return envelope, envelope.body
 
-    def _hear(self, fits: Callable[[Envelope], bool]) -> Envelope:
+    def _wait_message(self, fits: Callable[[Envelope], bool]) -> Envelope:
         """The next message of the coordinator to this device that `fits`."""
         down = topics.down(self._fleet, self._device)
         event = self._client.wait(
@@ -186,4 +186,4 @@ class Rogue:
         return decode(event.payload)
 
     def _reply(self, asked: Envelope, body: Body) -> None:
-        self.say(encode(replace(asked, body=body)))
+        self.publish(encode(replace(asked, body=body)))

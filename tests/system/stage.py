@@ -99,7 +99,7 @@ class Stage:
         self.holds[device].at((round - 1) * STEPS[device] + step)
 
     def wait_back(self, device: str) -> None:
-        """Return once a device that was away is ready, and the broker has told the coordinator before all that comes later."""
+        """Return once a device that was away is ready, and the coordinator has received that before all later messages."""
         self.fleet.agents[device].wait_ready()
         topic = topics.device_state(self.fleet.name, device)
         with client(self.broker.url, f"looks-for-{device}", topic) as looking:

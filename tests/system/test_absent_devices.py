@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.timeout(900)]
 
 @contextmanager
 def mute(broker: Mosquitto, fleet: str, device: str) -> Iterator[list[int]]:
-    """A device that accepts once whatever round it is asked for, and says nothing else; the rounds that it accepted."""
+    """A device that accepts each request once, and sends nothing else; the rounds that it accepted."""
     accepted: list[int] = []
     over = threading.Event()
     with client(broker.url, device, topics.down(fleet, device)) as voice:
@@ -78,15 +78,15 @@ def test_mute_device_among_four_with_default_settings_holds_no_round_for_its_dea
     assert "absent: mute (3 in a row)" in done.err
 
 
-def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
-    """However short `wait_s` is: they say so as soon as they are connected, long before their task is loaded."""
+def test_run_waits_for_starting_agents(tmp_path):
+    """However short `wait_s` is: they publish it as soon as they are connected, long before their task is loaded."""
     go = tmp_path / "go"
     with Mosquitto() as broker, Fleet(broker.url, tmp_path / "devices") as fleet:
         for device in ("ann", "bob"):
             fleet.start(device, SLOW_START_REFERENCE, f"n=20,test=10,seed=1;{go}")
-        told = {device: topics.device_state(fleet.name, device) for device in fleet.agents}
-        with client(broker.url, "looks", *told.values()) as looking:
-            for topic in told.values():
+        state_topics = {device: topics.device_state(fleet.name, device) for device in fleet.agents}
+        with client(broker.url, "looks", *state_topics.values()) as looking:
+            for topic in state_topics.values():
                 if topic not in looking.topics:
                     looking.received(topic)
                 [payload] = [
@@ -96,7 +96,7 @@ def test_run_waits_for_agents_that_say_that_they_are_starting(tmp_path):
                 assert isinstance(state, DeviceState)
                 assert (state.online, state.tasks) == (True, ())
         with fleet.coordinator(tmp_path / "c", task=SLOW_START_REFERENCE, devices=2, rounds=1, wait_s=1) as run:
-            run.wait(lambda: re.search("0 of 2 are there; [12] starting", run.err), "says that agents are starting")
+            run.wait(lambda: re.search("0 of 2 are there; [12] starting", run.err), "reports that agents are starting")
             with pytest.raises(TimeoutError, match="still runs"):
                 run.wait(lambda: False, "longer than wait_s", patience_s=3.0)
             go.touch()

@@ -43,7 +43,7 @@ POLICIES = ("none", "stats", "affine", "all", "names:bn1.running_*,fc3.*")
 
 
 class Witness:
-    """Reads along what the coordinator tells the devices of `fleet`, by way of a client that it is given."""
+    """Records the coordinator's messages to the devices of `fleet`, by way of a client that it is given."""
 
     def __init__(self, client: Client, fleet: str) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class Witness:
 
 @dataclass
 class Stage:
-    """Four agents at a broker, somebody who reads along, and the file that says whether the latecomer takes part."""
+    """Four agents at a broker, somebody who reads along, and the file that decides whether the latecomer takes part."""
 
     fleet: Fleet
     witness: Witness

@@ -1,4 +1,4 @@
-"""A fleet that is set up by hand, broker, agents and coordinator each on its own, does what the demo does; and tells so."""
+"""A fleet that is set up by hand, broker, agents and coordinator each on its own, does and reports what the demo does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Played:
     summary: dict[str, Any]
     state_dir: Path
     agent_dirs: dict[str, Path]
-    agents_told: dict[str, Any]
+    agent_statuses: dict[str, Any]
     broker: str
 
     def ask(self, *command: object) -> Any:
@@ -51,7 +51,7 @@ def _run(broker: Mosquitto, state_dir: Path, *options: object) -> Command:
     return Command("fedpatch", "run", "--broker", broker.url, "--state-dir", state_dir, "--json", *options)
 
 
-def _agent_says(command: str, state_dir: Path) -> Any:
+def _agent_json(command: str, state_dir: Path) -> Any:
     done = run("fedpatch-agent", command, "--state-dir", state_dir, "--json")
     assert done.code == 0 or (command == "status" and not done.document["running"]), done.err
     return done.document
@@ -60,14 +60,14 @@ def _agent_says(command: str, state_dir: Path) -> Any:
 def _status_when_idle(state_dir: Path) -> Any:
     """The coordinator may have ended before an agent has taken its last word."""
     give_up_at = time.monotonic() + PATIENCE_S
-    while (told := _agent_says("status", state_dir))["state"] != "idle" and time.monotonic() < give_up_at:
+    while (status := _agent_json("status", state_dir))["state"] != "idle" and time.monotonic() < give_up_at:
         time.sleep(0.1)
-    return told
+    return status
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """Three agents, started as the documentation says, and a coordinator that comes before them."""
+    """Three agents, started by the documentation, and a coordinator that comes before them."""
     directory = tmp_path_factory.mktemp("by-hand")
     state_dirs = {device: directory / device for device in DEVICES}
     with Mosquitto() as broker, ExitStack() as stack:
@@ -80,10 +80,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             agents.append(stack.enter_context(Command("fedpatch-agent", "run", *where, *what)))
         done = coordinator.done()
         assert done.code == 0, done.err
-        told = {device: _status_when_idle(state_dir) for device, state_dir in state_dirs.items()}
+        status = {device: _status_when_idle(state_dir) for device, state_dir in state_dirs.items()}
         for agent in agents:
             agent.terminate()
-        yield Played(done.document, directory / "coordinator", state_dirs, told, broker.url)
+        yield Played(done.document, directory / "coordinator", state_dirs, status, broker.url)
 
 
 def test_run_by_hand_trains_the_model(played: Played):
@@ -118,20 +118,20 @@ def test_devices_counts_invitations_and_reports(played: Played):
 
 
 def test_agent_status_of_a_running_and_of_a_stopped_agent(played: Played):
-    for device, told in played.agents_told.items():
-        assert (told["running"], told["connected"], told["state"]) == (True, True, "idle")
-        assert (told["device_id"], told["broker"]) == (device, played.broker)
-        assert [task["task"] for task in told["tasks"]] == ["digits"]
-        assert told["last_outcome"] == "committed"
-        assert not told["update_waits"]
-        later = _agent_says("status", played.agent_dirs[device])
+    for device, status in played.agent_statuses.items():
+        assert (status["running"], status["connected"], status["state"]) == (True, True, "idle")
+        assert (status["device_id"], status["broker"]) == (device, played.broker)
+        assert [task["task"] for task in status["tasks"]] == ["digits"]
+        assert status["last_outcome"] == "committed"
+        assert not status["update_waits"]
+        later = _agent_json("status", played.agent_dirs[device])
         assert (later["running"], later["connected"], later["state"]) == (False, False, "stopped")
-        assert later["patches"] == told["patches"]
+        assert later["patches"] == status["patches"]
 
 
 def test_agent_patches_lists_files_without_values(played: Played):
     for state_dir in played.agent_dirs.values():
-        (patch,) = _agent_says("patches", state_dir)
+        (patch,) = _agent_json("patches", state_dir)
         assert (patch["task"], patch["policy"], patch["problem"]) == ("digits", "affine", "")
         assert (patch["run"], patch["round"]) == (played.summary["run"], ROUNDS)
         path = Path(patch["path"])

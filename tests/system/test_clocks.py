@@ -1,4 +1,4 @@
-"""Clocks that are years off: a Pi has none of its own, and what it believes until somebody tells it is anything.
+"""Clocks that are years off: a Pi has none of its own, and what it believes before it is set is arbitrary.
 
 Nothing that travels is a point in time, and nothing that waits looks at the wall clock.
 """

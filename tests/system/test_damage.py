@@ -50,7 +50,7 @@ def stage(mosquitto: Mosquitto, tmp_path: Path, request: pytest.FixtureRequest) 
 
 
 def test_full_disk_ends_the_run_until_there_is_space(disk: SmallDisk, stage: Stage):
-    """Nobody hears `committed`, devices keep their updates, and `resume` goes on as if nothing had happened."""
+    """No device receives `committed`, devices keep their updates, and `resume` goes on as if nothing had happened."""
     ann, bob = stage.start_agents()
     for device in DEVICES:
         stage.hold(device, round=2, step=2)
@@ -110,15 +110,15 @@ def test_damaged_registry_is_replaced_by_its_copy(stage: Stage, damage: str):
     path.unlink() if damage == "absent" else path.write_bytes(os.urandom(size) if damage == "noise" else b"")
     done = stage.resumed()
     assert done.code == 0
-    told = {"noise": "is damaged", "empty": "is empty", "absent": "is not there"}[damage]
-    assert f"{path}: {told}" in done.err
+    problem = {"noise": "is damaged", "empty": "is empty", "absent": "is not there"}[damage]
+    assert f"{path}: {problem}" in done.err
     assert f"its copy {REGISTRY_FILE}.before is in its place" in done.err
     assert outcomes(done.document) == all_went_well()
     assert_like_oracle(stage, done.document, [["ann", "bob"]] * ROUNDS)
 
 
 def test_device_whose_patches_are_damaged_declines_and_the_others_go_on(stage: Stage):
-    """It does not accept each round and fail it, which at a quorum of 1 ends the run; its status and doctor say what to do."""
+    """It does not accept each round and fail it, which at a quorum of 1 ends the run; its status and doctor name the remedy."""
     stage.start_agents()
     stage.fleet.start("cat", REFERENCE, f"n=29,test=20,seed=3;{stage.directory / 'cat.hold'}")
     with stage.begin(rounds=2, devices=3) as coordinator:

@@ -1,4 +1,4 @@
-"""`fedpatch demo`: it learns, tells what it did as promised to scripts, does the same again, and leaves no process behind."""
+"""`fedpatch demo`: it learns, prints the documented JSON, repeats exactly, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _play(out: Path, *options: object) -> Played:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """The demo as it is when nothing is said about it."""
+    """The demo with default options."""
     played = _play(tmp_path_factory.mktemp("demo"))
     assert played.done.code == 0, played.done.err
     yield played

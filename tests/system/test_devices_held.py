@@ -34,17 +34,17 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
         with Command("fedpatch", "run", *where, *terms) as coordinator:
 
             def wait(cohort: str) -> None:
-                """For a round with these devices, after all that were told so far."""
-                told = len(coordinator.err)
-                coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[told:], f"plays with {cohort}")
+                """For a round with these devices, after all rounds logged so far."""
+                before = len(coordinator.err)
+                coordinator.wait(lambda: f": {cohort} reported" in coordinator.err[before:], f"plays with {cohort}")
 
             wait("2/2")
             _decide(state, "drain", "bob", "--reason", "new battery")
             wait("1/1")
             _decide(state, "resume", "bob")
             wait("2/2")
-            told = _decide(state, "quarantine", "ann", "--reason", "sends nonsense", "--json").document
-            assert told["quarantined"]["reason"] == "sends nonsense"
+            held = _decide(state, "quarantine", "ann", "--reason", "sends nonsense", "--json").document
+            assert held["quarantined"]["reason"] == "sends nonsense"
             wait("1/1")
             coordinator.interrupt()
         listed = {one["id"]: one for one in run("fedpatch", "devices", "--state-dir", state, "--json").document}
@@ -58,7 +58,7 @@ def test_a_coordinator_at_work_heeds_what_its_operator_decides(tmp_path: Path, m
             again.interrupt()
 
 
-def test_a_device_that_does_not_exist_is_told_with_the_nearest(tmp_path: Path):
+def test_unknown_device_error_suggests_the_nearest_name(tmp_path: Path):
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 
     with Registry(tmp_path / "a" / REGISTRY_FILE) as registry:

@@ -22,7 +22,7 @@ from tests.support.brokers import Mosquitto
 from tests.support.frozen_tasks import BASE, FILE, REFERENCE, SEED, SEED_VARIABLE, TASK, URL, base_file, base_values
 from tests.system.commands import run as command
 from tests.system.fleet import Fleet
-from tests.system.recording import Haystack, Recorder, telling_windows
+from tests.system.recording import Haystack, Recorder, distinct_windows
 from tests.system.views import Silent
 
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow]
@@ -109,7 +109,7 @@ def test_no_frozen_and_no_private_value_is_on_the_wire_or_in_a_file_of_a_round(s
 
 def _require_absent(folder: Path, besides: str = "") -> None:
     """Check that no file holds two values of the base side by side."""
-    windows = telling_windows(base_values()["base.weight"])
+    windows = distinct_windows(base_values()["base.weight"])
     for path in folder.rglob("*"):
         if path.is_file() and besides not in path.relative_to(folder).parts:
             content = path.read_bytes()
@@ -127,7 +127,7 @@ def test_the_file_is_fetched_once_and_models_for_applications_hold_its_values(sc
     personal = [agent.state_dir / DIRECTORY / TASK.name / "current" / exported.name for agent in fleet.agents.values()]
     for path in (exported, *personal):
         content = path.read_bytes()
-        assert all(window in content for window in telling_windows(base_values()["base.bias"])), path
+        assert all(window in content for window in distinct_windows(base_values()["base.bias"])), path
 
 
 def test_a_killed_run_goes_on_with_the_same_base_and_with_no_other(scene, tmp_path):

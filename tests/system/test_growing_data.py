@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.system, pytest.mark.broker]
 
 
 class Growing:
-    """Two agents, ann and bob, with a file each that says how many examples they have."""
+    """Two agents, ann and bob, with a file each with their number of examples."""
 
     def __init__(self, broker: Mosquitto, folder: Path) -> None:
         self.folder = folder
@@ -49,17 +49,17 @@ def growing(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[Growing]:
 
 
 @pytest.mark.slow
-def test_what_is_new_counts_in_the_next_round_and_what_is_unreadable_costs_only_that(growing):
+def test_new_data_count_in_the_next_round_and_unreadable_data_cost_one_device(growing):
     """20 and 20 examples, then 35 and 20; then ann's cannot be read, and bob goes on alone; then all is well again."""
     agents = growing.fleet.agents
     pids = [agent.pid for agent in agents.values()]
     assert growing.round() == (2, 40)
     growing.write("ann", "35")
     assert growing.round() == (2, 55)
-    agents["ann"].wait(lambda: agents["ann"].status["tasks"][0]["num_examples"] == 35, "tells of 35 examples")
+    agents["ann"].wait(lambda: agents["ann"].status["tasks"][0]["num_examples"] == 35, "publishes 35 examples")
     growing.write("ann", "36 or")
     assert growing.round(quorum=0.5) == (1, 20)
-    agents["ann"].wait(lambda: "toy: '36 or' is no number of examples" in agents["ann"].log, "says why")
+    agents["ann"].wait(lambda: "toy: '36 or' is no number of examples" in agents["ann"].log, "logs the reason")
     growing.write("ann", "36")
     assert growing.round() == (2, 56)
     assert [agent.pid for agent in agents.values() if agent.running] == pids

@@ -39,7 +39,7 @@ class House:
         self.broker = Mosquitto(self.certified.options)
 
     def well(self, program: str, *arguments: object) -> str:
-        """Runs a command that must succeed; what it told."""
+        """Runs a command that must succeed; returns its output."""
         done = run(program, *arguments)
         assert done.code == 0, done.err
         return done.err
@@ -70,7 +70,7 @@ def files_of_coordinator(house: House) -> dict[str, object]:
 
 
 def start_with_a_clock_that_is_behind(stage: Stage, options: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ann's agent: it says what is wrong, waits, and goes on by itself once the clock is set."""
+    """Ann's agent: it reports the problem, waits, and goes on by itself once the clock is set."""
     clock, right = stage.directory / "clock", stage.directory / "right"
     clock.write_text("-5y")
     with monkeypatch.context() as patch:
@@ -79,7 +79,7 @@ def start_with_a_clock_that_is_behind(stage: Stage, options: list[object], monke
         patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         patch.setenv("FAKETIME_CACHE_DURATION", "1")
         ann = stage.start_agent("ann", list(map(str, options)))
-    ann.wait(lambda: "is not yet valid before" in ann.log, "says that its clock is behind")
+    ann.wait(lambda: "is not yet valid before" in ann.log, "reports that its clock is behind")
     assert "the CA 'fedpatch CA of kitchen'" in ann.log and "it goes on once that is done" in ann.log
     right.write_text("+0")
     right.replace(clock)
@@ -103,8 +103,8 @@ def renew(house: House, stage: Stage, coordinator: Command) -> None:
 def revoke(house: House, stage: Stage, coordinator: Command) -> None:
     """Bob, while he trains; the broker does not know of it."""
     bob = stage.fleet.agents["bob"]
-    told = house.device("revoke", "bob", "--reason", "stolen")
-    assert "systemctl reload mosquitto" in told and str(house.directory / "ca" / "ca.crl") in told
+    printed = house.device("revoke", "bob", "--reason", "stolen")
+    assert "systemctl reload mosquitto" in printed and str(house.directory / "ca" / "ca.crl") in printed
     coordinator.wait_err("bob was revoked: it gets no more invitations")
     stage.holds["bob"].release()
     bob.wait(lambda: bob.status.get("state") == "uploading", "offers its update in vain")

@@ -1,4 +1,4 @@
-"""A fleet whose devices have rules of their own: the default policy loses to learning alone, and the run says so."""
+"""A fleet whose devices have rules of their own: the default policy loses to learning alone, and the run reports it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Killer(Silent):
     def __init__(self, stage: Stage, patch: pytest.MonkeyPatch) -> None:
         self.engine: Engine | None = None
         self.means: list[tuple[MaskedMean, VectorLayout]] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self._stage = stage
         self._left = list(KILLED)
 
@@ -102,7 +102,7 @@ class Killer(Silent):
         patch.setattr(aggregator, "masked_mean", mean)
 
     def say(self, line: str) -> None:
-        self.said.append(line)
+        self.lines.append(line)
 
     def show(self, message: Any) -> None:
         """Called in each turn of the coordinator's loop."""
@@ -117,7 +117,7 @@ class Killer(Silent):
 def test_round_closes_with_the_oracle_s_mean_though_five_of_sixteen_are_killed_after_sharing(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And whoever reads along at the broker sees masked updates only."""
+    """An eavesdropper at the broker sees masked updates only."""
     terms = {
         "secure": "groups",
         "strategy": "fedavg",
@@ -137,7 +137,7 @@ def test_round_closes_with_the_oracle_s_mean_though_five_of_sixteen_are_killed_a
         summary = start_run(settings, view)
     survivors = sorted(DEVICES.keys() - set(KILLED))
     [record] = summary.rounds
-    assert (record.outcome, record.reported) == ("aggregated", len(survivors)), view.said
+    assert (record.outcome, record.reported) == ("aggregated", len(survivors)), view.lines
     assert record.num_examples == sum(len(device_data(DEVICES[device]).train_x) for device in survivors)
     assert record.user_accuracies == {}
     assert_mean_of(survivors, view)

@@ -39,7 +39,7 @@ class Scene:
     fleet: Fleet
 
 
-class Told(Silent):
+class RunLines(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -63,20 +63,20 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield scene
 
 
-def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[RunSummary, Told]:
-    """A run whose moments travel, by a coordinator of its own, and what it says."""
+def play(scene: Scene, state_dir: Path, private: str, **changes: Any) -> tuple[RunSummary, RunLines]:
+    """A run whose moments travel, by a coordinator of its own, and its output."""
     terms = {"rounds": 2, "quorum": 1.0, "strategy": "fedavg-adam", "private": private, "encoding": "fp32", **changes}
     settings = scene.fleet.settings(state_dir, REFERENCE, **terms)
-    told = Told()
-    return start_run(settings, told), told
+    view = RunLines()
+    return start_run(settings, view), view
 
 
-def recorded(scene: Scene, folder: Path, private: str, **changes: Any) -> tuple[RunSummary, Told, Recorder]:
+def recorded(scene: Scene, folder: Path, private: str, **changes: Any) -> tuple[RunSummary, RunLines, Recorder]:
     """Such a run, and every message on the broker meanwhile."""
     folder.mkdir()
     with Recorder(scene.broker.port, folder) as recorder:
-        summary, told = play(scene, folder / "state", private, **changes)
-    return summary, told, recorder
+        summary, view = play(scene, folder / "state", private, **changes)
+    return summary, view, recorder
 
 
 def patch(agent: AgentProcess, folder: Path) -> dict[str, Array]:
@@ -86,11 +86,11 @@ def patch(agent: AgentProcess, folder: Path) -> dict[str, Array]:
     return dict(PatchStore(folder).load(key, "another run", 0).values)
 
 
-def assert_declined(summary: RunSummary, told: Told, recorder: Recorder, word: str) -> None:
-    """Both devices declined with the word, the run says so with what to do, and no device sent a byte of an update."""
+def assert_declined(summary: RunSummary, view: RunLines, recorder: Recorder, word: str) -> None:
+    """Both devices declined with the word, the run reports it with a remedy, and no device sent a byte of an update."""
     assert summary.stopped_because == Stopped.FAILED
     assert [record.decline_reasons for record in summary.rounds] == [{word: 2}]
-    assert f"2 declined with {word}: " in told.text
+    assert f"2 declined with {word}: " in view.text
     assert not [topic for topic, _ in recorder.messages if "/dev/" in topic and "/blob/" in topic]
 
 
@@ -103,10 +103,10 @@ def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(sce
             for agent in scene.fleet.agents.values():
                 agent.restart()
             scene.fleet.wait_ready()
-        summary, told, recorder = recorded(scene, tmp_path / f"attack-{number}", private, wait_s=15.0)
-        assert_declined(summary, told, recorder, "private_policy")
+        summary, view, recorder = recorded(scene, tmp_path / f"attack-{number}", private, wait_s=15.0)
+        assert_declined(summary, view, recorder, "private_policy")
         assert all(Haystack(recorder.messages).values_of(values) == set() for values in kept.values())
-        assert f"ann declined: private_policy the request keeps {private} private" in told.text
+        assert f"ann declined: private_policy the request keeps {private} private" in view.text
     summary, _, recorder = recorded(scene, tmp_path / "again", "names:*bn*.weight,*bn*.bias")
     assert [record.reported for record in summary.rounds] == [2, 2]
     haystack = Haystack(recorder.messages)
@@ -117,11 +117,11 @@ def test_no_run_gets_gamma_beta_or_their_moments_after_rounds_that_kept_them(sce
     assert haystack.names_of(BATCH_NORM) == BATCH_NORM - stays
 
 
-def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
+def test_owner_permission_is_applied_and_shown_in_status(scene, tmp_path):
     agent = scene.fleet.agents["ann"]
-    told = command("fedpatch-agent", "status", "--state-dir", agent.state_dir, "--json").document["private"]
-    assert (told["least"], told["source"]) == ("affine", "default")
-    assert set(told["tensors"]) == parse_policy("affine").private_names(SCHEMA)
+    private = command("fedpatch-agent", "status", "--state-dir", agent.state_dir, "--json").document["private"]
+    assert (private["least"], private["source"]) == ("affine", "default")
+    assert set(private["tensors"]) == parse_policy("affine").private_names(SCHEMA)
     for device, data in DEVICES.items():
         scene.fleet.agents[device].terminate()
         scene.fleet.start(device, REFERENCE, data, options=["--private", "none"])
@@ -134,9 +134,9 @@ def test_an_owner_who_allows_it_is_obeyed_and_status_says_so(scene, tmp_path):
 
 
 def test_a_request_for_training_without_end_is_declined(scene, tmp_path):
-    summary, told, recorder = recorded(scene, tmp_path / "endless", "affine", steps=100_000_000, wait_s=15.0)
-    assert_declined(summary, told, recorder, "plan_limit")
+    summary, lines, recorder = recorded(scene, tmp_path / "endless", "affine", steps=100_000_000, wait_s=15.0)
+    assert_declined(summary, lines, recorder, "plan_limit")
     assert (
         "ann declined: plan_limit 100000000 training steps are asked for; the owner's limit is max_steps = 100000"
-        in (told.text)
+        in lines.text
     )

@@ -55,7 +55,7 @@ def _ask(*command: object) -> Any:
     return json.loads(done.out)
 
 
-def test_what_evaluate_finds_is_what_was_written_down(played):
+def test_evaluate_gives_the_recorded_accuracy(played):
     state_dir = played.state_dirs["ann"]
     models = _ask("models", "--state-dir", state_dir)
     assert [(one["round"], one["current"]) for one in models] == [(2, True), (1, False)]

@@ -1,4 +1,4 @@
-"""Private means private: nothing of a device's patch is ever on the wire, whoever reads along."""
+"""Private means private: nothing of a device's patch is ever on the wire."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.identities import Certified
 from tests.support.secured import SecuredMosquitto, rules
 from tests.system.fleet import AgentProcess, Fleet
 from tests.system.oracle_task import REFERENCE, TASK, build_model
-from tests.system.recording import Haystack, Recorder, telling_windows
+from tests.system.recording import Haystack, Recorder, distinct_windows
 from tests.system.views import Silent
 
 pytestmark = [pytest.mark.system, pytest.mark.broker]
@@ -127,7 +127,7 @@ def _patches(directory: Path, run: str, policy: str, scratch: Path) -> list[dict
 
 
 def _input_statistics(agent: AgentProcess) -> dict[str, Array]:
-    """What the metadata of the device's personal model say of its training inputs, in both precisions."""
+    """The input statistics in the metadata of the device's personal model, in both precisions."""
     file = agent.patches.parent / DIRECTORY / TASK.name / "current" / METADATA_FILE
     known = from_json(file.read_bytes(), str(file)).inputs
     assert known is not None
@@ -146,9 +146,9 @@ def _published(state_dir: Path, run: str, scratch: Path) -> dict[str, Array]:
     return load_checkpoint(scratch)[0].tensors
 
 
-def _telling(tensors: dict[str, Array]) -> set[str]:
+def _distinct(tensors: dict[str, Array]) -> set[str]:
     """Names of the tensors whose values can be searched for: not counters and steps, of which there is one each."""
-    return {name for name, array in tensors.items() if telling_windows(array)}
+    return {name for name, array in tensors.items() if distinct_windows(array)}
 
 
 def _whole_schema() -> Schema:
@@ -169,21 +169,21 @@ def _check_what_was_private(
     for device, agent in stage.fleet.agents.items():
         for patch in _patches(agent.patches, run, policy, tmp_path / device):
             assert patch.keys() == private_names
-            assert len(_telling(patch)) > len(patch) / 3
+            assert len(_distinct(patch)) > len(patch) / 3
             assert haystack.names_of(patch) == set()
             assert haystack.values_of(patch) == set()
         if plan.get("personal"):
             for copy in _patches(agent.patches / PERSONAL, run, policy, tmp_path / f"{device}-copy")[1:]:
-                assert _telling(copy) and haystack.values_of(copy) == set()
+                assert _distinct(copy) and haystack.values_of(copy) == set()
         if plan.get("finish"):
             finished = dict(PatchStore(agent.patches / PERSONAL).load(_key(policy), "another run", 0).values)
-            assert _telling(finished) and haystack.values_of(finished) == set()
+            assert _distinct(finished) and haystack.values_of(finished) == set()
         statistics = _input_statistics(agent)
-        assert _telling(statistics) and haystack.values_of(statistics) == set()
+        assert _distinct(statistics) and haystack.values_of(statistics) == set()
     public = _published(tmp_path, run, tmp_path / "published")
     assert public.keys() == set(_whole_schema().names) - private_names
     assert haystack.names_of(public) == public.keys()
-    assert haystack.values_of(public) == _telling(public)
+    assert haystack.values_of(public) == _distinct(public)
 
 
 @pytest.mark.parametrize(("terms", "kind"), TERMS)
@@ -199,12 +199,12 @@ def test_the_same_search_finds_what_is_not_private(stage, tmp_path, encoding):
     published = _published(tmp_path, run, tmp_path / "published")
     batch_norm = {name: array for name, array in published.items() if name in private_elsewhere}
     assert haystack.names_of(batch_norm) == private_elsewhere
-    assert haystack.values_of(batch_norm) == _telling(batch_norm)
-    assert {"bn1.weight", "bn2.running_var", "bn1.bias:exp_avg", "bn2.weight:exp_avg_sq"} <= _telling(batch_norm)
+    assert haystack.values_of(batch_norm) == _distinct(batch_norm)
+    assert {"bn1.weight", "bn2.running_var", "bn1.bias:exp_avg", "bn2.weight:exp_avg_sq"} <= _distinct(batch_norm)
 
 
 def test_over_tls_the_broker_itself_sees_nothing_private_and_a_device_nothing_of_another(secured, tmp_path):
-    """Whoever reads everything finds no patch; a third device that listens to everything gets the model, and no more.
+    """A reader of everything finds no patch; a third device that listens to everything gets the model, and no more.
 
     It subscribes by wildcards and by the others' very topics. The broker grants that, and delivers nothing.
     """

@@ -1,4 +1,4 @@
-"""What cannot be is refused in a sentence that names the thing and the mend, with the right exit code, and changes nothing."""
+"""Impossible requests are refused in a sentence with the thing and the remedy, with the right exit code, and change nothing."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
 
 def _assert_refused(done: Done, code: int, *words: str, program: str = "fedpatch") -> None:
     """The exit code, all `words` on lines that bear the program's name, nothing on stdout, and no traceback."""
-    said = "\n".join(line for line in done.err.splitlines() if line.startswith(f"{program}: "))
+    printed = "\n".join(line for line in done.err.splitlines() if line.startswith(f"{program}: "))
     assert (done.code, done.out) == (code, ""), done.err
     assert "Traceback" not in done.err
     for word in words:
-        assert word in said, f"{word!r} is missing in:\n{done.err}"
+        assert word in printed, f"{word!r} is missing in:\n{done.err}"
 
 
 @pytest.mark.parametrize("command", ["run", "demo"])
@@ -92,9 +92,9 @@ def test_device_with_another_version_of_the_task_declines_once(tmp_path: Path, m
     assert (record["outcome"], record["failure"]) == ("failed", "too_few_accepted")
     assert record["decline_reasons"] == {"schema_mismatch": 1}
     digests = [schema_of(task.build_model()).digest for task in (versions_task.NEW, versions_task.OLD)]
-    (told,) = [line for line in done.err.splitlines() if line.startswith("pi declined: schema_mismatch")]
-    assert re.findall(r"[0-9a-f]{64}", told) == digests
-    assert "install the same task version on both" in told
+    (line,) = [line for line in done.err.splitlines() if line.startswith("pi declined: schema_mismatch")]
+    assert re.findall(r"[0-9a-f]{64}", line) == digests
+    assert "install the same task version on both" in line
     assert "1 of those that are there cannot take part, as pi: " in done.err
     (pi,) = run("fedpatch", "devices", "--state-dir", tmp_path / "coordinator", "--json").document
     assert (pi["invited"], pi["declined"]) == (1, 1)

@@ -87,7 +87,7 @@ class Stage:
                 played = [pool.submit(rogue.play, [misdeed]) for rogue, misdeed in zip(rogues, misdeeds, strict=True)]
                 return [verdict for one in played for verdict in one.result()]
 
-            # So small a quorum that the honest device alone may make the model, whoever leaves the count.
+            # So small a quorum that the honest device alone may make the model.
             played = self._run(len(rogues) + 1, 2, 1 / (len(rogues) + 1), all_of_them)
             for rogue in rogues:
                 rogue.leave()
@@ -130,7 +130,7 @@ def played(stage: Stage) -> Played:
 
 @pytest.mark.parametrize("name", MISDEEDS)
 def test_misdeed_is_refused_answered_and_counted(played, name):
-    """The device hears why, the round's books name it, and the round goes on with the honest device alone."""
+    """The device receives the reason, the round's record has it, and the round goes on with the honest device alone."""
     number = list(MISDEEDS).index(name)
     reason, _ = MISDEEDS[name]
     verdict, record = played.verdicts[number], played.summary.rounds[0]
@@ -188,7 +188,7 @@ def test_honest_update_of_a_former_offender_is_committed(stage):
 def test_foreign_bytes_are_ignored_and_counted(stage):
     def misbehave(update: Update) -> Upload:
         for payload in NOT_OURS:
-            stage.rogue.say(payload)
+            stage.rogue.publish(payload)
         for payload in NO_CHUNKS:
             stage.rogue.send_as_chunk(payload)
         return update.upload()

@@ -1,4 +1,4 @@
-"""Two agents with one device id push each other off the broker: both find out, say so, and stop fighting."""
+"""Two agents with one device id push each other off the broker: both notice, report it, and stop reconnecting."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def homes(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[tuple[Fleet, Fleet]]
         yield here, there
 
 
-def told(agent: AgentProcess) -> str:
+def status_text(agent: AgentProcess) -> str:
     return run("fedpatch-agent", "status", "--state-dir", agent.state_dir).out
 
 
-def test_two_agents_with_one_id_are_told_of_each_other_and_live_on(homes):
+def test_two_agents_with_one_id_report_each_other_and_keep_running(homes):
     """Neither gives way, since which of them is right nobody knows; when one is gone, the other has no problem any more."""
     here, there = (home.start("pi-3", REFERENCE, DATA, options=PAUSES) for home in homes)
     for agent in (here, there):
         agent.wait(lambda agent=agent: agent.status.get("problem") == PROBLEM, "knows of the other")
         assert f"ERROR fedpatch.agent: {PROBLEM}" in agent.log
-    assert f"problem: {PROBLEM}" in told(here)
+    assert f"problem: {PROBLEM}" in status_text(here)
     assert here.running and there.running
     there.terminate()
     here.wait(lambda: here.status.get("connected") and here.status["problem"] == "", "is alone again")
-    assert "problem" not in told(here)
+    assert "problem" not in status_text(here)
 
 
 def test_an_agent_that_comes_and_goes_is_not_its_own_namesake(homes, mosquitto):

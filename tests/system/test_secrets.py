@@ -1,4 +1,4 @@
-"""A password is told to the broker and to nobody else: not to a file, a log, a command line, a child, a metric or a page."""
+"""A password is sent to the broker only: not to a file, a log, a command line, a child, a metric or a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Played:
     """What a run with passwords left behind: directories, what was printed, and what was seen of its processes."""
 
     directory: Path
-    told: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
     processes: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ def _command_lines() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    """A run with everything switched on that could tell: debugging, metrics, watching, a report."""
+    """A run with everything switched on that could leak: debugging, metrics, watching, a report."""
     directory = tmp_path_factory.mktemp("secrets")
     found = Played(directory / "left")
     found.directory.mkdir()
@@ -105,7 +105,7 @@ def _play(found: Played, options: list[object], secret_file: Path, hold: Hold, a
     patient = ["--rounds", 2, "--quorum", 1, "--deadline-s", 200, "--recruit-deadline-s", 100, "--wait-s", 100]
     with Command("fedpatch", "run", *options, *by_file, *patient) as coordinator:
         coordinator.wait(lambda: hold.reached, "has a device that trains in the second round")
-        found.told["metrics"] = fetch(f"http://{target}/metrics")
+        found.outputs["metrics"] = fetch(f"http://{target}/metrics")
         found.processes |= dict(_look_at_processes(agent.pid)) | dict(_command_lines())
         place = [one for one in options[:6] if one]
         _keep(found, "watch", run("fedpatch", "watch", "--once", "--json", "--debug", *place, environment=_OWN))
@@ -118,7 +118,7 @@ def _ask_more(found: Played, options: list[object], secret_file: Path) -> None:
     state = ["--state-dir", found.directory / "coordinator"]
     elsewhere = [*options[:-1], found.directory / "elsewhere"]
     both = {"FEDPATCH_PASSWORD_FILE": str(secret_file), **_OWN}
-    told: dict[str, tuple[int | None, tuple[Any, ...], dict[str, str]]] = {
+    programs: dict[str, tuple[int | None, tuple[Any, ...], dict[str, str]]] = {
         "resume": (0, ("fedpatch", "resume", "last", *state, "--rounds", 3, "--debug"), _OWN),
         "refused": (3, ("fedpatch", "run", "--debug", *elsewhere), {"FEDPATCH_PASSWORD": WRONG}),
         "print-config": (0, ("fedpatch", "run", "--print-config", *options), _OWN),
@@ -127,8 +127,8 @@ def _ask_more(found: Played, options: list[object], secret_file: Path) -> None:
         "both": (2, ("fedpatch", "run", *elsewhere), both),
     }
     with ThreadPoolExecutor(3) as pool:
-        ended = {name: pool.submit(run, *words, environment=own) for name, (_, words, own) in told.items()}
-        for name, (code, _, _) in told.items():
+        ended = {name: pool.submit(run, *words, environment=own) for name, (_, words, own) in programs.items()}
+        for name, (code, _, _) in programs.items():
             _keep(found, name, ended[name].result(), code=code)
     page = found.directory / "report.html"
     _keep(found, "report", run("fedpatch", "report", "last", *state, "--out", page, "--json"))
@@ -136,7 +136,7 @@ def _ask_more(found: Played, options: list[object], secret_file: Path) -> None:
 
 def _keep(found: Played, name: str, done: Done, *, code: int | None = 0) -> None:
     assert code in (None, done.code), (name, done)
-    found.told[name] = done.out + done.err
+    found.outputs[name] = done.out + done.err
 
 
 def _all(items: Mapping[str, str]) -> dict[str, bytes]:
@@ -152,10 +152,10 @@ def test_no_file_holds_it(played):
 
 def test_nothing_that_is_printed_holds_it(played):
     """Nor what is served: results, errors, logs, settings, metrics; also where it was wrong, or given twice."""
-    assert len(played.told["metrics"]) > 1000
-    assert "refused user 'coordinator'" in played.told["refused"]
-    assert 'password = "***"' in played.told["print-config"]
-    assert {name: leaks for name, data in _all(played.told).items() if (leaks := _leaks(data))} == {}
+    assert len(played.outputs["metrics"]) > 1000
+    assert "refused user 'coordinator'" in played.outputs["refused"]
+    assert 'password = "***"' in played.outputs["print-config"]
+    assert {name: leaks for name, data in _all(played.outputs).items() if (leaks := _leaks(data))} == {}
 
 
 def test_no_process_shows_it(played):

@@ -1,4 +1,4 @@
-"""The agent as a service: what systemd hears from it, how it ends, what it holds and writes while there is nothing to do."""
+"""The agent as a service: its notifications to systemd, how it ends, what it holds and writes while there is nothing to do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ POLL_S = 0.02
 
 
 class Manager:
-    """systemd's end of the notify socket; `heard` is all that came. Like systemd, it always listens."""
+    """systemd's end of the notify socket; `received` is all that came. Like systemd, it always listens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self._thread = threading.Thread(target=self._listen)
@@ -38,17 +38,17 @@ class Manager:
         give_up_at = time.monotonic() + PATIENCE_S
         while not fits():
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"systemd never heard {what}, but: {self.heard[-20:]}")
+                raise TimeoutError(f"systemd never received {what}, but: {self.received[-20:]}")
             time.sleep(POLL_S)
 
     def wait_status(self, text: str) -> None:
-        """Return once `text` is the last status that it heard."""
+        """Return once `text` is the last status that it received."""
         self.wait(lambda: self.status == text, text)
 
     @property
     def status(self) -> str:
         """What `systemctl status` would show."""
-        lines = [line for one in list(self.heard) for line in one.splitlines() if line.startswith("STATUS=")]
+        lines = [line for one in list(self.received) for line in one.splitlines() if line.startswith("STATUS=")]
         return lines[-1].removeprefix("STATUS=") if lines else ""
 
     def wait_alive(self, times: int = 3) -> None:
@@ -58,8 +58,8 @@ class Manager:
 
     @property
     def alive(self) -> int:
-        """How often it heard that the loop comes round."""
-        return self.heard.count("WATCHDOG=1")
+        """The number of watchdog notifications received."""
+        return self.received.count("WATCHDOG=1")
 
     def close(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
@@ -69,12 +69,12 @@ class Manager:
 
     def _listen(self) -> None:
         while message := self._socket.recv(4096):
-            self.heard.append(message.decode())
+            self.received.append(message.decode())
 
 
 @pytest.fixture
 def manager(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    """Whoever starts an agent now is systemd."""
+    """Agents started from here on notify this manager."""
     manager = Manager(socket_folder / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
@@ -96,7 +96,7 @@ def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, man
     """READY, each state, signs of life also while it trains, STOPPING; the training process ends with it, and all is whole."""
     stage.holds["ann"] = Hold(stage.directory / "ann.hold")
     ann = stage.fleet.start("ann", REFERENCE, f"{DEVICES['ann']};{stage.holds['ann'].path}")
-    manager.wait(lambda: any(one.startswith("READY=1\n") for one in manager.heard), "READY=1")
+    manager.wait(lambda: any(one.startswith("READY=1\n") for one in manager.received), "READY=1")
     ann.wait_ready()
     stage.hold("ann", round=2, step=2)
     with stage.begin(devices=1) as coordinator:
@@ -109,17 +109,17 @@ def test_agent_notifies_systemd_from_start_to_stop_in_training(stage: Stage, man
         (training,) = children(ann.pid)
         assert ann.terminate() == 0
         assert _gone(training)
-    manager.wait(lambda: "STOPPING=1\nSTATUS=stopping" in manager.heard, "STOPPING=1")
+    manager.wait(lambda: "STOPPING=1\nSTATUS=stopping" in manager.received, "STOPPING=1")
     assert stage.patch("ann").batches_done == before.batches_done > 0
     assert not list(ann.state_dir.rglob("*.tmp"))
 
 
-def test_agent_without_a_broker_is_ready_and_says_so_in_its_status(manager: Manager, tmp_path: Path):
+def test_agent_without_a_broker_is_ready_with_a_disconnected_status(manager: Manager, tmp_path: Path):
     with Fleet("mqtt://127.0.0.1:9", tmp_path) as fleet:
         fleet.start("ann", "digits", "shard:0/10")
         manager.wait_status("idle; not connected to the broker")
         manager.wait_alive()
-        assert manager.heard[0] == "READY=1\nSTATUS=loading the task; not connected to the broker"
+        assert manager.received[0] == "READY=1\nSTATUS=loading the task; not connected to the broker"
 
 
 def _start_resting(stage: Stage) -> AgentProcess:

@@ -23,7 +23,7 @@ TRAVELLING = parse_policy("affine").public(SCHEMA).with_moments(MOMENTS)
 
 
 def where(broker: Mosquitto, state_dir: Path) -> list[object]:
-    """What a run must be told of its broker, fleet and files."""
+    """Options of a run for its broker, fleet and files."""
     return ["--broker", broker.url, "--fleet", "small", "--state-dir", state_dir, "--metrics", "none"]
 
 
@@ -47,7 +47,7 @@ def test_one_bad_device_of_four_does_not_end_the_run(tmp_path):
     assert rounds[0]["offenders"] == {"foe": "out_of_range"}
 
 
-def test_a_run_that_never_saw_a_device_ends_with_1_and_says_so(tmp_path):
+def test_run_without_any_device_ends_with_1_and_the_reason(tmp_path):
     with Mosquitto() as broker:
         terms = ["--task", REFERENCE, "--devices", 2, "--time-limit-s", 0.5]
         done = run("fedpatch", "run", *where(broker, tmp_path / "state"), *terms)
@@ -57,7 +57,7 @@ def test_a_run_that_never_saw_a_device_ends_with_1_and_says_so(tmp_path):
         assert again.code == 0, again.err
 
 
-def test_a_run_in_which_every_round_failed_ends_with_1_and_says_so(tmp_path):
+def test_run_of_failed_rounds_ends_with_1_and_the_reason(tmp_path):
     with Mosquitto() as broker, client(broker.url, "foe") as voice:
         rogue = Rogue(voice, "small", "foe", TASK.name, SCHEMA, TRAVELLING)
         rogue.appear()

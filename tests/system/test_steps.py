@@ -1,6 +1,6 @@
 """A run whose model and updates travel as coarse steps: devices that miss rounds, lose what they hold or are switched off.
 
-What counts is that every device trains on the very bits that the coordinator has: its steps say so by a digest, and here the
+What counts is that every device trains on the very bits that the coordinator has: its deltas prove it by a digest, and here the
 file that a device holds is compared with the coordinator's checkpoint.
 """
 

@@ -126,7 +126,7 @@ def test_run_with_a_damaged_model_plays_its_last_round_again(stage: Stage):
 
 @pytest.mark.faults
 def test_coordinator_killed_between_two_rounds_goes_on_with_the_next(stage: Stage):
-    """While it waits for devices no round is open; the one after that is played by whoever resumes the run."""
+    """While it waits for devices no round is open; the one after that is played by the resumed run."""
     ann, bob = stage.start_agents()
     for device in DEVICES:
         stage.hold(device, round=2, step=1)
@@ -200,8 +200,8 @@ def test_terminated_agent_is_offline_at_the_broker(stage: Stage):
         state = decode(witness.received(topic).payload).body
     assert isinstance(state, DeviceState)
     assert not state.online
-    told = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
-    assert (told["running"], told["state"], told["connected"]) == (False, "stopped", False)
+    stopped = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
+    assert (stopped["running"], stopped["state"], stopped["connected"]) == (False, "stopped", False)
 
 
 @pytest.mark.faults
@@ -216,8 +216,8 @@ def test_update_that_waited_out_a_restart_is_committed(stage: Stage):
         wait_state(ann, "uploading")
         ann.restart()
         ann.wait_ready()
-        told = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
-        assert (told["state"], told["update_waits"]) == ("uploading", True)
+        stopped = run("fedpatch-agent", "status", "--state-dir", ann.state_dir, "--json").document
+        assert (stopped["state"], stopped["update_waits"]) == ("uploading", True)
         coordinator.thaw()
         done = coordinator.done()
     assert_complete(stage, done, 2)

@@ -1,4 +1,4 @@
-"""A device is unplugged while it trains: its work ends as its owner configured, and everybody can tell why."""
+"""A device is unplugged while it trains: its work ends as its owner configured, and the reason is visible everywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow]
 
 
 class Laptop:
-    """An agent on a machine with a battery, whose kernel says what the test wants it to."""
+    """An agent on a machine with a battery, with a configurable kernel state."""
 
     def __init__(self, fleet: Fleet, directory: Path, on_loss: str) -> None:
         self.fleet = fleet
@@ -48,7 +48,7 @@ class Laptop:
         """Return in the middle of it; until `hold` is released it stays there."""
         self.agent.wait(lambda: self.hold.reached, "trains")
 
-    def told(self) -> str:
+    def status_text(self) -> str:
         return run("fedpatch-agent", "status", "--state-dir", self.agent.state_dir).out
 
 
@@ -68,13 +68,13 @@ def test_a_paused_training_goes_on_once_power_is_back(laptop, record_property):
         laptop.agent.wait(lambda: laptop.agent.status.get("paused"), "pauses")
         record_property("reaction_s", round(time.monotonic() - unplugged_at, 2))
         laptop.hold.release()
-        assert "it is training, paused" in laptop.told()
-        assert "it would not accept work now:\n  it runs on its battery" in laptop.told()
+        assert "it is training, paused" in laptop.status_text()
+        assert "it would not accept work now:\n  it runs on its battery" in laptop.status_text()
         laptop.plug(True)
         laptop.agent.wait(lambda: not laptop.agent.status.get("paused"), "goes on")
         document = coordinator.done().document
     assert document["rounds"][0]["reported"] == 1
-    assert "it would accept work now" in laptop.told()
+    assert "it would accept work now" in laptop.status_text()
 
 
 @pytest.mark.faults
@@ -105,7 +105,7 @@ def test_work_that_may_be_finished_is_finished(laptop):
         laptop.hold.release()
         document = coordinator.done().document
     assert document["rounds"][0]["reported"] == 1
-    assert "it would not accept work now:\n  it runs on its battery" in laptop.told()
+    assert "it would not accept work now:\n  it runs on its battery" in laptop.status_text()
 
 
 @pytest.mark.parametrize("laptop", ["pause"], indirect=True)

@@ -32,18 +32,18 @@ ROUNDS = 4
 def before(request, tmp_path_factory) -> Path:
     """The code of an earlier version."""
     command = ["git", "-C", str(ROOT), "archive", request.param, *PACKAGES]
-    told = subprocess.run(command, capture_output=True, check=False)
-    if told.returncode != 0:
-        pytest.skip(f"no {request.param} in this repository's history: {told.stderr.decode().strip()}")
+    ran = subprocess.run(command, capture_output=True, check=False)
+    if ran.returncode != 0:
+        pytest.skip(f"no {request.param} in this repository's history: {ran.stderr.decode().strip()}")
     folder = Path(tmp_path_factory.mktemp("before"))
-    with tarfile.open(fileobj=BytesIO(told.stdout)) as archive:
+    with tarfile.open(fileobj=BytesIO(ran.stdout)) as archive:
         archive.extractall(folder, filter="data")
     _call_it_as_today(folder)
     # An installation of this version is not to stand before it.
     command = [sys.executable, "-c", "import device_agent; print(device_agent.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
-    assert Path(told.stdout.decode()).is_relative_to(folder)
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
+    assert Path(ran.stdout.decode()).is_relative_to(folder)
     return folder
 
 

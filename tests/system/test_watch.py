@@ -42,7 +42,7 @@ class Held:
         """What somebody on another machine knows of it."""
         return ["--broker", self.stage.broker.url, "--fleet", self.stage.fleet.name]
 
-    def told(self) -> dict:
+    def picture(self) -> dict:
         done = run("fedpatch", "watch", *self.where, "--once", "--json")
         assert done.code == 0, done.err
         return dict(done.document)
@@ -60,7 +60,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
             stage.wait_held("ann", coordinator)
             coordinator.wait(lambda: "round 1/4" in coordinator.err, "has played a round")
             held = Held(stage, coordinator)
-            _until(lambda: _states(held.told()) == {"ann": "training", "bob": "reported"}, "Bob has reported")
+            _until(lambda: _states(held.picture()) == {"ann": "training", "bob": "reported"}, "Bob has reported")
             yield held
 
 
@@ -91,7 +91,7 @@ def _is_the_picture(lines: list[str]) -> bool:
 
 
 class Terminal:
-    """A real terminal of so many columns and lines, in tmux, that runs a command and says how it ended."""
+    """A real terminal of so many columns and lines, in tmux, that runs a command and records its end."""
 
     def __init__(self, directory: Path, columns: int, lines: int) -> None:
         self._tmux = ["tmux", "-S", str(directory / "socket"), "-f", str(directory / "tmux.conf")]
@@ -138,14 +138,14 @@ def test_terminal_shows_round_phase_and_devices(held, socket_folder, columns, li
 
 
 def test_watch_once_json_is_one_document(held):
-    told = held.told()
-    assert (told["fleet"], told["coordinator"], told["round"]) == (held.stage.fleet.name, "online", 2)
-    assert (told["phase"], told["stopped"], told["rounds_in_all"]) == ("collecting", "", 4)
-    assert (told["reported"], told["needed"], told["present"]) == (1, 2, 2)
-    (first,) = told["rounds"]
+    picture = held.picture()
+    assert (picture["fleet"], picture["coordinator"], picture["round"]) == (held.stage.fleet.name, "online", 2)
+    assert (picture["phase"], picture["stopped"], picture["rounds_in_all"]) == ("collecting", "", 4)
+    assert (picture["reported"], picture["needed"], picture["present"]) == (1, 2, 2)
+    (first,) = picture["rounds"]
     assert (first["round"], first["outcome"], first["reported"]) == (1, "aggregated", 2)
-    assert 0 < told["bytes_up"] == first["bytes_up"]
-    assert told["user_accuracy"] is not None
+    assert 0 < picture["bytes_up"] == first["bytes_up"]
+    assert picture["user_accuracy"] is not None
 
 
 def test_watch_on_the_coordinators_machine_needs_no_option(held, tmp_path):
@@ -183,11 +183,11 @@ def test_watcher_with_read_rights_alone_sees_the_run():
     ):
         status = encode(Envelope(collecting(*fleet(9)).status, run="run-1", round=3))
 
-        def told() -> bool:
+        def has_printed() -> bool:
             works.link.publish(topics.run_status("home"), status, qos=0)
             return bool(watching.out)
 
-        watching.wait(told, "tells what it hears")
+        watching.wait(has_printed, "prints the status")
         assert json.loads(watching.out.splitlines()[0])["run"] == "run-1"
         done = watching.interrupt()
     assert (done.code, len(done.out.splitlines())) == (130, 1)
@@ -198,20 +198,20 @@ def test_watch_follows_death_return_and_end_of_the_coordinator(held):
         Command("fedpatch", "watch", *held.where) as watching,
         Command("fedpatch", "watch", *held.where, "--json") as listening,
     ):
-        watching.wait(lambda: "round 2/4" in watching.out, "hears of the run")
-        listening.wait(lambda: listening.out, "hears of the run")
+        watching.wait(lambda: "round 2/4" in watching.out, "shows the run")
+        listening.wait(lambda: listening.out, "shows the run")
         held.coordinator.kill()
         watching.wait_err("the coordinator is gone; waiting for it to come back")
-        listening.wait(lambda: '"coordinator": "away"' in listening.out, "hears that it is gone")
+        listening.wait(lambda: '"coordinator": "away"' in listening.out, "shows that it is gone")
         with held.stage.resume() as coordinator:
             held.stage.holds["ann"].release()
             assert coordinator.done().code == 0
         watching.wait_err("is over: all rounds done")
-        watching.wait(lambda: "round 4/4 aggregated: 2/2 reported" in watching.out, "tells of the last round")
-        listening.wait(lambda: '"stopped": "max_rounds"' in listening.out, "hears of the end")
-        told, documents = watching.interrupt(), listening.interrupt()
-    assert (told.code, documents.code) == (130, 130)
+        watching.wait(lambda: "round 4/4 aggregated: 2/2 reported" in watching.out, "prints the last round")
+        listening.wait(lambda: '"stopped": "max_rounds"' in listening.out, "shows the end")
+        ended, documents = watching.interrupt(), listening.interrupt()
+    assert (ended.code, documents.code) == (130, 130)
     everything = [json.loads(line) for line in documents.out.splitlines()]
     assert everything[-1]["stopped"] == "max_rounds"
     assert {one["coordinator"] for one in everything} == {"online", "away"}
-    assert "\x1b" not in told.out
+    assert "\x1b" not in ended.out

@@ -6,7 +6,7 @@ from fedpatch.coordinator.observability.status_message import StatusMessage
 
 
 class Silent:
-    """Shows nothing, says nothing."""
+    """A view without output."""
 
     def show(self, message: StatusMessage) -> None:
         """Not this one."""

@@ -39,7 +39,7 @@ Events = queue.SimpleQueue[tuple[str, LinkEvent]]
 
 @dataclass
 class Parties:
-    """Connected links by name, and one queue for what all of them hear. `about` is what the broker told the coordinator."""
+    """Connected links by name, and one queue for all their messages. `about` is what the broker announced."""
 
     fleet: str
     links: dict[str, MqttLink]
@@ -58,16 +58,16 @@ class Parties:
             assert time.monotonic() < give_up_at
             time.sleep(0.01)
 
-    def say(self, device: str, body: Body) -> None:
+    def send(self, device: str, body: Body) -> None:
         self.links[COORDINATOR].publish(topics.down(self.fleet, device), encode(Envelope(body)))
 
     def answer(self, device: str, body: Body) -> None:
         self.links[device].publish(topics.up(self.fleet, device), encode(Envelope(body)))
 
-    def play(self, hear: Callable[[str, Received, float], None], tick: Callable[[float], float | None]) -> None:
-        """Hands out what arrives until `tick`, which tells when it is due again, has nothing more to wait for.
+    def play(self, receive: Callable[[str, Received, float], None], tick: Callable[[float], float | None]) -> None:
+        """Hands out what arrives until `tick`, which returns when it is due again, has nothing more to wait for.
 
-        Where this process stands still, so does the time that it tells: what lies in its queues meanwhile is not late.
+        While this process is stopped, its time stops too: what lies in its queues meanwhile is not late.
         """
         now = looked_at = time.monotonic()
         give_up_at = now + PATIENCE_S
@@ -80,7 +80,7 @@ class Parties:
             before, looked_at = looked_at, time.monotonic()
             now += min(looked_at - before, 2 * _TURN_S)
             if isinstance(event, Received) and event.payload:
-                hear(name, event, now)
+                receive(name, event, now)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ class Getting:
             self.downloads[name] = Download([self.manifest], time.monotonic())
             self.parts[name] = {}
 
-    def hear(self, name: str, event: Received, now: float) -> None:
+    def receive(self, name: str, event: Received, now: float) -> None:
         """A chunk for a device, or what a device needs."""
         topic = topics.parse_topic(self.together.fleet, event.topic)
         if topic is None:
@@ -181,7 +181,7 @@ class Giving:
         self._manifests = {name: self.together.manifest(blob) for name, blob in self.blobs.items()}
         self._uploads = {name: Upload(manifest, now) for name, manifest in self._manifests.items()}
 
-    def hear(self, name: str, event: Received, now: float) -> None:
+    def receive(self, name: str, event: Received, now: float) -> None:
         """Something for the desk, or for a device."""
         topic = topics.parse_topic(self.together.fleet, event.topic)
         if topic is None:
@@ -198,7 +198,7 @@ class Giving:
             self._at_the_device(name, decode(event.payload).body, now)
 
     def tick(self, now: float) -> float | None:
-        """Devices offer and the desk grants; None when all have been told `committed`."""
+        """Devices offer and the desk grants; None when all have received `committed`."""
         for name, upload in self._uploads.items():
             self._send(name, upload.tick(now))
         for name, grant in self._desk.next_grants(now):
@@ -212,7 +212,7 @@ class Giving:
             self.received[device] = answer.blob
             answer = Committed(answer.manifest.digest)
         if answer is not None:
-            self.together.say(device, answer)
+            self.together.send(device, answer)
 
     def _at_the_device(self, name: str, body: Body, now: float) -> None:
         upload = self._uploads[name]

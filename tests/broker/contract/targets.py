@@ -35,8 +35,8 @@ class Broker(Protocol):
 class Target:
     """A running broker. `speaks` what a link agrees on with it; `announces` a limit of packets or None.
 
-    `retains` is what it does with a retained message, `says_so` whether it tells a client that it does not;
-    `tells_takeover` whether a client hears that another one has come with its name; None where versions differ.
+    `retains` is what it does with a retained message, `announces_retain` whether it announces that to a client;
+    `reports_takeover` whether a client is notified that another one has taken its name; None where versions differ.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Target:
     speaks: ProtocolVersion
     restart: Callable[[], None]
     retains: bool = True
-    says_so: bool = True
+    announces_retain: bool = True
     announces: int | None = None
-    tells_takeover: bool | None = False
+    reports_takeover: bool | None = False
     login: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -60,14 +60,16 @@ class Target:
 @contextmanager
 def _mosquitto(name: str, options: str = "", **about: object) -> Iterator[Target]:
     with Mosquitto(options) as broker:
-        # Of a name that is taken twice 2.0.11 says nothing, 2.0.21 does.
-        yield Target(name, broker.url, broker.port, "5", broker.restart, tells_takeover=None, **about)  # type: ignore[arg-type]
+        # 2.0.11 reports nothing when a name is taken twice, 2.0.21 does.
+        yield Target(name, broker.url, broker.port, "5", broker.restart, reports_takeover=None, **about)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _old(name: str, *, forgetful: bool) -> Iterator[Target]:
     with Mosquitto() as broker, Relay(broker.port, old=True, forgetful=forgetful) as relay:
-        yield Target(name, relay.url, relay.port, "3.1.1", broker.restart, retains=not forgetful, says_so=not forgetful)
+        yield Target(
+            name, relay.url, relay.port, "3.1.1", broker.restart, retains=not forgetful, announces_retain=not forgetful
+        )
 
 
 @contextmanager
@@ -94,7 +96,7 @@ def _ejabberd(name: str) -> Iterator[Target]:
             broker.start()
 
         login = {"username": USERNAME, "password": PASSWORD}
-        yield Target(name, broker.url, broker.port, "5", restart, tells_takeover=True, login=login)
+        yield Target(name, broker.url, broker.port, "5", restart, reports_takeover=True, login=login)
 
 
 # Those that speak MQTT 5 first: a link that has come down to 3.1.1 keeps to it.

@@ -18,12 +18,12 @@ def payloads(one: Client, topic: str) -> list[bytes]:
     return [event.payload for event in one.seen if isinstance(event, Received) and event.topic == topic]
 
 
-def test_a_link_says_what_it_agreed_on(target: Target, fleet: str):
+def test_link_reports_the_negotiated_protocol(target: Target, fleet: str):
     with target.client(f"{fleet}.one", will=(topics.coordinator_state(fleet), b"gone")) as one:
         about = one.wait(Connected)
     assert about.protocol == target.speaks
     assert about.max_packet_bytes == target.announces
-    assert about.retain_available == (target.retains or not target.says_so)
+    assert about.retain_available == (target.retains or not target.announces_retain)
 
 
 def test_small_messages_arrive_once_and_in_order(target: Target, fleet: str):
@@ -69,7 +69,7 @@ def test_a_connection_that_breaks_leaves_its_last_will(target: Target, fleet: st
 
 
 def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet: str):
-    """The earlier connection is closed; some brokers tell its owner why."""
+    """The earlier connection is closed; some brokers send the reason."""
     topic, name = topics.down(fleet, "pi-1"), f"{fleet}.twin"
     with target.client(name, topic, reconnect_delay_s=(100.0, 100.0)) as first:
         first.settle()
@@ -79,9 +79,9 @@ def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet:
             with target.client(f"{fleet}.giver") as giver:
                 giver.link.publish(topic, b"for the second")
                 assert second.received(topic).payload == b"for the second"
-    told = "another client has our name" in reason
-    assert told or "was lost" in reason
-    assert target.tells_takeover in (told, None)
+    reported = "another client has our name" in reason
+    assert reported or "was lost" in reason
+    assert target.reports_takeover in (reported, None)
 
 
 def test_subscriptions_survive_a_power_cut_of_the_broker(target: Target, fleet: str):

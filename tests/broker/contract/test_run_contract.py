@@ -37,12 +37,12 @@ class Agents:
 
     def move_to(self, target: Target) -> None:
         """Return once all of them have left the former broker and are connected to this one."""
-        heard = {name: agent.log.count(CONNECTED) for name, agent in self.fleet.agents.items()}
+        connects = {name: agent.log.count(CONNECTED) for name, agent in self.fleet.agents.items()}
         self.relay.redirect(target.port)
         for name, agent in self.fleet.agents.items():
             if not agent.running:
                 agent.start()
-            agent.wait(partial(self._came, name, heard[name]), f"is connected to {target.name}", PATIENCE_S)
+            agent.wait(partial(self._came, name, connects[name]), f"is connected to {target.name}", PATIENCE_S)
         self.fleet.wait_ready()
 
     def _came(self, name: str, before: int) -> bool:

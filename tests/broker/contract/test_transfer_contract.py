@@ -27,7 +27,7 @@ def test_a_model_reaches_every_device_whole(target: Target, fleet: str, tmp_path
         publisher.publish(Blob(blob, manifest))
         together.settle()
         getting = Getting(together, manifest, partial(publisher.repair, manifest.digest))
-        together.play(getting.hear, getting.tick)
+        together.play(getting.receive, getting.tick)
         assert {name: getting.blob(name) == blob for name in getting.parts} == dict.fromkeys(getting.parts, True)
         # What is retained comes by itself but for what was lost; what is not comes in windows of 32.
         assert all(count >= (1 if target.retains else 2) for count in getting.needs.values()), getting.needs
@@ -48,7 +48,7 @@ def test_a_model_of_more_chunks_than_a_queue_holds_arrives(target: Target, fleet
         publisher.publish(Blob(blob, manifest))
         together.settle()
         getting = Getting(together, manifest, partial(publisher.repair, manifest.digest))
-        together.play(getting.hear, getting.tick)
+        together.play(getting.receive, getting.tick)
         assert getting.blob("ann") == blob
         publisher.close()
 
@@ -58,7 +58,7 @@ def test_an_update_arrives_whole(target: Target, fleet: str):
     blob = random.Random(2).randbytes(40 * CHUNK_BYTES - 7)
     with parties(target, fleet, ("ann",)) as together:
         giving = Giving(together, {"ann": blob})
-        together.play(giving.hear, giving.tick)
+        together.play(giving.receive, giving.tick)
     assert giving.received == {"ann": blob}
     assert giving.chunks == {"ann": 40}
 
@@ -69,7 +69,7 @@ def test_ten_devices_stay_below_the_shortest_queue(target: Target, fleet: str):
     blobs = {name: random.Random(name).randbytes(5 * CHUNK_BYTES - 3) for name in names}
     with parties(target, fleet, names) as together:
         giving = Giving(together, blobs)
-        together.play(giving.hear, giving.tick)
+        together.play(giving.receive, giving.tick)
     assert giving.received == blobs
     assert giving.chunks == dict.fromkeys(names, 5)
     assert giving.most <= 6  # of 32 chunks in flight, each takes 5

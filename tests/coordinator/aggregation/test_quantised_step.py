@@ -139,7 +139,7 @@ def test_error_of_rounding_never_grows(encoding, goals, devices):
         aimed = strategy.finish(state, mean.result(), SCHEMA)
         state = quantised_step(state, aimed, SCHEMA, encoding, step_seed(3, number), round_seed(3, number))[0]
     missed = np.sqrt(np.mean((state.tensors["fc.weight"] - wanted) ** 2))
-    # A single device's optimum is reached; of several, each says another thing in every round, and is rounded each time.
+    # A single device's optimum is reached; several differ in every round, and are rounded each time.
     spread = np.sqrt(np.mean([(one["fc.weight"] - wanted) ** 2 for one in own]))
     size = max(1, np.sqrt(np.mean(wanted**2)))
     assert missed < (2e-3 * size if devices == 1 else 1.5 * spread)

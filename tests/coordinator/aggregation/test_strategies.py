@@ -250,7 +250,7 @@ def reference_server(name: str, means: list[float], eta: float, beta: float, bet
     ],
 )
 @given(means=st.lists(st.floats(-4, 4), min_size=1, max_size=8), eta=st.floats(0.01, 1.0))
-def test_server_optimizer_steps_as_its_paper_says(name, beta, beta_2, tau, means, eta):
+def test_server_optimizer_steps_by_the_equation_of_its_paper(name, beta, beta_2, tau, means, eta):
     strategy = find_strategy(name, eta)
     state, models = strategy.init(filled(SCHEMA, 1), SCHEMA), []
     for mean in means:

@@ -112,9 +112,9 @@ def test_broker_serves_until_a_signal(number, code):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            said = process.stderr.readline()
-            port = re.search(r"mqtt://127\.0\.0\.1:(\d+)", said)
-            assert port, said
+            message = process.stderr.readline()
+            port = re.search(r"mqtt://127\.0\.0\.1:(\d+)", message)
+            assert port, message
             socket.create_connection(("127.0.0.1", int(port[1])), 60).close()
             process.send_signal(number)
             assert process.wait(100) == code

@@ -183,7 +183,7 @@ def test_exit_code_of_run_follows_from_its_end(fedpatch, tmp_path, monkeypatch, 
 def test_signal_after_the_end_of_a_run_does_not_lose_its_result(fedpatch, tmp_path, monkeypatch, number):
     summary = RunSummary("a-run", "target_ua", 0.5, "m.npz", ROUNDS)
     monkeypatch.setattr("fedpatch.coordinator.runtime.run_execution.run_or_go_on", lambda settings, view, **_: summary)
-    monkeypatch.setattr("fedpatch.coordinator.cli.main._say_how_to_resume", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("fedpatch.coordinator.cli.main._print_resume_command", lambda *_: os.kill(os.getpid(), number))
     ended = fedpatch("run", "--json", "--state-dir", tmp_path)
     assert (ended.code, ended.out) == (0, summary.to_json() + "\n")
 

@@ -19,7 +19,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Grant, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.round_protocols import BLOB, Bench
-from tests.support.specs import TASKS, counted, gone, report, there, told, update
+from tests.support.specs import TASKS, counted, gone, report, sent, there, update
 
 DEADLINE_S = 100_000.0
 
@@ -34,13 +34,13 @@ def bench(devices: str = "abcd", reported: str = "", **changes) -> Bench:
 
 def reports(made: Bench, devices: str, now: float = 2.0) -> None:
     for device in devices:
-        made.hear(device, Offer(update()), now=now)
+        made.receive(device, Offer(update()), now=now)
         made.chunks(device, now=now)
         made.open.stored(device, update().digest, report(), now)
 
 
 def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> dict[float, list[str]]:
-    """Lets time pass; `talking` devices tell that they train, every 10 s. Who is asked (again), by second."""
+    """Lets time pass; `talking` devices report progress every 10 s. Who is asked (again), by second."""
     asked: dict[float, list[str]] = {}
     now, talks_at = since, since
     while made.open.round.phase is Phase.COLLECTING and now < until:
@@ -49,7 +49,7 @@ def wait(made: Bench, until: float, talking: str = "", since: float = 2.0) -> di
             talks_at += 10.0
         now = min(made.open.next_deadline() or until, talks_at, until)
         effects = made.open.tick(now)
-        if names := [device for device, body in told(effects) if isinstance(body, WorkRequest)]:
+        if names := [device for device, body in sent(effects) if isinstance(body, WorkRequest)]:
             asked[now] = names
     return asked
 
@@ -105,14 +105,14 @@ class TestSlowDevice:
         wait(made, 90_000.0, talking="d")
         assert made.state("d") is State.TRAINING
 
-    def test_that_only_answers_is_waited_for_until_the_deadline(self):
+    def test_device_that_only_answers_is_waited_for_until_the_deadline(self):
         made = bench(reported="abc")
         now = 2.0
         while now < 5_000.0:
             now = made.open.next_deadline() or 5_000.0
-            for device, body in told(made.open.tick(now)):
+            for device, body in sent(made.open.tick(now)):
                 assert isinstance(body, WorkRequest)
-                made.hear(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
+                made.receive(device, Accept(10), Progress(JobPhase.TRAINING, 0, 1), now=now + 0.1)
         assert made.state("d") is State.TRAINING
 
     def test_lost_device_fails_after_rejoin_s(self):
@@ -126,19 +126,19 @@ class TestSlowDevice:
 class TestUpload:
     def test_stalled_upload_fails_though_its_device_speaks(self):
         made = bench(reported="abc")
-        made.hear("d", Offer(update()), now=3.0)
+        made.receive("d", Offer(update()), now=3.0)
         made.open.on_chunk("d", cut(BLOB, update(), 0), 4.0)
         now = 4.0
         while made.open.round.phase is Phase.COLLECTING:
             now += 5.0
-            made.hear("d", Offer(update()), now=now)
+            made.receive("d", Offer(update()), now=now)
             made.open.tick(now)
         assert made.open.round.reasons(State.FAILED) == {"silent": 1}
         assert STALL_S <= now - 4.0 < STALL_S + 2 * PROBE_S
 
     def test_slow_upload_is_waited_for(self):
         made = bench(reported="abc")
-        made.hear("d", Offer(update()), now=3.0)
+        made.receive("d", Offer(update()), now=3.0)
         for index in range(3):
             wait(made, 63.0 + 60 * index, since=3.0 + 60 * index)
             made.open.on_chunk("d", cut(BLOB, update(), index), 63.0 + 60 * index)
@@ -146,21 +146,21 @@ class TestUpload:
 
     def test_upload_that_waits_for_a_slot_is_not_stalled(self):
         made = bench("ab", upload_slots=1)
-        made.hear("a", Offer(update(b"a" * 350)), now=3.0)
-        made.hear("b", Offer(update(b"b" * 350)), now=3.0)
+        made.receive("a", Offer(update(b"a" * 350)), now=3.0)
+        made.receive("b", Offer(update(b"b" * 350)), now=3.0)
         assert made.open._uploads.still_since("b", 3.0, 500.0) == 500.0
         assert made.open._uploads.still_since("a", 3.0, 500.0) == 3.0
 
     def test_stalled_upload_frees_its_slot(self):
         made = bench("ab", upload_slots=1)
-        made.hear("a", Offer(update(b"a" * 350)), now=3.0)
-        made.hear("b", Offer(update(b"b" * 350)), now=3.0)
+        made.receive("a", Offer(update(b"a" * 350)), now=3.0)
+        made.receive("b", Offer(update(b"b" * 350)), now=3.0)
         now = 3.0
         granted: list[str] = []
         while not granted and now < 1_000.0:
             now += 4.0
-            made.hear("a", Offer(update(b"a" * 350)), now=now)
-            granted = [device for device, body in told(made.open.grant(now)) if isinstance(body, Grant)]
+            made.receive("a", Offer(update(b"a" * 350)), now=now)
+            granted = [device for device, body in sent(made.open.grant(now)) if isinstance(body, Grant)]
         assert granted == ["b"]
         assert now <= 3.0 + STALL_S + 4.0
 
@@ -174,7 +174,7 @@ class TestDeviceThatStarts:
         wait(made, STARTING_S, since=5.0)
         assert made.state("d") is State.INVITED
         made.see("d", there("b2", tasks=TASKS), now=STARTING_S)
-        made.hear("d", Accept(10), now=STARTING_S + 1.0)
+        made.receive("d", Accept(10), now=STARTING_S + 1.0)
         assert made.state("d") is State.ACCEPTED
 
     def test_device_that_starts_for_ever_fails(self):
@@ -218,7 +218,7 @@ def test_since_without_a_message_is_the_beginning():
         (3.0, True, False, None),
     ],
 )
-def test_is_mute_device_heard_at_second_2_has_the_time_to_answer(asked_at, uploads, connected, mute_at):
+def test_is_mute_is_false_within_the_time_to_answer_after_a_message_at_second_2(asked_at, uploads, connected, mute_at):
     devices = UnresponsiveDevices(0.0)
     devices.note_message("a", 2.0)
     devices.note_request(["a"], asked_at)
@@ -230,7 +230,7 @@ def test_is_mute_device_heard_at_second_2_has_the_time_to_answer(asked_at, uploa
 @pytest.mark.parametrize(("grace_s", "missed"), [(ANSWER_S, ["d"]), (ANSWER_S / 2, [])])
 def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
     made = bench(reported="abc", quorum=0.75, grace_s=grace_s)
-    asked = told(made.open.grant(2.0))
+    asked = sent(made.open.grant(2.0))
     assert [(device, type(body)) for device, body in asked] == [("d", WorkRequest)]
     assert made.open.grant(2.0) == []
     made.open.tick(2.0 + grace_s)
@@ -239,12 +239,12 @@ def test_quorum_asks_who_is_there_and_gives_time_to_answer(grace_s, missed):
 
 
 @pytest.mark.parametrize(("spoke_at", "missed"), [(2.0, ["d"]), (4.0, [])])
-def test_upload_that_says_nothing_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
+def test_upload_silent_for_ten_seconds_after_the_quorum_is_missed(spoke_at, missed):
     """A device that has its place offers every five seconds, or sends chunks."""
     made = bench(quorum=0.75, grace_s=10.0)
-    made.hear("d", Offer(update()), now=2.0)
+    made.receive("d", Offer(update()), now=2.0)
     reports(made, "abc")
-    made.hear("d", Offer(update()), now=spoke_at)
+    made.receive("d", Offer(update()), now=spoke_at)
     made.open.tick(12.0)
     made.open.dismiss()
     assert (made.open.round.phase, made.open.missed) == (Phase.AGGREGATING, missed)

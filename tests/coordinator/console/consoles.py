@@ -97,7 +97,7 @@ class Served:
             self.csrf = answer.json["csrf"]
         return answer
 
-    def tell(self, message: StatusMessage) -> None:
+    def publish(self, message: StatusMessage) -> None:
         """A status message of the coordinator arrives."""
         data = encode(Envelope(message.status, task="digits", run=message.run, round=message.round))
         self.feed.events.put(Received(run_status(FLEET), data, retained=False))

@@ -78,7 +78,7 @@ def test_open_round_shows_each_device_with_its_state_in_words(chromium, tmp_path
     with filled(tmp_path) as registry, served(tmp_path) as console:
         _open(chromium, console, 3)
         run = registry.run("last").id
-        console.tell(collecting(*participants(18), run=run))
+        console.publish(collecting(*participants(18), run=run))
         chromium.wait_for("document.querySelectorAll('#chips li').length === 18")
         shown = chromium.ask("[...document.querySelectorAll('#chips span')].map(one => one.textContent)")
         assert all(any(text.startswith(words) for text in shown) for words in STATE_WORDS.values())
@@ -204,7 +204,7 @@ def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp
 def test_page_fits_every_width_in_both_colour_schemes(chromium, tmp_path, width, dark):
     with filled(tmp_path, rounds=15, devices=12) as registry, served(tmp_path) as console:
         _open(chromium, console, 12, width=width, dark=dark)
-        console.tell(collecting(*participants(18), run=registry.run("last").id))
+        console.publish(collecting(*participants(18), run=registry.run("last").id))
         chromium.wait_for("document.querySelectorAll('#chips li').length === 18")
         scroll, client = chromium.ask(_WIDTHS)
         assert scroll <= client
@@ -215,11 +215,11 @@ def test_page_fits_every_width_in_both_colour_schemes(chromium, tmp_path, width,
 def test_page_has_landmarks_names_and_table_headers(chromium, tmp_path):
     with filled(tmp_path, rounds=15, devices=3), served(tmp_path) as console:
         _open(chromium, console, 12)
-        told = chromium.accessible()
-        roles = {role for role, _ in told}
+        nodes = chromium.accessible()
+        roles = {role for role, _ in nodes}
         assert {"banner", "main", "navigation", "contentinfo", "table", "columnheader", "rowheader"} <= roles
         named = [
-            (role, name) for role, name in told if role in ("button", "image", "img", "table", "region", "heading")
+            (role, name) for role, name in nodes if role in ("button", "image", "img", "table", "region", "heading")
         ]
         assert all(name for role, name in named), named
         assert chromium.ask("document.getElementById('spoken').getAttribute('aria-live')") == "polite"

@@ -66,7 +66,7 @@ def test_run_at_work_is_not_begun_twice_and_lacks_the_lower_priority_of_the_cons
         process.wait()
 
 
-def test_only_the_operator_sees_and_begins_the_named_runs(file, tmp_path, monkeypatch):
+def test_named_runs_are_shown_to_and_started_by_the_operator_only(file, tmp_path, monkeypatch):
     monkeypatch.setattr(run_starter, "START_S", 120.0)
     place = tmp_path / "state"
     with filled(place), served(place, actions=True, begin=(file,)) as console:

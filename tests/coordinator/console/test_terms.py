@@ -168,7 +168,7 @@ def test_other_names_are_not_known(host):
 @pytest.mark.parametrize(
     "origin", [None, "null", "http://localhost", "https://localhost:1", "http://localhost:1/", "http://x:1"]
 )
-def test_only_the_console_itself_is_its_origin(origin):
+def test_origin_other_than_the_console_is_rejected(origin):
     assert own_origin("http://localhost:1", "localhost:1", secure=False)
     assert not own_origin(origin, "localhost:1", secure=False)
 

@@ -70,25 +70,25 @@ def test_demo_devices_ignore_conditions_of_the_machine(tmp_path):
 
 
 def test_wait_ends_when_every_device_is_ready(device):
-    told: list[int] = []
+    counts: list[int] = []
     late = device(_SLEEP)
 
-    def tell(there: int) -> None:
-        told.append(there)
+    def on_count(there: int) -> None:
+        counts.append(there)
         (late.state_dir / "status.json").write_text(json.dumps({"connected": True, "tasks": [{"task": "digits"}]}))
 
-    wait_until_ready([device(_SLEEP, ready=True), late], 60.0, tell)
-    assert told == [1]
+    wait_until_ready([device(_SLEEP, ready=True), late], 60.0, on_count)
+    assert counts == [1]
 
 
 @pytest.mark.parametrize(("code", "error"), [(1, FedpatchError), (2, UsageError), (3, BrokerError)])
 def test_wait_ends_with_the_error_of_a_device_that_ended(device, code, error):
     words = "\\n".join(["WARNING it is cold", "fedpatch-agent: no pictures", "fedpatch-agent: no labels", "bye"])
     broken = device(f"print('''{words}'''); raise SystemExit({code})")
-    with pytest.raises(FedpatchError) as told:
+    with pytest.raises(FedpatchError) as caught:
         wait_until_ready([device(_SLEEP), broken], 60.0, lambda there: None)
-    assert type(told.value) is error
-    assert str(told.value) == f"{broken.name} ended: no pictures\nno labels (its log: {broken.log})"
+    assert type(caught.value) is error
+    assert str(caught.value) == f"{broken.name} ended: no pictures\nno labels (its log: {broken.log})"
 
 
 def test_device_killed_by_a_signal_has_an_error_with_the_signal(device):

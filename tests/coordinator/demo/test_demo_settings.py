@@ -63,8 +63,8 @@ def test_password_from_the_environment_needs_a_user_name():
 
 
 def test_password_in_the_url_is_refused_and_not_repeated():
-    (said,) = problems(broker="mqtt://ada:geheim@broker")
-    assert said.startswith("--broker: ") and "geheim" not in said
+    (by_place,) = problems(broker="mqtt://ada:geheim@broker")
+    assert by_place.startswith("--broker: ") and "geheim" not in by_place
 
 
 def test_unknown_names_are_reported_with_line_and_suggestion(tmp_path: Path):
@@ -72,11 +72,11 @@ def test_unknown_names_are_reported_with_line_and_suggestion(tmp_path: Path):
     file.write_text('private = "afine"\nquorum = 2\ntask = "digts"\n\nstrategy = "fedavgg"\n')
     with pytest.raises(ConfigError) as caught:
         load(RunSettings, file=file, environ={}, flags={})
-    said = {tuple(one.removeprefix(f"{file}:").split(": ")[:2]): one for one in caught.value.problems}
-    assert said.keys() == {("1", "private"), ("2", "quorum"), ("3", "task"), ("5", "strategy")}
-    assert "did you mean 'affine'?" in said["1", "private"]
-    assert "did you mean 'digits'?" in said["3", "task"]
-    assert "did you mean 'fedavg'?" in said["5", "strategy"]
+    by_place = {tuple(one.removeprefix(f"{file}:").split(": ")[:2]): one for one in caught.value.problems}
+    assert by_place.keys() == {("1", "private"), ("2", "quorum"), ("3", "task"), ("5", "strategy")}
+    assert "did you mean 'affine'?" in by_place["1", "private"]
+    assert "did you mean 'digits'?" in by_place["3", "task"]
+    assert "did you mean 'fedavg'?" in by_place["5", "strategy"]
 
 
 @pytest.mark.parametrize(

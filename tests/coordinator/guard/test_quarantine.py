@@ -25,7 +25,7 @@ from fedpatch.shared.wire.messages import Accept, Cancel, Offer, Refused, RetryA
 from fedpatch.shared.wire.reason_codes import RefuseReason
 from tests.coordinator.engines import asking
 from tests.coordinator.registry_builders import new_run, seen
-from tests.support.specs import TASK, gone, refusal, said, there, told, update
+from tests.support.specs import TASK, envelope_of, gone, refusal, sent, there, update
 
 
 @pytest.fixture
@@ -169,10 +169,10 @@ def test_evicted_offender_is_quarantined(registry):
 
 def test_quarantined_device_leaves_the_round_and_is_refused():
     engine = asking("ab")
-    engine.handle(DeviceMessage("b", said(Accept(10))), 1.0)
+    engine.handle(DeviceMessage("b", envelope_of(Accept(10))), 1.0)
     assert CountEvent("b", "failed", QUARANTINED) in engine.handle(HoldsChanged({"b": QUARANTINED}), 2.0)
-    answers = engine.handle(DeviceMessage("b", said(Offer(update()))), 3.0)
-    [(_, refused), (_, cancel)] = told(answers)
+    answers = engine.handle(DeviceMessage("b", envelope_of(Offer(update()))), 3.0)
+    [(_, refused), (_, cancel)] = sent(answers)
     assert isinstance(refused, Refused)
     assert refused.reason is RefuseReason.QUARANTINED
     assert cancel == Cancel("quarantined")
@@ -184,10 +184,10 @@ def test_quarantined_device_leaves_the_round_and_is_refused():
 
 def test_drained_device_finishes_its_work():
     engine = asking("ab")
-    engine.handle(DeviceMessage("b", said(Accept(10))), 1.0)
-    assert told(engine.handle(HoldsChanged({"b": DRAINED}), 2.0)) == []
+    engine.handle(DeviceMessage("b", envelope_of(Accept(10))), 1.0)
+    assert sent(engine.handle(HoldsChanged({"b": DRAINED}), 2.0)) == []
     assert engine.fleet.eligible() == ["a"]
-    [(device, _)] = told(engine.handle(DeviceMessage("b", said(Offer(update()))), 3.0))
+    [(device, _)] = sent(engine.handle(DeviceMessage("b", envelope_of(Offer(update()))), 3.0))
     assert device == "b"
     assert engine.fleet.members["b"].held == DRAINED
 
@@ -215,13 +215,13 @@ def test_full_fleet_evicts_the_longest_gone_idle_device():
     assert fleet.eligible() == ["c", "d"]
 
 
-def test_offer_for_a_resumable_run_is_told_to_retry():
+def test_offer_for_a_resumable_run_is_answered_with_retry():
     engine = asking("ab", resumable={"run-0": 7})
-    [(_, body)] = told(engine.handle(DeviceMessage("a", said(Offer(update()), 7, run="run-0", epoch=3)), 1.0))
+    [(_, body)] = sent(engine.handle(DeviceMessage("a", envelope_of(Offer(update()), 7, run="run-0", epoch=3)), 1.0))
     assert isinstance(body, RetryAfter)
     assert body.digest == update().digest
     for number, run in ((6, "run-0"), (7, "run-9")):
-        refusal(engine.handle(DeviceMessage("a", said(Offer(update()), number, run=run, epoch=3)), 1.0))
+        refusal(engine.handle(DeviceMessage("a", envelope_of(Offer(update()), number, run=run, epoch=3)), 1.0))
 
 
 def test_open_rounds_of_resumable_runs_are_known(registry):

@@ -26,7 +26,7 @@ from tests.coordinator.engines import engine
 from tests.monitoring.prometheus import fetch
 
 
-class Told:
+class Printed:
     """A view that keeps its lines."""
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def printed() -> Printed:
+    return Printed()
 
 
 def _settings(**given: Any) -> RunSettings:
     return RunSettings(**{"metrics": "127.0.0.1:0", **given})
 
 
-def test_endpoint_serves_as_long_as_the_run(told, tmp_path):
-    with observed(_settings(), engine(), tmp_path, told.view) as observer:
-        url = told.lines[0].removeprefix("metrics: ")
+def test_endpoint_serves_as_long_as_the_run(printed, tmp_path):
+    with observed(_settings(), engine(), tmp_path, printed.view) as observer:
+        url = printed.lines[0].removeprefix("metrics: ")
         observer.link(connected=False)
         text = fetch(url)
     assert "\nfedpatch_broker_connected 0.0\n" in text
@@ -54,60 +54,60 @@ def test_endpoint_serves_as_long_as_the_run(told, tmp_path):
         fetch(url)
 
 
-def test_two_runs_in_one_process_have_separate_metrics(told, tmp_path):
+def test_two_runs_in_one_process_have_separate_metrics(printed, tmp_path):
     with (
-        observed(_settings(), engine(), tmp_path, told.view) as one,
-        observed(_settings(), engine(), tmp_path, told.view),
+        observed(_settings(), engine(), tmp_path, printed.view) as one,
+        observed(_settings(), engine(), tmp_path, printed.view),
     ):
         one.link(connected=False)
-        texts = [fetch(line.removeprefix("metrics: ")) for line in told.lines]
+        texts = [fetch(line.removeprefix("metrics: ")) for line in printed.lines]
     for text, value in zip(texts, ("0.0", "1.0"), strict=True):
         assert f"fedpatch_broker_connected {value}" in text
 
 
 @pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 70}:1", "192.0.2.1:0"])
-def test_address_that_cannot_be_used_costs_a_line_and_not_the_run(told, tmp_path, address):
-    with observed(_settings(metrics=address), engine(), tmp_path, told.view) as observer:
+def test_address_that_cannot_be_used_costs_a_line_and_not_the_run(printed, tmp_path, address):
+    with observed(_settings(metrics=address), engine(), tmp_path, printed.view) as observer:
         assert isinstance(observer, NullObserver)
-    assert told.lines[0].startswith(f"no metrics: cannot listen on {address}: ")
+    assert printed.lines[0].startswith(f"no metrics: cannot listen on {address}: ")
 
 
-def test_run_on_a_taken_address_goes_on_without_metrics(told, tmp_path):
-    with observed(_settings(), engine(), tmp_path, told.view) as first:
+def test_run_on_a_taken_address_goes_on_without_metrics(printed, tmp_path):
+    with observed(_settings(), engine(), tmp_path, printed.view) as first:
         first.link(connected=False)
-        url = told.lines.pop().removeprefix("metrics: ")
+        url = printed.lines.pop().removeprefix("metrics: ")
         address = url.removeprefix("http://").removesuffix("/metrics")
-        with observed(_settings(metrics=address), engine(), tmp_path, told.view) as second:
+        with observed(_settings(metrics=address), engine(), tmp_path, printed.view) as second:
             assert isinstance(second, NullObserver)
             second.link(connected=True)
             assert "\nfedpatch_broker_connected 0.0\n" in fetch(url)
-    (line,) = told.lines
+    (line,) = printed.lines
     assert line.startswith(f"no metrics: cannot listen on {address}: ") and "--metrics" in line
 
 
-def test_run_without_prometheus_client_prints_the_extra_to_install(told, tmp_path, monkeypatch):
+def test_run_without_prometheus_client_prints_the_extra_to_install(printed, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     for name in ("metric_definitions", "run_metrics"):
         monkeypatch.delitem(sys.modules, f"fedpatch.coordinator.observability.{name}", raising=False)
-    with observed(_settings(), engine(), tmp_path, told.view) as observer:
+    with observed(_settings(), engine(), tmp_path, printed.view) as observer:
         assert isinstance(observer, NullObserver)
-    assert "fedpatch[coordinator]" in told.lines[0]
+    assert "fedpatch[coordinator]" in printed.lines[0]
 
 
-def test_metrics_address_none_opens_no_port(told, tmp_path):
+def test_metrics_address_none_opens_no_port(printed, tmp_path):
     settings = load(RunSettings, file=None, environ={}, flags={"metrics": "none"})
-    with observed(settings, engine(), tmp_path, told.view) as observer:
+    with observed(settings, engine(), tmp_path, printed.view) as observer:
         assert isinstance(observer, NullObserver)
-    assert told.lines == []
+    assert printed.lines == []
     assert DemoSettings().metrics is None
     assert RunSettings().metrics == "127.0.0.1:9464"
 
 
-def test_missing_directory_makes_free_bytes_nan(told, tmp_path):
+def test_missing_directory_makes_free_bytes_nan(printed, tmp_path):
     directory = tmp_path / "run"
     directory.mkdir()
-    with observed(_settings(), engine(), directory, told.view):
-        url = told.lines[0].removeprefix("metrics: ")
+    with observed(_settings(), engine(), directory, printed.view):
+        url = printed.lines[0].removeprefix("metrics: ")
         assert "\nfedpatch_state_free_bytes NaN\n" not in fetch(url)
         directory.rmdir()
         assert "\nfedpatch_state_free_bytes NaN\n" in fetch(url)
@@ -137,7 +137,7 @@ def test_file_without_certificates_has_no_expiry(tmp_path):
     assert expiry_of(tmp_path / "text.pem") is None
 
 
-def test_first_expiry_in_a_file_is_served(tmp_path, told):
+def test_first_expiry_in_a_file_is_served(tmp_path, printed):
     files = []
     for days in (30, 10):
         files.append(tmp_path / f"{days}.pem")
@@ -153,6 +153,6 @@ def test_first_expiry_in_a_file_is_served(tmp_path, told):
     assert expiry is not None
     assert expiry - time.time() == pytest.approx(10 * 86_400, abs=3_600)
     settings = _settings(broker="mqtts://localhost", ca_file=both)
-    with observed(settings, engine(), tmp_path, told.view):
-        text = fetch(told.lines[0].removeprefix("metrics: "))
+    with observed(settings, engine(), tmp_path, printed.view):
+        text = fetch(printed.lines[0].removeprefix("metrics: "))
     assert 'fedpatch_certificate_expiry_timestamp_seconds{certificate="ca"}' in text

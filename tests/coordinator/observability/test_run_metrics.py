@@ -72,16 +72,16 @@ def test_phases_of_rounds_add_up_to_their_time(tmp_path):
 
 def test_gauges_of_the_open_round_are_0_between_rounds(tmp_path):
     run = Metered(tmp_path, round_interval_s=1000.0)
-    run.hear("a", Accept(10))
+    run.receive("a", Accept(10))
     run.look()
-    told = [run.value(name) for name in ("round_open", "round_number", "round_elapsed_seconds", "quorum_updates")]
-    assert told == [1.0, 1.0, 10.0, 2.0]
+    gauges = [run.value(name) for name in ("round_open", "round_number", "round_elapsed_seconds", "quorum_updates")]
+    assert gauges == [1.0, 1.0, 10.0, 2.0]
     assert run.value("participants", state="accepted") == run.value("participants", state="invited") == 1.0
     assert run.value("event_queue_depth") == 7.0
     run.upload_all("ab")
     run.look()
-    told = [run.value(name) for name in ("round_open", "round_number", "round_elapsed_seconds", "quorum_updates")]
-    assert told == [0.0, 1.0, 0.0, 0.0]
+    gauges = [run.value(name) for name in ("round_open", "round_number", "round_elapsed_seconds", "quorum_updates")]
+    assert gauges == [0.0, 1.0, 0.0, 0.0]
     assert run.value("participants", state="reported") == 0.0
     assert run.value("pause_seconds") == 980.0
 
@@ -94,9 +94,9 @@ def test_user_accuracy_is_that_of_the_last_aggregated_round(tmp_path):
     run.upload("b", 0.4)
     found = [run.value("user_accuracy", stat=stat, moment="before") for stat in ("mean", "p10", "min")]
     assert found == pytest.approx([0.3, 0.22, 0.2])
-    run.hear("b", Accept(10))
+    run.receive("b", Accept(10))
     run.upload("a", 0.9)
-    run.hear("b", Failed(FailReason.TRAINING))
+    run.receive("b", Failed(FailReason.TRAINING))
     assert run.value("rounds_total", outcome="quorum_missed") == 1.0
     assert run.value("rounds_failed_in_a_row") == 1.0
     assert run.value("user_accuracy", stat="mean", moment="after") == pytest.approx(0.3)
@@ -106,7 +106,7 @@ def test_failed_rounds_in_a_row_are_reset_by_a_success(tmp_path):
     run = Metered(tmp_path, rounds=9, max_failed_rounds=9)
     for _ in range(2):
         for device in "ab":
-            run.hear(device, Decline(DeclineReason.UNWILLING, condition=Condition.BUSY))
+            run.receive(device, Decline(DeclineReason.UNWILLING, condition=Condition.BUSY))
         run.tick(60.0)
     assert run.value("rounds_failed_in_a_row") == run.value("rounds_total", outcome="too_few_accepted") == 2.0
     assert run.value("declines_total", reason="busy") == 4.0
@@ -135,7 +135,7 @@ def test_device_series_have_times_of_the_last_round_and_the_reason_of_absence(tm
     run = Metered(tmp_path, quorum=0.4)
     run.now += 5.0
     run.upload("a")
-    run.hear("b", Decline(DeclineReason.UNWILLING, condition=Condition.TOO_HOT, retry_after_s=1e6))
+    run.receive("b", Decline(DeclineReason.UNWILLING, condition=Condition.TOO_HOT, retry_after_s=1e6))
     run.look()
     assert run.value("device_round_seconds", device="a") == 5.0
     assert run.value("device_train_seconds", device="a") == 2.0
@@ -146,24 +146,24 @@ def test_device_series_have_times_of_the_last_round_and_the_reason_of_absence(tm
 
 def test_repeated_refusal_is_counted_once(tmp_path):
     run = Metered(tmp_path, "abc", quorum=0.3, grace_s=0.0, round_interval_s=1000.0)
-    run.hear("b", Accept(10))
-    run.hear("c", Accept(10))
+    run.receive("b", Accept(10))
+    run.receive("c", Accept(10))
     run.upload("a")
     assert run.engine.open is None
     for device in "bcbb":
-        run.hear(device, Offer(update(BLOB)))
+        run.receive(device, Offer(update(BLOB)))
     assert run.value("refusals_total", reason="late") == run.value("updates_total", result="late") == 2.0
     assert run.value("updates_total", result="committed") == 1.0
 
 
 def test_repeated_offer_is_a_stall_and_requested_chunks_are_repairs(tmp_path):
     run = Metered(tmp_path)
-    run.hear("a", Accept(10))
-    run.hear("a", Offer(update(BLOB)))
+    run.receive("a", Accept(10))
+    run.receive("a", Offer(update(BLOB)))
     assert run.value("window_stalls_total") == 0.0
-    run.hear("a", Offer(update(BLOB)))
+    run.receive("a", Offer(update(BLOB)))
     assert run.value("window_stalls_total") == 1.0
-    run.hear("b", Need(model().digest, Bitmap(model().chunk_count, (0, 2)).to_bytes()))
+    run.receive("b", Need(model().digest, Bitmap(model().chunk_count, (0, 2)).to_bytes()))
     assert run.value("chunks_repaired_total") == 2.0
 
 

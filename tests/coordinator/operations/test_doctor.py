@@ -63,7 +63,7 @@ def find(settings: RunSettings) -> dict[str, Finding]:
 
 
 @contextlib.contextmanager
-def told(settings: RunSettings, **states: DeviceState) -> Iterator[RunSettings]:
+def published(settings: RunSettings, **states: DeviceState) -> Iterator[RunSettings]:
     """Settings with a broker that retains these states of devices."""
     with Mosquitto() as broker, client(broker.url, "there") as there:
         for device, state in states.items():
@@ -81,7 +81,7 @@ def state(schema: str, **more: Any) -> DeviceState:
 
 @pytest.mark.broker
 def test_matching_devices_are_counted_and_named(settings, schema):
-    with told(settings, pi_1=state(schema), pi_2=state(schema), pi_3=DeviceState(False, "x")) as there:
+    with published(settings, pi_1=state(schema), pi_2=state(schema), pi_3=DeviceState(False, "x")) as there:
         found = find(replace(there, devices=2))
     assert found["devices"].verdict == "ok"
     assert found["devices"].detail == "2 online in fleet home: pi-1, pi-2"
@@ -98,7 +98,7 @@ def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
         "pi_4": state(schema, encodings=("fp32",)),
         "pi_5": state(schema),
     }
-    with told(settings, **odd) as there:
+    with published(settings, **odd) as there:
         found = find(there)
     misfits = {name: one for name, one in found.items() if name.startswith("device_")}
     assert {name: one.detail.split()[0] for name, one in misfits.items()} == {
@@ -116,7 +116,7 @@ def test_each_kind_of_mismatch_is_a_warning_with_its_remedy(settings, schema):
 
 @pytest.mark.broker
 def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
-    with told(settings, pi_1=state(schema), pi_2=state(schema, features=("masked",))) as there:
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=("masked",))) as there:
         plain = find(there)
         masked = find(replace(there, secure="groups", strategy="fedavg", encoding="masked-u8"))
     assert "device_masking" not in plain
@@ -127,7 +127,7 @@ def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
 
 @pytest.mark.broker
 def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema):
-    with told(settings, pi_1=state(schema), pi_2=state(schema, features=PLAN_TERMS)) as there:
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=PLAN_TERMS)) as there:
         plain, found = find(there), find(replace(there, prox=0.1))
     assert "device_prox" not in plain
     assert found["device_prox"].verdict == "warn"
@@ -136,7 +136,7 @@ def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema)
 
 @pytest.mark.broker
 def test_devices_that_cannot_measure_without_training_are_named_where_rounds_evaluate(settings, schema):
-    with told(settings, pi_1=state(schema), pi_2=state(schema, features=(EVALUATE_FEATURE,))) as there:
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=(EVALUATE_FEATURE,))) as there:
         plain, found = find(there), find(replace(there, evaluate_every=10))
     assert "device_evaluation" not in plain
     assert found["device_evaluation"].verdict == "warn"
@@ -146,7 +146,7 @@ def test_devices_that_cannot_measure_without_training_are_named_where_rounds_eva
 
 @pytest.mark.broker
 def test_too_few_or_no_devices_are_a_warning(settings, schema):
-    with told(settings, pi_1=state(schema)) as there:
+    with published(settings, pi_1=state(schema)) as there:
         few, none = find(replace(there, devices=3))["devices"], find(replace(there, fleet="garden"))["devices"]
     assert few.verdict == "warn" and "waits for 3" in few.detail and "--devices" in few.remedy
     assert none.verdict == "warn" and "fedpatch-agent doctor" in none.remedy

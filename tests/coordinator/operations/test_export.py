@@ -76,11 +76,11 @@ def outputs(run: Run, round: int) -> Array:
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all"])
 def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_path, private):
     run = begin(tmp_path, private)
-    told = fedpatch("export", "last", "--state-dir", tmp_path)
-    assert told.code == 0, told.err
+    ended = fedpatch("export", "last", "--state-dir", tmp_path)
+    assert ended.code == 0, ended.err
     path = tmp_path / "runs" / run.id / "model.onnx"
-    assert told.out.splitlines() == [f"model: {path}", f"metadata: {path}.json"]
-    assert ("never left the devices" in told.err) == (private != "none")
+    assert ended.out.splitlines() == [f"model: {path}", f"metadata: {path}.json"]
+    assert ("never left the devices" in ended.err) == (private != "none")
     np.testing.assert_allclose(OnnxModel(path.read_bytes(), "m").run(INPUTS), outputs(run, 3), atol=1e-4)
     known = json.loads(path.with_name("model.onnx.json").read_text())
     assert (known["kind"], known["round"], known["private"]) == ("global", 3, private)
@@ -92,9 +92,9 @@ def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_pa
 def test_export_takes_file_and_round(fedpatch, tmp_path):
     run = begin(tmp_path / "state", "affine")
     out = tmp_path / "new" / "kitchen.onnx"
-    told = fedpatch("export", run.id[:15], "--out", out, "--round", 2, "--state-dir", tmp_path / "state", "--json")
-    assert told.code == 0, told.err
-    known = json.loads(told.out)
+    ended = fedpatch("export", run.id[:15], "--out", out, "--round", 2, "--state-dir", tmp_path / "state", "--json")
+    assert ended.code == 0, ended.err
+    known = json.loads(ended.out)
     assert (known["model"], known["metadata"], known["round"]) == (str(out), f"{out}.json", 2)
     assert json.loads(Path(f"{out}.json").read_text())["sha256"] == known["sha256"]
     np.testing.assert_allclose(OnnxModel(out.read_bytes(), "m").run(INPUTS), outputs(run, 2), atol=1e-4)
@@ -110,9 +110,9 @@ def test_export_takes_file_and_round(fedpatch, tmp_path):
 )
 def test_export_of_an_unknown_run_or_round_is_a_usage_error(fedpatch, tmp_path, arguments, code, problem):
     begin(tmp_path, "affine")
-    told = fedpatch("export", *arguments, "--state-dir", tmp_path)
-    assert (told.code, told.out) == (code, "")
-    assert problem in told.err
+    ended = fedpatch("export", *arguments, "--state-dir", tmp_path)
+    assert (ended.code, ended.out) == (code, "")
+    assert problem in ended.err
 
 
 def test_export_of_a_task_without_input_shape_is_a_usage_error(fedpatch, tmp_path, monkeypatch):
@@ -124,9 +124,9 @@ def test_export_of_a_task_without_input_shape_is_a_usage_error(fedpatch, tmp_pat
         (replace(found, input_shape=(63,)), "cannot be written as ONNX"),
     ):
         monkeypatch.setattr("fedpatch.coordinator.operations.export.find_task", lambda _ref, changed=changed: changed)
-        told = fedpatch("export", "last", "--state-dir", tmp_path)
-        assert told.code != 0
-        assert problem in told.err
+        ended = fedpatch("export", "last", "--state-dir", tmp_path)
+        assert ended.code != 0
+        assert problem in ended.err
         assert not (tmp_path / "runs" / run.id / "model.onnx").exists()
     assert tasks.find_task("digits") is found
 

@@ -61,12 +61,12 @@ def test_inventory_refuses_one_id_in_two_fleets():
 
 
 def test_inventory_list_and_host_have_devices_that_are_not_revoked(fedpatch, state_dir):
-    told = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
-    assert told["devices"]["hosts"] == ["pi-1", "pi-2"]
-    assert told["offline"]["hosts"] == ["pi-2"]
-    assert told["_meta"]["hostvars"]["pi-1"]["fedpatch_tasks"] == ["digits"]
+    listed = json.loads(fedpatch("inventory", "--list", "--state-dir", state_dir).out)
+    assert listed["devices"]["hosts"] == ["pi-1", "pi-2"]
+    assert listed["offline"]["hosts"] == ["pi-2"]
+    assert listed["_meta"]["hostvars"]["pi-1"]["fedpatch_tasks"] == ["digits"]
     one = json.loads(fedpatch("inventory", "--host", "pi-1", "--state-dir", state_dir).out)
-    assert one == told["_meta"]["hostvars"]["pi-1"]
+    assert one == listed["_meta"]["hostvars"]["pi-1"]
 
 
 @pytest.mark.parametrize("options", [(), ("--list", "--host", "pi-1"), ("--host", "pi-9"), ("--host", "pi-3")])
@@ -84,7 +84,7 @@ def test_ansible_reads_the_inventory(state_dir, tmp_path):
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" inventory --state-dir {state_dir} "$@"\n')
     script.chmod(0o755)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "HOME": str(tmp_path)}  # Ansible insists on both
-    told = subprocess.run(
+    listed = subprocess.run(
         [ansible_inventory, "-i", script, "--graph"], capture_output=True, text=True, check=True, env=environment
     ).stdout
-    assert "@offline:\n  |  |--pi-2" in told
+    assert "@offline:\n  |  |--pi-2" in listed

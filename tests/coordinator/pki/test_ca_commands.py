@@ -31,7 +31,7 @@ def well(ended: Ended) -> Ended:
 
 
 def listed(fedpatch: Program) -> dict[str, dict[str, object]]:
-    """What `fedpatch device list --json` says, by name."""
+    """The output of `fedpatch device list --json`, by name."""
     return {one["name"]: one for one in json.loads(well(fedpatch("device", "list", "--json")).out)}
 
 
@@ -73,13 +73,13 @@ def test_ca_init_renews_expired_certificates(fedpatch: Program, tmp_path: Path):
 
 
 def test_ca_init_without_broker_names_prints_the_next_command(fedpatch: Program, tmp_path: Path):
-    told = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
-    assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in told
+    done = well(fedpatch("ca", "init", "--fleet", "garden", "--ca-dir", tmp_path / "other")).err
+    assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in done
 
 
 def test_device_add_rotate_and_revoke_print_next_steps(fedpatch: Program, tmp_path: Path):
-    told = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
-    assert "on the device: fedpatch-agent enrol one, then delete it" in told.err and told.out == ""
+    done = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
+    assert "on the device: fedpatch-agent enrol one, then delete it" in done.err and done.out == ""
     bundle = decode_bundle((tmp_path / "one").read_bytes(), "one")
     assert (bundle.fleet, bundle.device, bundle.broker) == ("kitchen", "pi-1", "mqtts://broker.lan")
     assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
@@ -143,8 +143,8 @@ def test_revoke_old_replaces_key_certificate_and_password_of_the_coordinator(fed
     stolen = read_pem((place / "coordinator" / "client.crt").read_bytes())[0].serial
     key = (place / "coordinator" / "client.key").read_bytes()
     well(fedpatch("ca", "coordinator", "--password"))
-    told = well(fedpatch("ca", "coordinator", "--revoke-old"))
-    assert "ca.crl" in told.err and "systemctl reload mosquitto" in told.err
+    done = well(fedpatch("ca", "coordinator", "--revoke-old"))
+    assert "ca.crl" in done.err and "systemctl reload mosquitto" in done.err
     assert (place / "coordinator" / "client.key").read_bytes() != key
     crl = x509.load_pem_x509_crl((place / "ca.crl").read_bytes())
     assert [one.serial_number for one in crl] == [stolen]

@@ -19,7 +19,7 @@ RECORDS = records(words=WORDS, counts=COUNTS, measures=MEASURES, seconds=SECONDS
 
 
 def info(id: str = "20260504-101500-3fa9c1", **changes: Any) -> RunInfo:
-    """What the registry says of a run."""
+    """The registry's record of a run."""
     terms: dict[str, Any] = dict(
         created_at=1.78e9, task="digits", strategy="fedavg", private="affine", settings={"target_ua": 0.9},
         schema="0" * 64, epoch=1, status="finished", stopped_because="target_ua", user_accuracy=0.9, model=None,

@@ -61,17 +61,17 @@ def test_run_with_any_end_has_a_report(fedpatch, tmp_path, because, words, round
 def test_json_names_the_files_and_the_result_of_each_run(fedpatch, tmp_path):
     first, second = (_run(tmp_path, rounds, target_ua=0.5) for rounds in (1, 4))
     argv = ("report", first, second, "last", "--state-dir", tmp_path, "--csv", "a.csv", "--png", "a.png", "--json")
-    told = json.loads(fedpatch(*argv).out)
+    document = json.loads(fedpatch(*argv).out)
     here = Path.cwd()
-    assert told["report"] == str(here / f"{first}-and-1-more.html")
-    assert [told["csv"], told["png"]] == [str(here / "a.csv"), str(here / "a.png")]
-    assert [(one["run"], one["rounds"], one["rounds_to_target"]) for one in told["runs"]] == [
+    assert document["report"] == str(here / f"{first}-and-1-more.html")
+    assert [document["csv"], document["png"]] == [str(here / "a.csv"), str(here / "a.png")]
+    assert [(one["run"], one["rounds"], one["rounds_to_target"]) for one in document["runs"]] == [
         (first, 1, None),
         (second, 4, 1),
     ]
     assert Path("a.png").read_bytes().startswith(PNG)
     assert len(Path("a.csv").read_text("utf-8").splitlines()) == 1 + 5
-    assert "The runs compared" in Path(told["report"]).read_text("utf-8")
+    assert "The runs compared" in Path(document["report"]).read_text("utf-8")
 
 
 def test_png_of_a_run_without_rounds_is_written(fedpatch, tmp_path):

@@ -107,11 +107,11 @@ def test_tables_are_whole_on_a_wide_screen_and_shaded_where_cut(chromium, pages)
 @pytest.mark.slow
 def test_charts_tables_and_headings_have_accessible_names(chromium, pages):
     chromium.open(pages[1])
-    told = chromium.accessible()
-    images = [name for role, name in told if role in ("image", "img")]
+    nodes = chromium.accessible()
+    images = [name for role, name in nodes if role in ("image", "img")]
     assert images.count("User accuracy by round") == 3
     assert len(images) == chromium.ask("document.querySelectorAll('figure').length")
-    named = [(role, name) for role, name in told if role in ("image", "img", "table", "region", "figure", "heading")]
+    named = [(role, name) for role, name in nodes if role in ("image", "img", "table", "region", "figure", "heading")]
     assert all(name for _, name in named), named
     assert chromium.ask("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")[:2] == [1, 2]
 

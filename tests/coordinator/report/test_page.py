@@ -95,7 +95,7 @@ def test_accuracy_that_is_nan_is_left_out():
 
 
 @pytest.mark.parametrize(("rounds", "words"), [(120, ""), (121, "Each bar is the mean of 2 rounds")])
-def test_bars_of_many_rounds_say_how_many_they_average(rounds, words):
+def test_bar_of_several_rounds_names_their_number(rounds, words):
     text = _text(_page(run(rounds)))
     assert (words in text) if words else "Each bar is the mean" not in text
 
@@ -154,12 +154,12 @@ def test_page_and_csv_name_the_devices_whose_updates_were_pulled_most():
     assert (first["pulls"], first["pull_quantiles"]) == ("far=0.9 near=0.2", "max=0.9 p50=0.1 p90=0.5")
 
 
-def test_page_of_a_running_run_says_so():
+def test_page_of_a_running_run_is_marked_as_running():
     assert "while a run was going on" in _page(run(3, status="running", stopped_because=None))
     assert "while a run was going on" not in _page(run(3))
 
 
-def test_page_of_5000_rounds_is_below_2_mb_and_says_what_it_leaves_out():
+def test_page_of_5000_rounds_is_below_2_mb_and_names_omitted_parts():
     names = {f"pi-{number:02}": 0.5 for number in range(32)}
     records = tuple(record(number, user_accuracies=names) for number in range(1, 5001))
     page = _page(Run(info(), records))

@@ -18,7 +18,7 @@ from fedpatch.coordinator.rounds.run_spec import (
 from fedpatch.shared.wire.messages import Accept, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import JobPhase
 from tests.coordinator.engines import asking, current, engine, report_of, send
-from tests.support.specs import model, run_spec, there, told
+from tests.support.specs import model, run_spec, sent, there
 
 
 def good(number: int = 1, p90_s: float | None = 100.0, deadline_s: float = 600.0) -> RoundRecord:
@@ -96,7 +96,7 @@ class TestRounds:
         made.handle(Aggregated(), 50.0)
         assert (made.records[0].deadline_s, made.records[0].report_p90_s) == (600.0, 50.0)
         requests = [
-            body for _, body in told(made.handle(ModelPublished(model()), 51.0)) if isinstance(body, WorkRequest)
+            body for _, body in sent(made.handle(ModelPublished(model()), 51.0)) if isinstance(body, WorkRequest)
         ]
         assert [request.deadline_s for request in requests] == [150.0, 150.0]
 

@@ -45,7 +45,7 @@ from fedpatch.shared.wire.messages import (
 )
 from fedpatch.shared.wire.reason_codes import JobPhase, RefuseReason
 from tests.coordinator.engines import BLOB, DIGEST, asking, current, report_all, report_of, send
-from tests.support.specs import RUN, counted, model, report, there, told, update
+from tests.support.specs import RUN, counted, model, report, sent, there, update
 
 TRAINING = Progress(JobPhase.TRAINING, 1, 10)
 DOWNLOADING = Progress(JobPhase.DOWNLOADING, 1, 10)
@@ -72,7 +72,7 @@ def next_version(made: Engine, now: float = 7.0, version: int = 1) -> list[Effec
 
 def upload(made: Engine, device: str, number: int, now: float = 8.0) -> list[Effect]:
     """A device offers and sends the update of a round; the effects of its commit."""
-    [(_, body)] = told(send(made, device, Offer(update(BLOB)), now, number))
+    [(_, body)] = sent(send(made, device, Offer(update(BLOB)), now, number))
     assert isinstance(body, Grant)
     last = [made.handle(ChunkReceived(device, cut(BLOB, update(BLOB), index)), now) for index in range(4)][-1]
     [effect] = [one for one in last if isinstance(one, StoreUpdate)]
@@ -84,7 +84,7 @@ def test_device_at_work_at_the_end_is_not_cancelled_and_not_invited_again():
     made = carrying()
     effects = next_version(made)
     assert made.carried.busy == {"c"}
-    assert not [body for device, body in told(effects) if device == "c"]
+    assert not [body for device, body in sent(effects) if device == "c"]
     [journal] = [one.ledger for one in effects if isinstance(one, SaveJournal)]
     assert set(journal.invited) == {"a", "b"}
     assert {device: work.round for device, work in journal.carried.items()} == {"c": 1}
@@ -111,24 +111,24 @@ def test_repeated_offer_of_a_carried_update_is_answered_committed_and_counts_onc
     made = carrying()
     next_version(made)
     upload(made, "c", 1)
-    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 8.5, 1))
+    [(_, body)] = sent(send(made, "c", Offer(update(BLOB)), 8.5, 1))
     assert body == Committed(DIGEST)
     assert sorted(current(made).reports) == ["c"]
 
 
 def test_offer_between_two_rounds_is_put_off():
     made = carrying()
-    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
+    [(_, body)] = sent(send(made, "c", Offer(update(BLOB)), 6.5, 1))
     assert body == RetryAfter(DIGEST, 1.0)
 
 
 def test_offer_in_a_long_pause_is_put_off_until_the_next_round_or_a_minute():
     made = carrying(round_interval_s=40.0)
-    [(_, body)] = told(send(made, "c", Offer(update(BLOB)), 6.5, 1))
+    [(_, body)] = sent(send(made, "c", Offer(update(BLOB)), 6.5, 1))
     assert isinstance(body, RetryAfter)
     assert 30.0 < body.delay_s < 40.0
     made = carrying(round_interval_s=4000.0)
-    assert told(send(made, "c", Offer(update(BLOB)), 6.5, 1)) == [("c", RetryAfter(DIGEST, 60.0))]
+    assert sent(send(made, "c", Offer(update(BLOB)), 6.5, 1)) == [("c", RetryAfter(DIGEST, 60.0))]
 
 
 def test_work_beyond_max_staleness_is_cancelled_and_its_update_refused_without_offence():
@@ -136,10 +136,10 @@ def test_work_beyond_max_staleness_is_cancelled_and_its_update_refused_without_o
     next_version(made)
     report_all(made, "ab", 8.0)
     effects = made.handle(Aggregated(), 9.0)
-    assert ("c", Cancel("stale")) in told(effects)
+    assert ("c", Cancel("stale")) in sent(effects)
     next_version(made, 10.0, 2)
     effects = send(made, "c", Offer(update(BLOB)), 11.0, 1)
-    [(_, body)] = told(effects)
+    [(_, body)] = sent(effects)
     assert isinstance(body, Refused)
     assert body.reason is RefuseReason.LATE  # this device does not know the word `stale`
     assert not made.fleet.offenders
@@ -152,7 +152,7 @@ def test_device_that_knows_the_word_is_refused_stale():
     next_version(made)
     current(made).round.participants.pop("c", None)
     effects = send(made, "c", Offer(update(BLOB)), 8.0, 1)
-    assert told(effects)[0][1].reason is RefuseReason.STALE  # type: ignore[union-attr]
+    assert sent(effects)[0][1].reason is RefuseReason.STALE  # type: ignore[union-attr]
     assert ("c", "late", "stale") in counted(effects)
 
 
@@ -173,7 +173,7 @@ def test_restarted_device_without_its_work_is_free_for_the_next_round():
     assert made.carried.busy == set()
     report_all(made, "ab", 8.0)
     made.handle(Aggregated(), 9.0)
-    assert "c" in [device for device, body in told(next_version(made, 10.0, 2)) if isinstance(body, WorkRequest)]
+    assert "c" in [device for device, body in sent(next_version(made, 10.0, 2)) if isinstance(body, WorkRequest)]
 
 
 def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
@@ -184,7 +184,7 @@ def test_device_that_was_asked_again_is_refused_superseded_for_its_older_work():
     made.handle(Aggregated(), 9.0)
     next_version(made, 10.0, 2)
     assert "c" in current(made).round.participants
-    [(_, body), *_] = told(send(made, "c", Offer(update(BLOB)), 11.0, 1))
+    [(_, body), *_] = sent(send(made, "c", Offer(update(BLOB)), 11.0, 1))
     assert isinstance(body, Refused)
     assert body.reason is RefuseReason.SUPERSEDED
 
@@ -220,7 +220,7 @@ def test_carried_download_gets_chunks_of_a_blob_that_is_still_published():
 def test_carried_download_that_lacks_chunks_of_an_older_model_is_cancelled():
     made = carrying(last=DOWNLOADING)
     next_version(made)
-    [(_, body)] = told(send(made, "c", Need(model().digest, b"\xff"), 8.0, 1))
+    [(_, body)] = sent(send(made, "c", Need(model().digest, b"\xff"), 8.0, 1))
     assert body == Cancel("stale")
     assert made.carried.works == {}
 
@@ -238,7 +238,7 @@ def test_committed_updates_of_a_failed_round_count_in_the_next_version():
     now = 320.0
     made.handle(TimePassed(), now)
     begun = next_version(made, now, 1)
-    assert "c" not in [device for device, body in told(begun) if isinstance(body, WorkRequest)]
+    assert "c" not in [device for device, body in sent(begun) if isinstance(body, WorkRequest)]
     assert sorted(current(made).reports) == ["c"]
 
 
@@ -264,14 +264,14 @@ def test_stop_after_the_round_keeps_carried_work_and_waiting_updates_for_a_resum
     assert (saved.record.buffered.waiting, saved.record.buffered.unused) == (1, 0)
     assert sorted(saved.carried) == ["c", "d"]
     assert made.stopped is Stopped.INTERRUPTED
-    assert not [body for device, body in told(effects) if device in "cd"]
+    assert not [body for device, body in sent(effects) if device in "cd"]
 
 
 @pytest.mark.parametrize("end", [Interrupted(), Suspended()])
 def test_end_of_the_process_cancels_no_carried_training(end):
     made = carrying()
     next_version(made)
-    assert not [body for device, body in told(made.handle(end, 8.0)) if device == "c"]
+    assert not [body for device, body in sent(made.handle(end, 8.0)) if device == "c"]
 
 
 @pytest.mark.parametrize("moment", ["before the offer", "between rounds"])
@@ -282,14 +282,14 @@ def test_device_whose_upload_goes_on_is_not_invited_to_another_round(moment):
     next_version(made, 20.0)
     if moment == "before the offer":
         made.handle(DevicePresence("c", there("b1")), 20.2)
-    assert isinstance(told(send(made, "c", Offer(update(BLOB)), 20.5, 1))[0][1], Grant)
+    assert isinstance(sent(send(made, "c", Offer(update(BLOB)), 20.5, 1))[0][1], Grant)
     made.handle(ChunkReceived("c", cut(BLOB, update(BLOB), 0)), 20.6)
     report_all(made, "ab", 21.0)
     made.handle(Aggregated(), 22.0)
     if moment == "between rounds":
         made.handle(DevicePresence("c", there("b1")), 22.5)
     made.handle(TimePassed(), 40.0)
-    assert "c" not in [device for device, body in told(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
+    assert "c" not in [device for device, body in sent(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
     last = [made.handle(ChunkReceived("c", cut(BLOB, update(BLOB), index)), 40.5) for index in (1, 2, 3)][-1]
     [stored] = [one for one in last if isinstance(one, StoreUpdate)]
     assert stored.work is not None
@@ -305,12 +305,12 @@ def test_upload_of_a_device_that_restarted_without_its_work_is_forgotten_between
     made.handle(Aggregated(), 22.0)
     made.handle(DevicePresence("c", there("b2")), 22.5)
     made.handle(TimePassed(), 40.0)
-    assert "c" in [device for device, body in told(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
+    assert "c" in [device for device, body in sent(next_version(made, 40.0, 2)) if isinstance(body, WorkRequest)]
 
 
 def test_work_that_is_too_old_for_a_published_model_is_cancelled():
     made = carrying()
-    assert ("c", Cancel("stale")) in told(next_version(made, 7.0, 4))
+    assert ("c", Cancel("stale")) in sent(next_version(made, 7.0, 4))
     assert made.carried.works == {}
     report_all(made, "ab", 8.0)
     made.handle(Aggregated(), 9.0)
@@ -332,5 +332,5 @@ def test_late_work_is_cancelled_where_late_updates_are_refused():
 
 def test_deadline_of_a_request_leaves_time_for_later_versions():
     made = asking("ab", carries=True, carry=CARRY, deadline_s=100.0, grace_s=10.0)
-    [request] = [body for _, body in told(current(made).ask(["a"], 0.0)) if isinstance(body, WorkRequest)]
+    [request] = [body for _, body in sent(current(made).ask(["a"], 0.0)) if isinstance(body, WorkRequest)]
     assert request.deadline_s == 100.0 + 2 * 110.0

@@ -38,7 +38,7 @@ from tests.coordinator.engines import (
     report_of,
     send,
 )
-from tests.support.specs import gone, model, run_spec, there, told
+from tests.support.specs import gone, model, run_spec, sent, there
 
 DEFAULTS: dict[str, Any] = {"quorum": 0.8, "rounds": 30, "max_failed_rounds": 3, "wait_s": 120.0}
 
@@ -53,7 +53,7 @@ def next_round(made: Engine, now: float) -> list[str]:
     if made.open is None:
         made.handle(TimePassed(), now)
     effects = made.handle(ModelPublished(model()), now)
-    return sorted(device for device, body in told(effects) if isinstance(body, WorkRequest))
+    return sorted(device for device, body in sent(effects) if isinstance(body, WorkRequest))
 
 
 def all_report(made: Engine, devices: Iterable[str], now: float, accuracy: float = 0.5) -> list[Effect]:
@@ -104,7 +104,7 @@ class TestDecline:
         all_report(made, "abc", 5.0)
         assert (made.records[0].needed, made.required_devices()) == (3, 3)
 
-    def test_decline_that_says_revoked_leaves_the_count_as_any_other(self):
+    def test_decline_with_reason_revoked_counts_as_any_other_decline(self):
         """A device's own words do not decide whether one device alone may make the model of two."""
         made = fleet_of("ab")
         send(made, "b", Decline(DeclineReason.PRIVATE_POLICY, "revoked"))
@@ -321,7 +321,7 @@ class TestTarget:
 
 
 class TestEnd:
-    def test_end_after_failed_rounds_says_that_the_model_is_unchanged(self):
+    def test_end_after_failed_rounds_reports_an_unchanged_model(self):
         made = fleet_of("abcd", rounds=1)
         offend(made, "a", 1.0, RefuseReason.NORM_BOUND)
         end = end_of(made.handle(TimePassed(), 301.0))

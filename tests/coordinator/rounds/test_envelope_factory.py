@@ -8,7 +8,7 @@ from fedpatch.coordinator.rounds.round_messages import EnvelopeFactory
 from fedpatch.coordinator.rounds.run_effects import CountEvent, SendMessage
 from fedpatch.shared.wire.messages import Accept, Cancel, Committed, Decline, Failed, Need, Offer, Progress, Refused
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase, RefuseReason
-from tests.support.specs import RUN, TASK, model, run_spec, said, told, update
+from tests.support.specs import RUN, TASK, envelope_of, model, run_spec, sent, update
 
 
 def test_messages_carry_run_epoch_round_and_a_new_id():
@@ -21,7 +21,7 @@ def test_messages_carry_run_epoch_round_and_a_new_id():
 def test_stale_offer_of_a_committed_update_is_committed_again():
     post = EnvelopeFactory(run_spec())
     post.committed["a"] = update().digest
-    old = said(Offer(update()), 7, epoch=3, run="another")
+    old = envelope_of(Offer(update()), 7, epoch=3, run="another")
     [effect] = post.answer_stale("a", old, RefuseReason.LATE)
     assert isinstance(effect, SendMessage)
     assert effect.envelope.body == Committed(update().digest)
@@ -31,8 +31,8 @@ def test_stale_offer_of_a_committed_update_is_committed_again():
 def test_stale_offer_is_refused_with_the_reason():
     post = EnvelopeFactory(run_spec())
     post.committed["b"] = update().digest
-    effects = post.answer_stale("a", said(Offer(update())), RefuseReason.STALE_EPOCH)
-    [(device, body)] = told(effects)
+    effects = post.answer_stale("a", envelope_of(Offer(update())), RefuseReason.STALE_EPOCH)
+    [(device, body)] = sent(effects)
     assert device == "a"
     assert isinstance(body, Refused)
     assert (body.digest, body.reason) == (update().digest, RefuseReason.STALE_EPOCH)
@@ -45,7 +45,9 @@ def test_stale_offer_is_refused_with_the_reason():
     ids=lambda b: type(b).__name__,
 )
 def test_stale_work_is_cancelled(body):
-    assert told(EnvelopeFactory(run_spec()).answer_stale("a", said(body), RefuseReason.LATE)) == [("a", Cancel("late"))]
+    assert sent(EnvelopeFactory(run_spec()).answer_stale("a", envelope_of(body), RefuseReason.LATE)) == [
+        ("a", Cancel("late"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,5 +55,5 @@ def test_stale_work_is_cancelled(body):
 )
 def test_stale_end_of_work_has_no_answer(body):
     post = EnvelopeFactory(run_spec())
-    assert post.answer_stale("a", said(body), RefuseReason.LATE) == []
-    assert post.answer_quarantined("a", said(body)) == [CountEvent("a", "refused", RefuseReason.QUARANTINED)]
+    assert post.answer_stale("a", envelope_of(body), RefuseReason.LATE) == []
+    assert post.answer_quarantined("a", envelope_of(body)) == [CountEvent("a", "refused", RefuseReason.QUARANTINED)]

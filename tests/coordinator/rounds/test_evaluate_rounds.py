@@ -21,7 +21,7 @@ from fedpatch.coordinator.rounds.run_spec import Stopped
 from fedpatch.shared.wire.messages import EVALUATE_FEATURE, Accept, Evaluation, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, current, engine, kinds, report_all, send
-from tests.support.specs import model, there, told, update
+from tests.support.specs import model, sent, there, update
 
 KNOWS = (EVALUATE_FEATURE,)
 
@@ -51,7 +51,7 @@ def until_evaluation(devices: str, **changes: Any) -> Engine:
 
 def asked(effects: list[Effect]) -> list[tuple[str, bool]]:
     """The devices that get a work request, each with whether it shall only measure, sorted."""
-    return sorted((device, body.evaluates) for device, body in told(effects) if isinstance(body, WorkRequest))
+    return sorted((device, body.evaluates) for device, body in sent(effects) if isinstance(body, WorkRequest))
 
 
 def measured(value: float | None = 0.5, base: str = "") -> Evaluation:
@@ -115,7 +115,7 @@ def test_devices_without_the_feature_train_and_are_not_asked_to_measure():
     made = fleet("a", old="z")
     train(made, "az", 1.0)
     train(made, "az", 2.0)
-    assert [device for device, _ in told(made.handle(ModelPublished(model()), 3.0))] == ["a"]
+    assert [device for device, _ in sent(made.handle(ModelPublished(model()), 3.0))] == ["a"]
 
 
 def test_without_a_device_that_can_measure_the_evaluation_fails_and_training_goes_on():

@@ -123,7 +123,7 @@ class TestAbsences:
 
 class TestRounds:
     def play(self, made, reporters: str, now: float, silent: str = "") -> float:
-        """A round in which these report, those accept and say nothing, and time goes on until it is over."""
+        """A round in which these report, those accept and stay silent, and time passes until it is over."""
         number = made.last_round
         for device in silent:
             if device in made.open.round.participants:

@@ -46,15 +46,15 @@ from tests.support.specs import (
     refusal,
     report,
     run_spec,
+    sent,
     there,
-    told,
     update,
 )
 
 
 def asked(effects) -> list[str]:
     """Who is sent a work request."""
-    return [device for device, body in told(effects) if isinstance(body, WorkRequest)]
+    return [device for device, body in sent(effects) if isinstance(body, WorkRequest)]
 
 
 class TestInvitations:
@@ -88,7 +88,7 @@ class TestInvitations:
     def test_missing_chunks_are_resent_by_the_number_of_devices_without_the_model(self, monkeypatch):
         """Those that are invited, and those that have accepted."""
         bench = Bench("abc")
-        bench.hear("a", Accept(10))
+        bench.receive("a", Accept(10))
         waited: list[int] = []
 
         def resend_due(need: Need, now: float, waiting: int) -> list[Effect]:
@@ -96,12 +96,12 @@ class TestInvitations:
             return []
 
         monkeypatch.setattr(bench.open._issued_invitations, "resend_due", resend_due)
-        bench.hear("a", Need(model().digest, b"\x01"))
+        bench.receive("a", Need(model().digest, b"\x01"))
         assert waited == [3]
 
     def test_failure_is_counted_with_its_hint(self):
         failed = Failed(FailReason.STORAGE)
-        [event] = Bench("ab").accept_all().hear("a", failed)
+        [event] = Bench("ab").accept_all().receive("a", failed)
         assert event == CountEvent("a", "failed", "storage", hint_for(failed))
         assert hint_for(failed)
 
@@ -116,7 +116,7 @@ class TestInvitations:
         assert counted(bench.begun) == [("a", "invited", ""), ("b", "invited", "")]
         terms = (SCHEMA, "affine", run_spec().plan, model(), "fp32", CHUNK_BYTES, 300.0)
         request = WorkRequest(*terms, features=COORDINATOR_FEATURES)
-        assert told(bench.begun) == [("a", request), ("b", request)]
+        assert sent(bench.begun) == [("a", request), ("b", request)]
 
     def test_state_the_last_round_that_counted_where_devices_keep_control_variates(self):
         plan = replace(run_spec().plan, moments=("control",))
@@ -128,19 +128,19 @@ class TestInvitations:
 
     def test_unanswered_invitations_are_repeated_with_the_time_that_is_left(self):
         bench = Bench("abc")
-        bench.hear("a", Accept(10))
-        bench.hear("b", Decline(DeclineReason.UNWILLING))
+        bench.receive("a", Accept(10))
+        bench.receive("b", Decline(DeclineReason.UNWILLING))
         assert bench.open.next_deadline() == REINVITE_S
         assert bench.open.tick(REINVITE_S - 0.1) == []
-        [(device, request)] = told(bench.open.tick(REINVITE_S))
+        [(device, request)] = sent(bench.open.tick(REINVITE_S))
         assert isinstance(request, WorkRequest)
         assert (device, request.deadline_s) == ("c", 297.0)
-        bench.hear("c", Accept(10))
+        bench.receive("c", Accept(10))
         assert bench.open.tick(2 * REINVITE_S) == []
 
     def test_deadline_is_limited_by_the_time_limit_of_the_run(self):
         bench = Bench("a", limit_s=40.0)
-        [(_, request)] = told(bench.begun)
+        [(_, request)] = sent(bench.begun)
         assert isinstance(request, WorkRequest)
         assert request.deadline_s == 40.0
         bench.accept_all()
@@ -150,7 +150,7 @@ class TestInvitations:
 class TestAnswers:
     def test_repeated_acceptance_counts_once(self):
         bench = Bench("ab")
-        assert counted(bench.hear("a", Accept(10), Accept(10))) == [("a", "accepted", "")]
+        assert counted(bench.receive("a", Accept(10), Accept(10))) == [("a", "accepted", "")]
 
     @pytest.mark.parametrize(
         "body", [Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.DOWNLOADING, 0, 1), Offer(update())], ids=str
@@ -158,18 +158,18 @@ class TestAnswers:
     def test_message_of_work_counts_as_acceptance(self, body):
         """The acceptance itself may be lost or arrive later."""
         bench = Bench("ab")
-        assert counted(bench.hear("a", body, Accept(10))) == [("a", "accepted", "")]
+        assert counted(bench.receive("a", body, Accept(10))) == [("a", "accepted", "")]
         assert bench.open.round.accepted() == ["a"]
 
     def test_acceptance_after_a_restart_is_not_counted_again(self):
         bench = Bench("ab").accept_all()
         bench.see("a", there("b2"))
-        assert counted(bench.hear("a", Accept(10))) == []
+        assert counted(bench.receive("a", Accept(10))) == []
 
     def test_progress_is_kept_as_a_fraction_of_at_most_one(self):
         bench = Bench("ab").accept_all()
         for done, total, fraction in ((1, 4, 0.25), (9, 4, 1.0), (0, 0, 1.0)):
-            bench.hear("a", Progress(JobPhase.TRAINING, done, total))
+            bench.receive("a", Progress(JobPhase.TRAINING, done, total))
             assert bench.fleet.members["a"].progress == fraction
         assert bench.state("a") is State.TRAINING
 
@@ -184,12 +184,12 @@ class TestAnswers:
     )
     def test_repeated_decline_or_failure_counts_once_with_its_reason_or_condition(self, body, state, reason):
         bench = Bench("ab")
-        bench.hear("a", *[Accept(10)] * isinstance(body, Failed))
-        assert counted(bench.hear("a", body, body)) == [("a", state.value, reason)]
+        bench.receive("a", *[Accept(10)] * isinstance(body, Failed))
+        assert counted(bench.receive("a", body, body)) == [("a", state.value, reason)]
         assert bench.open.round.reasons(state) == {reason: 1}
 
     def test_messages_of_a_coordinator_are_ignored(self):
-        assert Bench().hear("a", Cancel("late"), Ack(update().digest, b"")) == []
+        assert Bench().receive("a", Cancel("late"), Ack(update().digest, b"")) == []
 
     @pytest.mark.parametrize(
         "body",
@@ -200,9 +200,9 @@ class TestAnswers:
     def test_work_of_a_device_that_is_out_is_cancelled(self, body, end):
         """Messages of work: the round went on without the device."""
         bench = Bench("abc", quorum=0.1)
-        bench.hear("b", Accept(10))
+        bench.receive("b", Accept(10))
         bench.lose("a", end)
-        assert told(bench.hear("a", body)) == [("a", Cancel(end))]
+        assert sent(bench.receive("a", body)) == [("a", Cancel(end))]
 
 
 class TestMissingChunks:
@@ -211,16 +211,16 @@ class TestMissingChunks:
         return Need(model().digest, Bitmap(3, indices).to_bytes())
 
     def test_requested_chunks_are_published_again(self):
-        assert Bench().hear("a", self.need(0, 2)) == [ResendChunks(model().digest, (0, 2))]
+        assert Bench().receive("a", self.need(0, 2)) == [ResendChunks(model().digest, (0, 2))]
 
     def test_requests_for_another_model_or_no_chunk_are_ignored(self):
         nonsense = (Need("00" * 32, b"\x01"), Need(model().digest, b"\xff"), self.need())
-        assert Bench().hear("a", *nonsense) == []
+        assert Bench().receive("a", *nonsense) == []
 
 
 class TestPresence:
     def job(self, phase: JobPhase, round_number: int = 1, epoch: int = 1) -> JobStatus:
-        """What a device says it is on."""
+        """The phase that a device reports."""
         return JobStatus(RUN, epoch, round_number, phase)
 
     def test_presence_of_a_device_that_was_not_invited_is_ignored(self):
@@ -250,7 +250,7 @@ class TestPresence:
     def test_restarted_device_is_invited_again(self):
         """It has lost its work."""
         bench = Bench("ab").accept_all()
-        bench.hear("a", Progress(JobPhase.TRAINING, 1, 2))
+        bench.receive("a", Progress(JobPhase.TRAINING, 1, 2))
         assert asked(bench.see("a", there("b2"))) == ["a"]
         assert bench.state("a") is State.INVITED
         assert bench.open.next_deadline() == REINVITE_S
@@ -263,7 +263,7 @@ class TestPresence:
     def test_device_back_without_its_job_is_invited_again(self):
         """Also where the connection broke before the request came through."""
         bench = Bench("abc")
-        bench.hear("a", Accept(10))
+        bench.receive("a", Accept(10))
         bench.see("b", gone())
         for device in "abc":
             assert asked(bench.see(device, there())) == [device]
@@ -276,13 +276,13 @@ class TestPresence:
         bench = Bench("ab").accept_all()
         assert asked(bench.see("a", there(job=self.job(phase, **other)))) == ["a"]
         assert asked(bench.open.tick(5.0)) == asked(bench.open.tick(8.0)) == ["a"]
-        bench.hear("a", Accept(10))
+        bench.receive("a", Accept(10))
         assert asked(bench.open.tick(11.0)) == []
 
     def test_presence_older_than_the_job_stops_no_upload(self):
         """The broker sends retained presence again when the coordinator reconnects."""
         bench = Bench("ab").accept_all()
-        bench.hear("a", Offer(update()))
+        bench.receive("a", Offer(update()))
         bench.see("a", there())
         bench.chunks("a")
         bench.open.stored("a", update().digest, report(), 3.0)
@@ -296,11 +296,11 @@ class TestPresence:
 
     def test_upload_goes_on_after_a_broken_connection(self):
         bench = Bench("ab").accept_all()
-        bench.hear("a", Offer(update()))
+        bench.receive("a", Offer(update()))
         bench.open.on_chunk("a", cut(BLOB, update(), 2), 2.0)
         bench.see("a", gone())
         bench.see("a", there(job=self.job(JobPhase.UPLOADING)))
-        assert told(bench.hear("a", Offer(update()))) == [("a", Grant(update().digest, 4, b"\x04"))]
+        assert sent(bench.receive("a", Offer(update()))) == [("a", Grant(update().digest, 4, b"\x04"))]
 
     def test_device_away_longer_than_rejoin_s_fails_and_is_cancelled(self):
         bench = Bench("ab", rejoin_s=30.0, quorum=0.5).accept_all()
@@ -308,7 +308,7 @@ class TestPresence:
         bench.open.tick(35.0)
         assert bench.open.round.reasons(State.FAILED) == {"lost": 1}
         assert bench.see("a", there(job=self.job(JobPhase.TRAINING)), now=36.0) == []
-        assert told(bench.hear("a", Progress(JobPhase.TRAINING, 1, 2), now=37.0)) == [("a", Cancel("failed"))]
+        assert sent(bench.receive("a", Progress(JobPhase.TRAINING, 1, 2), now=37.0)) == [("a", Cancel("failed"))]
 
     def test_presence_after_collecting_is_ignored(self):
         bench = Bench("ab", min_cohort=2)
@@ -323,24 +323,24 @@ DIGEST = update().digest
 class TestOffers:
     def test_offers_are_granted_while_slots_are_free(self):
         bench = Bench("abc", upload_slots=2).accept_all()
-        answers = [told(bench.hear(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
+        answers = [sent(bench.receive(device, Offer(update(device.encode() * 350))))[0][1] for device in "abc"]
         assert [type(answer) for answer in answers] == [Grant, Grant, RetryAfter]
         assert bench.open.grant(2.0) == []
-        bench.hear("a", Failed(FailReason.TRAINING))
-        assert told(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
+        bench.receive("a", Failed(FailReason.TRAINING))
+        assert sent(bench.open.grant(2.0)) == [("c", Grant(update(b"c" * 350).digest, 4, bytes(1)))]
 
     def test_offer_takes_the_slot_of_a_silent_device(self):
         bench = Bench("ab", upload_slots=1).accept_all()
-        bench.hear("a", Offer(update(b"a" * 350)))
-        bench.hear("b", Offer(update(b"b" * 350)))
+        bench.receive("a", Offer(update(b"a" * 350)))
+        bench.receive("b", Offer(update(b"b" * 350)))
         while (at := bench.open.next_deadline()) is not None and at < 1.0 + UPLOAD_IDLE_S:
             bench.open.tick(at)
         assert at == 1.0 + UPLOAD_IDLE_S
-        assert [device for device, _ in told(bench.open.grant(1.0 + UPLOAD_IDLE_S))] == ["b"]
+        assert [device for device, _ in sent(bench.open.grant(1.0 + UPLOAD_IDLE_S))] == ["b"]
 
     def test_impossible_offer_is_refused_before_its_chunks(self):
         bench = Bench("ab").accept_all()
-        effects = bench.hear("a", Offer(replace(update(), schema="00" * 32)))
+        effects = bench.receive("a", Offer(replace(update(), schema="00" * 32)))
         assert refusal(effects).reason is RefuseReason.SCHEMA_MISMATCH
         assert counted(effects) == [("a", "refused", RefuseReason.SCHEMA_MISMATCH)]
         assert bench.state("a") is State.FAILED
@@ -349,9 +349,9 @@ class TestOffers:
     @pytest.mark.parametrize("end", ["declined", "failed", "late"])
     def test_offers_of_a_device_that_is_out_are_refused_as_late(self, end):
         bench = Bench("abc", quorum=0.1)
-        bench.hear("b", Accept(10))
+        bench.receive("b", Accept(10))
         bench.lose("a", end)
-        effects = bench.hear("a", Offer(update()))
+        effects = bench.receive("a", Offer(update()))
         assert refusal(effects).reason is RefuseReason.LATE
         assert counted(effects) == [("a", "late", "late")]
 
@@ -362,37 +362,37 @@ class TestUpdates:
         assert bench.upload("a")[-1] == StoreUpdate(1, "a", update(), BLOB)
         assert bench.state("a") is State.UPLOADING
         effects = bench.open.stored("a", DIGEST, report(), 3.0)
-        assert told(effects) == [("a", Committed(DIGEST))]
+        assert sent(effects) == [("a", Committed(DIGEST))]
         assert counted(effects) == [("a", "reported", "")]
         assert bench.state("a") is State.REPORTED
 
     def test_chunks_are_acknowledged_if_they_were_offered(self):
         bench = Bench("ab", upload_window=2).accept_all()
-        bench.hear("a", Offer(update()))
-        assert told(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
+        bench.receive("a", Offer(update()))
+        assert sent(bench.open.on_chunk("a", cut(BLOB, update(), 1), 2.0)) == [("a", Ack(DIGEST, b"\x02"))]
         assert bench.open.on_chunk("b", cut(BLOB, update(), 1), 2.0) == []
 
     def test_offer_of_a_committed_update_is_committed_again_and_counts_once(self):
         bench = Bench("ab").accept_all()
         bench.report("a")
-        assert told(bench.hear("a", Offer(update()))) == [("a", Committed(DIGEST))]
+        assert sent(bench.receive("a", Offer(update()))) == [("a", Committed(DIGEST))]
         again = bench.open.stored("a", DIGEST, report(), 4.0)
-        assert (told(again), counted(again)) == ([("a", Committed(DIGEST))], [])
+        assert (sent(again), counted(again)) == ([("a", Committed(DIGEST))], [])
         assert len(bench.open.reports) == 1
 
     def test_second_update_of_a_device_is_refused(self):
         bench = Bench("ab").accept_all()
         bench.report("a")
-        assert refusal(bench.hear("a", Offer(update(b"other")))).reason is RefuseReason.ALREADY_COMMITTED
+        assert refusal(bench.receive("a", Offer(update(b"other")))).reason is RefuseReason.ALREADY_COMMITTED
 
     def test_update_with_another_digest_is_refused_and_not_stored(self):
         bench = Bench("ab").accept_all()
-        bench.hear("a", Offer(update()))
+        bench.receive("a", Offer(update()))
         parts = [cut(BLOB, update(), index) for index in range(3)]
         parts.append(Chunk(DIGEST, 3, 4, b"x" * 50))
         effects = [effect for part in parts for effect in bench.open.on_chunk("a", part, 2.0)]
         assert not any(isinstance(effect, StoreUpdate) for effect in effects)
-        assert told(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
+        assert sent(effects)[-1] == ("a", Refused(DIGEST, RefuseReason.DAMAGED, "SHA-256 differs"))
         assert bench.state("a") is State.FAILED
 
     def test_rejected_update_fails_the_device_and_counts_the_reason(self):
@@ -418,19 +418,19 @@ class TestUpdates:
 class TestRecord:
     def test_late_devices_are_cancelled_and_their_uploads_dropped(self):
         bench = Bench("abc", quorum=0.3, grace_s=5.0).accept_all()
-        bench.hear("b", Offer(update(b"b" * 350)))
+        bench.receive("b", Offer(update(b"b" * 350)))
         bench.report("a")
         bench.open.tick(8.0)
-        assert told(bench.open.dismiss()) == [("b", Cancel("late")), ("c", Cancel("late"))]
+        assert sent(bench.open.dismiss()) == [("b", Cancel("late")), ("c", Cancel("late"))]
         assert bench.chunks("b", b"b" * 350) == []
         assert bench.open.next_deadline() is None
 
     def test_record_counts_devices_reasons_and_bytes(self):
         bench = Bench("abcdef", quorum=0.4, recruit_deadline_s=10.0, grace_s=5.0)
         for device in "abcd":
-            bench.hear(device, Accept(10))
-        bench.hear("e", Decline(DeclineReason.UNWILLING))
-        bench.hear("d", Failed(FailReason.TRAINING))
+            bench.receive(device, Accept(10))
+        bench.receive("e", Decline(DeclineReason.UNWILLING))
+        bench.receive("d", Failed(FailReason.TRAINING))
         for device, accuracy in (("a", 0.5), ("b", 0.75)):
             bench.report(device, accuracy, 10.0, device.encode() * 350)
         bench.open.refuse("c", DIGEST, RefuseReason.NOT_FINITE, "", 10.0)
@@ -459,7 +459,7 @@ class TestCountedOut:
 
     def test_chunks_of_a_device_that_was_given_up_are_ignored(self):
         bench = Bench("abc", quorum=0.1, rejoin_s=5.0).accept_all()
-        bench.hear("a", Offer(update()))
+        bench.receive("a", Offer(update()))
         manifest = update()
         parts = [cut(BLOB, manifest, index) for index in range(manifest.chunk_count)]
         for part in parts[:-1]:
@@ -471,19 +471,19 @@ class TestCountedOut:
 
     def test_device_that_declines_after_its_offer_frees_its_slot(self):
         bench = Bench("abc", upload_slots=1).accept_all()
-        bench.hear("a", Offer(update()))
-        bench.hear("b", Offer(update(b"v" * 350)))
+        bench.receive("a", Offer(update()))
+        bench.receive("b", Offer(update(b"v" * 350)))
         bench.see("a", gone())
-        bench.hear("a", Decline(DeclineReason.UNWILLING))
-        assert [device for device, body in told(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
+        bench.receive("a", Decline(DeclineReason.UNWILLING))
+        assert [device for device, body in sent(bench.open.grant(2.0)) if isinstance(body, Grant)] == ["b"]
 
 
 def test_chunks_that_several_devices_miss_are_published_once():
     bench = Bench("abc").accept_all()
     need = Need(model().digest, Bitmap(model().chunk_count, [0, 2]).to_bytes())
-    asked = [bench.hear(device, need, now=2.0) for device in "abc"]
+    asked = [bench.receive(device, need, now=2.0) for device in "abc"]
     assert asked == [[ResendChunks(model().digest, (0, 2))], [], []]
-    assert bench.hear("a", need, now=2.0 + REPUBLISH_S) == [ResendChunks(model().digest, (0, 2))]
+    assert bench.receive("a", need, now=2.0 + REPUBLISH_S) == [ResendChunks(model().digest, (0, 2))]
 
 
 def test_nothing_is_sent_again_while_the_first_sending_is_under_way():

@@ -31,7 +31,7 @@ from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Committed, Failed, Offer, Progress, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason, JobPhase
 from tests.coordinator.engines import BLOB, DIGEST, accept, asking, current, join, kinds, send
-from tests.support.specs import counted, model, report, run_spec, said, there, told, update
+from tests.support.specs import counted, envelope_of, model, report, run_spec, sent, there, update
 
 EPOCH = 2
 
@@ -39,7 +39,7 @@ EPOCH = 2
 def opening(
     invited: str, accepted: str = "", reported: str = "", spent_s: float = 0.0, closing: bool = False
 ) -> RoundStart:
-    """Round 1 as its ledger tells of it."""
+    """Round 1 as recorded in its journal."""
     ledger = RoundJournal(1, len(invited), tuple(invited), model().digest, frozenset(accepted), spent_s, closing)
     return RoundStart(ledger, {device: CommittedUpdate(DIGEST, len(BLOB), report(0.5)) for device in reported})
 
@@ -70,11 +70,11 @@ def test_traffic_of_a_resumed_round_has_all_committed_updates():
 
 
 def test_offender_of_a_resumed_round_is_not_invited_and_does_not_count():
-    """The ledger names it, whatever it had answered: the round needs an update less, and its record says why."""
+    """The journal names it, regardless of its answers: the round needs an update less, and its record says why."""
     known = opening("abcd", accepted="abcd", reported="ab")
     ledger = replace(known.ledger, offenders={"d": "not_finite"})
     made, effects = going_on(replace(known, ledger=ledger), quorum=1.0)
-    assert sorted(device for device, _ in told(effects)) == ["c"]
+    assert sorted(device for device, _ in sent(effects)) == ["c"]
     assert (states(made)["d"], current(made).round.needed, made.fleet.offenders) == (
         State.FAILED,
         3,
@@ -98,7 +98,7 @@ def test_new_round_is_journalled_before_any_invitation():
 
 def test_resumed_round_invites_devices_without_a_report_for_the_time_left():
     made, effects = going_on(opening("abc", accepted="ab", reported="a", spent_s=100.0))
-    asked = [(device, body.deadline_s) for device, body in told(effects) if isinstance(body, WorkRequest)]
+    asked = [(device, body.deadline_s) for device, body in sent(effects) if isinstance(body, WorkRequest)]
     assert asked == [("b", 200.0), ("c", 200.0)]
     assert states(made) == {"a": State.REPORTED, "b": State.LOST, "c": State.INVITED}
     assert counted(effects) == []
@@ -113,7 +113,7 @@ def test_resumed_round_does_not_invite_quarantined_devices():
     made.fleet.hold({"a": QUARANTINED, "b": QUARANTINED})
     made.handle(RunStarted(), 0.0)
     effects = made.handle(ModelPublished(model()), 0.0)
-    assert [device for device, body in told(effects) if isinstance(body, WorkRequest)] == ["c"]
+    assert [device for device, body in sent(effects) if isinstance(body, WorkRequest)] == ["c"]
     assert states(made) == {"a": State.REPORTED, "b": State.FAILED, "c": State.LOST}
 
 
@@ -131,16 +131,16 @@ def test_committed_updates_count_in_the_resumed_round():
 def test_offer_of_a_committed_update_is_committed_again_in_either_epoch():
     made, _ = going_on(opening("ab", accepted="ab", reported="a"))
     for epoch in (1, EPOCH):
-        effects = made.handle(DeviceMessage("a", said(Offer(update(BLOB)), epoch=epoch)), 1.0)
-        assert told(effects) == [("a", Committed(DIGEST))]
+        effects = made.handle(DeviceMessage("a", envelope_of(Offer(update(BLOB)), epoch=epoch)), 1.0)
+        assert sent(effects) == [("a", Committed(DIGEST))]
 
 
 @pytest.mark.parametrize("body", [Offer(update(BLOB)), Progress(JobPhase.TRAINING, 1, 2), Accept(10)], ids=str)
 def test_message_of_the_old_epoch_is_answered_with_a_request_of_the_new(body):
     made, _ = going_on(opening("ab", accepted="ab"))
-    assert [(device, type(answer)) for device, answer in told(made.handle(DeviceMessage("a", said(body)), 1.0))] == [
-        ("a", WorkRequest)
-    ]
+    assert [
+        (device, type(answer)) for device, answer in sent(made.handle(DeviceMessage("a", envelope_of(body)), 1.0))
+    ] == [("a", WorkRequest)]
     assert states(made)["a"] is State.LOST
 
 
@@ -156,7 +156,7 @@ def test_accepted_devices_have_rejoin_s_and_at_least_return_s_to_come_back(rejoi
 
 def test_invited_devices_have_the_whole_time_to_answer_again():
     made, _ = going_on(opening("ab", spent_s=200.0), recruit_deadline_s=10.0)
-    made.handle(DeviceMessage("a", said(Accept(10), epoch=EPOCH)), RETURN_S - 1)
+    made.handle(DeviceMessage("a", envelope_of(Accept(10), epoch=EPOCH)), RETURN_S - 1)
     assert states(made)["a"] is State.ACCEPTED
 
 
@@ -170,7 +170,7 @@ def test_end_before_the_model_is_published_keeps_the_time_spent(end):
 
 def test_deadline_of_a_resumed_round_does_not_begin_anew():
     made, _ = going_on(opening("ab", spent_s=299.0), now=50.0)
-    made.handle(DeviceMessage("a", said(Accept(10), epoch=EPOCH)), 50.5)
+    made.handle(DeviceMessage("a", envelope_of(Accept(10), epoch=EPOCH)), 50.5)
     made.handle(TimePassed(), 51.0)
     assert made.records[-1].outcome == "failed"
 
@@ -178,7 +178,7 @@ def test_deadline_of_a_resumed_round_does_not_begin_anew():
 @pytest.mark.parametrize(("reported", "outcome"), [("a", "failed"), ("abc", "aggregated")])
 def test_resumed_round_past_its_deadline_ends_with_its_updates(reported, outcome):
     made, effects = going_on(opening("abcd", accepted="abcd", reported=reported, spent_s=900.0), quorum=0.7)
-    assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
+    assert not [body for _, body in sent(effects) if isinstance(body, WorkRequest)]
     if made.open is not None:
         made.handle(Aggregated(), 0.0)
     assert made.records[-1].outcome == outcome
@@ -187,7 +187,7 @@ def test_resumed_round_past_its_deadline_ends_with_its_updates(reported, outcome
 def test_closing_round_is_aggregated_with_the_same_updates():
     _, effects = going_on(opening("abc", accepted="abc", reported="ac", closing=True), quorum=0.5)
     assert [effect for effect in effects if isinstance(effect, AggregateUpdates)] == [AggregateUpdates(1, ("a", "c"))]
-    assert not [body for _, body in told(effects) if isinstance(body, WorkRequest)]
+    assert not [body for _, body in sent(effects) if isinstance(body, WorkRequest)]
 
 
 def test_interrupt_saves_the_time_spent():
@@ -218,16 +218,16 @@ class TestSilence:
         made = asking("ab")
         accept(made, "ab")
         send(made, "b", Progress(JobPhase.TRAINING, 1, 2), now=20.0)
-        asked = told(made.handle(TimePassed(), 1.0 + PROBE_S))
+        asked = sent(made.handle(TimePassed(), 1.0 + PROBE_S))
         assert [(device, type(body)) for device, body in asked] == [("a", WorkRequest)]
 
     def test_silent_device_is_not_probed_without_a_broker(self):
         made = asking("ab", quorum=0.5)
         send(made, "a", Accept(10))
         made.handle(LinkChanged(connected=False), 2.0)
-        assert told(made.handle(TimePassed(), 1.0 + PROBE_S)) == []
+        assert sent(made.handle(TimePassed(), 1.0 + PROBE_S)) == []
         made.handle(LinkChanged(connected=True), 40.0)
-        assert {device for device, _ in told(made.handle(TimePassed(), 60.0))} == {"a"}
+        assert {device for device, _ in sent(made.handle(TimePassed(), 60.0))} == {"a"}
 
     def test_failure_after_the_probe_ends_the_wait(self):
         made = asking("a", max_failed_rounds=1)
@@ -239,14 +239,14 @@ class TestSilence:
     def test_uploading_device_is_not_probed(self):
         made = asking("a")
         send(made, "a", Offer(update(BLOB)))
-        assert not [body for _, body in told(made.handle(TimePassed(), 1.0 + PROBE_S)) if isinstance(body, WorkRequest)]
+        assert not [body for _, body in sent(made.handle(TimePassed(), 1.0 + PROBE_S)) if isinstance(body, WorkRequest)]
 
 
 def report_of_again(made: Engine, device: str) -> list[Any]:
     """A device's whole round, under the new epoch."""
     manifest = update(BLOB)
-    made.handle(DeviceMessage(device, replace(said(Accept(10)), epoch=EPOCH)), 1.0)
-    made.handle(DeviceMessage(device, replace(said(Offer(manifest)), epoch=EPOCH)), 1.0)
+    made.handle(DeviceMessage(device, replace(envelope_of(Accept(10)), epoch=EPOCH)), 1.0)
+    made.handle(DeviceMessage(device, replace(envelope_of(Offer(manifest)), epoch=EPOCH)), 1.0)
     for index in range(manifest.chunk_count):
         made.handle(ChunkReceived(device, cut(BLOB, manifest, index)), 1.0)
     return made.handle(UpdateStored(made.last_round, device, DIGEST, report()), 1.0)

@@ -92,7 +92,7 @@ def collecting(phase: Phase) -> bool:
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s in State for e in Event], ids=str)
-def test_each_event_in_each_state_leads_where_the_grid_says(state, event):
+def test_each_event_in_each_state_leads_to_the_state_of_the_grid(state, event):
     current = begun(policy=RoundPolicy(9, 1, 0.2, 50.0, 100.0, 20.0, 15.0))
     current.participants["a"].state = state
     moved = current.handle("a", event, 1.0, "why")
@@ -241,7 +241,7 @@ QUORUM_POLICY = RoundPolicy(
 
 
 def begin(devices: str = "abcd", **changes: Any) -> Round:
-    """A round at time 0 with a device per letter, which is meant for them unless `changes` say otherwise."""
+    """A round at time 0 with a device per letter, which is meant for them except by `changes`."""
     current = Round(1, replace(QUORUM_POLICY, **{"target": len(devices), **changes}), 0.0)
     current.begin(tuple(devices), 0.0)
     return current

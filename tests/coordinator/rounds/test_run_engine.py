@@ -68,7 +68,7 @@ from tests.coordinator.engines import (
     report_of,
     send,
 )
-from tests.support.specs import counted, gone, model, refusal, run_spec, there, told, update
+from tests.support.specs import counted, gone, model, refusal, run_spec, sent, there, update
 
 
 class TestBeginning:
@@ -78,7 +78,7 @@ class TestBeginning:
         assert made.handle(DevicePresence("a", there()), 1.0) == []
         assert made.handle(DevicePresence("b", there()), 2.0) == [PublishModel(1)]
         assert (made.last_round, made.next_deadline()) == (1, None)
-        assert sorted({device for device, _ in told(made.handle(ModelPublished(model()), 3.0))}) == ["a", "b"]
+        assert sorted({device for device, _ in sent(made.handle(ModelPublished(model()), 3.0))}) == ["a", "b"]
 
     def test_run_without_enough_devices_fails_after_wait_s(self):
         made = engine(devices=2, wait_s=60.0)
@@ -191,14 +191,14 @@ class TestRound:
         send(made, "b", Accept(10))
         effects = made.handle(TimePassed(), 300.0)
         assert kinds(effects)[-2:] == [RetractModel, SaveRecord]
-        assert told(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert sent(effects) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert made.records[0].failure == "quorum_missed"
 
     def test_rejected_update_is_refused_and_the_round_fails(self):
         made = asking("a", rounds=1)
         send(made, "a", Accept(10))
         effects = made.handle(UpdateRejected(made.last_round, "a", DIGEST, RefuseReason.NOT_FINITE, "NaN"), 5.0)
-        assert told(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
+        assert sent(effects) == [("a", Refused(DIGEST, RefuseReason.NOT_FINITE, "NaN"))]
         assert CountEvent("a", "refused", RefuseReason.NOT_FINITE, "NaN") in effects
         assert (made.records[0].refused, made.stopped) == ({"not_finite": 1}, Stopped.MAX_ROUNDS)
 
@@ -206,7 +206,7 @@ class TestRound:
         made = asking("abc", upload_slots=1, quorum=0.5)
         for device in "abc":
             send(made, device, Offer(update(device.encode() * 350)))
-        [(device, body)] = told(send(made, "a", Failed(FailReason.TRAINING), 2.0))
+        [(device, body)] = sent(send(made, "a", Failed(FailReason.TRAINING), 2.0))
         assert (device, type(body)) == ("b", Grant)
 
     def test_aggregated_before_the_reports_raises(self):
@@ -231,11 +231,11 @@ class TestStaleMessages:
         made = asking("ab", epoch=2)
         changes = {"epoch": 2} | changes
         assert refusal(send(made, "a", Offer(update()), **changes)).reason is reason
-        assert told(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
+        assert sent(send(made, "a", Progress(JobPhase.TRAINING, 1, 2), **changes)) == [("a", Cancel(reason))]
 
     def test_offer_for_the_open_round_of_a_resumable_run_is_put_off(self):
         made = asking("a", resumable={"run-0": 7})
-        [(_, body)] = told(send(made, "a", Offer(update()), number=7, run="run-0"))
+        [(_, body)] = sent(send(made, "a", Offer(update()), number=7, run="run-0"))
         assert isinstance(body, RetryAfter)
         assert refusal(send(made, "a", Offer(update()), number=8, run="run-0")).reason is RefuseReason.LATE
 
@@ -246,19 +246,19 @@ class TestStaleMessages:
         assert made.handle(ChunkReceived("z", cut(BLOB, update(BLOB), 0)), 1.0) == []
 
     def test_late_devices_are_cancelled_once(self):
-        assert told(aggregating().handle(Aggregated(), 6.0)) == []
+        assert sent(aggregating().handle(Aggregated(), 6.0)) == []
 
     def test_messages_while_aggregating_are_late_unless_committed(self):
         made = aggregating()
-        assert told(send(made, "a", Offer(update(BLOB)), 6.0)) == [("a", Committed(DIGEST))]
-        assert told(send(made, "b", Need(model().digest, b"\x01"), 6.0)) == [("b", Cancel("late"))]
+        assert sent(send(made, "a", Offer(update(BLOB)), 6.0)) == [("a", Committed(DIGEST))]
+        assert sent(send(made, "b", Need(model().digest, b"\x01"), 6.0)) == [("b", Cancel("late"))]
 
     def test_offers_after_the_run_are_committed_again_or_refused(self):
         made = asking("a", rounds=1)
         report_of(made, "a")
         made.handle(Aggregated(), 9.0)
         assert made.stopped is Stopped.MAX_ROUNDS
-        assert told(send(made, "a", Offer(update(BLOB)), 10.0)) == [("a", Committed(DIGEST))]
+        assert sent(send(made, "a", Offer(update(BLOB)), 10.0)) == [("a", Committed(DIGEST))]
         refusal(send(made, "a", Offer(update(b"other")), 10.0))
         assert made.handle(ChunkReceived("a", cut(BLOB, update(BLOB), 0)), 10.0) == []
 
@@ -274,9 +274,9 @@ class TestEnd:
         assert engine().handle(Interrupted(), 1.0) == [EndRun(Stopped.INTERRUPTED, "")]
         selecting = engine()
         selecting.handle(DevicePresence("a", there()), 1.0)
-        assert told(selecting.handle(Interrupted(), 2.0)) == []
+        assert sent(selecting.handle(Interrupted(), 2.0)) == []
         recruiting = asking("ab")
-        assert told(recruiting.handle(Interrupted(), 2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
+        assert sent(recruiting.handle(Interrupted(), 2.0)) == [("a", Cancel("late")), ("b", Cancel("late"))]
         assert recruiting.handle(Interrupted(), 3.0) == []
         assert aggregating().handle(Interrupted(), 6.0)[-1] == EndRun(Stopped.INTERRUPTED, "")
 
@@ -311,7 +311,7 @@ def opened(effects: list[Effect]) -> list[int]:
 
 
 def all_decline(made: Engine, now: float, reason: DeclineReason = DeclineReason.UNWILLING) -> list[Effect]:
-    """A round in which every device says no."""
+    """A round in which every device declines."""
     made.handle(ModelPublished(model()), now)
     number = made.last_round
     return [
@@ -372,7 +372,7 @@ class TestUnwilling:
         assert deadline is not None
         assert opened(made.handle(TimePassed(), deadline)) == [2]
         invited = made.handle(ModelPublished(model()), deadline)
-        assert [device for device, _ in told(invited)] == ["a"]
+        assert [device for device, _ in sent(invited)] == ["a"]
         assert made.records[0].decline_reasons == {"too_hot": 2}
 
     def test_round_waits_for_the_first_device_whose_rest_ends(self):
@@ -522,9 +522,9 @@ class TestInterval:
 
     def test_committed_states_the_rest_of_the_interval(self):
         made = waiting_engine("a", round_interval_s=100.0)
-        heard: list[Body] = []
-        play(made, "a", 10.0, heard)
-        assert heard == [Committed(update().digest, 90.0)]
+        received: list[Body] = []
+        play(made, "a", 10.0, received)
+        assert received == [Committed(update().digest, 90.0)]
 
     def test_round_longer_than_the_interval_is_followed_at_once(self):
         made = waiting_engine("a", round_interval_s=100.0, rounds=2)
@@ -539,10 +539,10 @@ class TestInterval:
         assert made.next_deadline() == 70.0
 
 
-def play(made: Engine, device: str, now: float, heard: list[Body] | None = None) -> list[int]:
+def play(made: Engine, device: str, now: float, received: list[Body] | None = None) -> list[int]:
     """The open round, in which one device reports at `now`; numbers of the rounds that begin then."""
     made.handle(ModelPublished(model()), 0.0)
     effects = report_of(made, device, now)
-    if heard is not None:
-        heard += [body for _, body in told(effects)]
+    if received is not None:
+        received += [body for _, body in sent(effects)]
     return opened(made.handle(Aggregated(), now))

@@ -121,22 +121,22 @@ def test_one_that_died_with_its_broker_costs_a_single_wait(mosquitto: Mosquitto,
 @pytest.mark.parametrize("there", [True, False])
 def test_broker_without_retained_messages_the_answer_decides(there: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet_claim, "ANSWER_S", 3600.0 if there else 0.2)
-    heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     bodies: list[Body] = [Claim("mine"), Claim("another's"), *([CoordinatorState(True, "first")] if there else [])]
     for body in bodies:
-        heard.put(Received(PRESENCE, encode(Envelope(body)), retained=False))
-    assert fleet_claim._answered(heard, "mine", time.monotonic, retains=False) == there
+        answers.put(Received(PRESENCE, encode(Envelope(body)), retained=False))
+    assert fleet_claim._answered(answers, "mine", time.monotonic, retains=False) == there
 
 
 def test_goodbye_overtakes_the_retained_presence(waits_for_ever: None):
-    heard: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     for body, retained in (
         (CoordinatorState(True, "first"), True),
         (Claim("mine"), False),
         (CoordinatorState(False, "first"), False),
     ):
-        heard.put(Received(PRESENCE, encode(Envelope(body)), retained))
-    assert not fleet_claim._answered(heard, "mine", time.monotonic, retains=True)
+        answers.put(Received(PRESENCE, encode(Envelope(body)), retained))
+    assert not fleet_claim._answered(answers, "mine", time.monotonic, retains=True)
 
 
 @pytest.mark.parametrize("form", ["listed", "pattern"])
@@ -161,8 +161,8 @@ def test_replaced_coordinator_reports_the_other(
 ):
     monkeypatch.setattr("fedpatch.coordinator.runtime.connection.acquire_fleet", lambda *_, **__: None)
     with at_work(mosquitto.url) as first, at_work(mosquitto.url):
-        told = "another coordinator of fleet 'home' was at work during the disconnection; end one of the two"
-        assert eventually(lambda: told in caplog.messages)
+        warning = "another coordinator of fleet 'home' was at work during the disconnection; end one of the two"
+        assert eventually(lambda: warning in caplog.messages)
     first._take(
         Disconnected("broker.lan closed the connection: another client has our name; give every device its own")
     )
@@ -190,6 +190,6 @@ def test_claim_of_another_is_answered_and_everything_else_ignored(mosquitto: Mos
         state = witness.wait(Received, lambda event: event.payload == first._state(online=True))
         assert not state.retained
         witness.settle()
-        said = [one for one in witness.seen if isinstance(one, Received) and one.payload == first._state(online=True)]
-        assert len(said) == 2
+        lines = [one for one in witness.seen if isinstance(one, Received) and one.payload == first._state(online=True)]
+        assert len(lines) == 2
         assert events_of(first) == []

@@ -34,7 +34,7 @@ def test_update_of_a_device_that_was_counted_out_is_not_in_the_mean(bench):
     update = StoredUpdate(1, "b", manifest.digest, manifest.raw_bytes, 10, manifest.encoding)
     bench.registry.rounds.add_updates(bench.engine.spec.run, [update])
     bench.upload("a", 1.0)
-    bench.hear("b", Failed(FailReason.TRAINING))
+    bench.receive("b", Failed(FailReason.TRAINING))
     [record] = bench.registry.rounds.records(bench.engine.spec.run)
     assert (record.outcome, record.reported) == ("aggregated", 1)
     assert {float(array.max()) for array in bench.aggregator.state.tensors.values()} == {1.0}
@@ -53,7 +53,7 @@ def test_bounded_devices_are_named_in_record_and_log_with_the_remedy(tmp_path, p
     assert record.pull_quantiles == {"p50": 0.0, "p90": record.pulls["b"], "max": record.pulls["b"]}
     assert record == RoundRecord.from_dict(json.loads(json.dumps(record.to_dict())))
     assert any("b" in line for line in troubles(record) if line.startswith("bounded: "))
-    [line] = [line for line in bench.said if "pulled back" in line]
+    [line] = [line for line in bench.lines if "pulled back" in line]
     assert "b: " in line and "fedpatch devices quarantine" in line
     assert load_checkpoint(tmp_path)[0].references["weights"] == bench.aggregator.state.references["weights"]
 
@@ -75,12 +75,12 @@ def test_device_a_little_beyond_its_bound_is_in_the_record_and_no_warning(tmp_pa
     bench.upload("b", 5.0)
     [record] = registry.rounds.records(bench.engine.spec.run)
     assert list(record.bounded_devices) == ["b"]
-    assert [line for line in bench.said if "pulled back" in line] == []
+    assert [line for line in bench.lines if "pulled back" in line] == []
 
 
 def test_an_offender_stays_out_of_the_open_round_after_a_kill(bench):
-    """That it is not asked again was said; another coordinator keeps to that."""
-    bench.hear("a", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
+    """The device was reported as not asked again; another coordinator keeps to that."""
+    bench.receive("a", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
     assert bench.engine.fleet.offenders == {"a": "schema_mismatch"}
     again = bench.again()
     assert again.engine.fleet.offenders == {"a": "schema_mismatch"}
@@ -104,7 +104,7 @@ def test_model_and_record_are_saved_together(bench):
 )
 def test_words_of_a_device_are_printed_without_control_characters(bench, effect, line):
     bench.perform([effect])
-    assert bench.said == [line]
+    assert bench.lines == [line]
 
 
 def test_model_that_could_not_be_saved_is_not_the_state(bench, monkeypatch):

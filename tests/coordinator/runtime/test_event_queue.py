@@ -98,7 +98,7 @@ def test_answer_counts_by_the_time_of_its_arrival(prepared, tmp_path, registry, 
     service = _at_work(bench)
     for device in "ab":
         bench.perform(bench.engine.handle(DevicePresence(device, there()), time.monotonic()))
-    bench.hear("a", Accept(10))
+    bench.receive("a", Accept(10))
     later(came_after_s)
     bench.event_queue.put(UpdateWritten())  # other work, after which the coordinator looks at its deadlines
     answer = Envelope(Accept(10), task="digits", run=bench.engine.spec.run, epoch=bench.engine.spec.epoch, round=1)

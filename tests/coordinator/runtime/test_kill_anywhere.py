@@ -89,7 +89,7 @@ def play_beside_an_offender(bench: Bench) -> None:
     """Device c comes first and offers updates of another schema until it is in quarantine; then b is invited too."""
     while not bench.engine.stopped:
         bench.begin("cab")
-        bench.hear("c", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
+        bench.receive("c", Offer(replace(bench.update(1.0)[1], schema="0" * 64)))
         bench.look()
         number = bench.engine.last_round
         for device, value in VALUES.items():

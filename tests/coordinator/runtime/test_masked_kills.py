@@ -30,7 +30,7 @@ def lose_two(device: str, answer: Any) -> Any:
 
 
 def lose_three(device: str, answer: Any) -> Any:
-    """One device each is not heard to accept, to share, and to upload."""
+    """The messages accept, share and upload of one device each are lost."""
     kinds = {"pi-02": Accept, "pi-03": Shares, LATE: Offer}
     return None if isinstance(answer, kinds.get(device, ())) else answer
 
@@ -103,7 +103,7 @@ def test_kill_before_any_write_changes_no_bit_of_the_model(tmp_path, clock):
 
 @pytest.mark.slow
 def test_kill_before_any_write_never_makes_a_second_roster_masking_set_or_reported_set(tmp_path, clock):
-    """Also where the next process hears of more devices than the killed one did."""
+    """Also where the next process knows more devices than the killed one did."""
     for fatal in itertools.count(1):
         changes = (lose_three, lambda device, answer: answer)
         _, _, kills, transcript = play(tmp_path / f"killed-{fatal}", clock, (fatal,), changes)

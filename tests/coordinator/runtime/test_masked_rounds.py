@@ -161,11 +161,11 @@ class TestCounts:
 
     def test_lost_messages_are_sent_again(self, fleet, watched):
         """Each device loses the first one of its shares, and of its reveals."""
-        heard: set[tuple[str, type]] = set()
+        answered: set[tuple[str, type]] = set()
 
         def change(device: str, answer: Any) -> Any:
-            if isinstance(answer, Shares | Reveal) and (device, type(answer)) not in heard:
-                heard.add((device, type(answer)))
+            if isinstance(answer, Shares | Reveal) and (device, type(answer)) not in answered:
+                answered.add((device, type(answer)))
                 return None
             return answer
 

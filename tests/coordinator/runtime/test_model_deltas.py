@@ -45,7 +45,7 @@ def play(bench: Bench, rounds: int, devices: str = "ab") -> None:
         number = bench.engine.last_round
         assert bench.engine.open is not None
         for device in bench.engine.open.round.participants:
-            bench.hear(device, Progress(JobPhase.TRAINING, 0, 1))
+            bench.receive(device, Progress(JobPhase.TRAINING, 0, 1))
             bench.upload(device, 0.1 + 0.001 * number)
 
 
@@ -111,7 +111,7 @@ def test_missing_chunks_of_a_step_are_published_again(bench):
     bench.link.published.clear()
     missing = Bitmap(delta.manifest.chunk_count, [0]).to_bytes()
     time.sleep(0.9)  # so long after it was published, one asks in vain
-    bench.hear("a", Need(delta.manifest.digest, missing))
+    bench.receive("a", Need(delta.manifest.digest, missing))
     assert [topic for topic, _, _ in bench.link.published] == [topics.model_chunk("demo", delta.manifest.digest, 0)]
 
 
@@ -181,9 +181,9 @@ def test_failed_round_keeps_model_and_base(bench):
     play(bench, 1)
     bench.begin()
     name = bench.aggregator.base
-    bench.hear("a", Progress(JobPhase.TRAINING, 0, 1))
+    bench.receive("a", Progress(JobPhase.TRAINING, 0, 1))
     for device in "ab":
-        bench.hear(device, Failed(FailReason.TRAINING))
+        bench.receive(device, Failed(FailReason.TRAINING))
     assert bench.engine.records[-1].outcome == "failed"
     bench.perform(bench.engine.handle(TimePassed(), time.monotonic() + 60.0))
     assert (bench.engine.last_round, bench.aggregator.base) == (3, name)
@@ -198,8 +198,8 @@ class TestDeviceThatLacksTheEncoding:
             bench.perform(bench.engine.handle(DevicePresence("a", OLD), time.monotonic()))
             bench.perform(bench.engine.handle(DevicePresence("b", there()), time.monotonic()))
             for device, encoding in (("a", EVERYWHERE), ("b", "")):
-                bench.hear(device, Accept(10))
-                bench.hear(device, Progress(JobPhase.TRAINING, 0, 1))
+                bench.receive(device, Accept(10))
+                bench.receive(device, Progress(JobPhase.TRAINING, 0, 1))
                 if bench.engine.last_round == 1:
                     bench.upload(device, 0.5, encoding)
         return bench
@@ -214,7 +214,7 @@ class TestDeviceThatLacksTheEncoding:
         assert abs(weight.mean() - 0.3) < 3e-2
 
     def test_device_without_the_encoding_is_reported_once(self, mixed):
-        [line] = [line for line in mixed.said if "delta-int8" in line]
+        [line] = [line for line in mixed.lines if "delta-int8" in line]
         assert line == "a does not know delta-int8; it is asked for fp32+zstd, which saves nothing"
 
     def test_update_in_another_encoding_than_requested_is_refused(self, mixed):

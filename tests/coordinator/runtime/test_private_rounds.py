@@ -108,7 +108,7 @@ def test_record_status_and_rows_of_a_private_round_have_no_figure_of_a_device(be
     assert (record.num_examples, record.measured) == (2, 0)
     plain = json.dumps(record.to_dict())
     assert "0.5" not in plain.replace(str(record.to_dict()["phase_seconds"]), "")
-    assert all("0.5" not in line for line in bench.said)
+    assert all("0.5" not in line for line in bench.lines)
 
 
 def test_metrics_of_a_private_run_have_no_figure_of_a_device(bench, tmp_path):

@@ -44,7 +44,7 @@ class TestOpenRound:
         bench.upload("a", 1.0)
         later = bench.again()
         assert states(later) == {"a": State.REPORTED, "b": State.LOST}
-        assert "round 1 goes on with 1 of 2 updates, 600 s to its deadline" in later.said
+        assert "round 1 goes on with 1 of 2 updates, 600 s to its deadline" in later.lines
 
     @pytest.mark.parametrize("before", ["a", "b", ""])
     def test_resumed_round_ends_with_the_same_bits(self, bench, before, tmp_path, prepared):
@@ -77,7 +77,7 @@ class TestOpenRound:
         [record] = later.registry.rounds.records(later.engine.spec.run)
         assert (record.outcome, record.reported) == ("aggregated", 2)
         assert {float(array.max()) for array in later.aggregator.state.tensors.values()} == {2.0}
-        assert "round 1 goes on with 2 of 2 updates: all that were collected" in later.said
+        assert "round 1 goes on with 2 of 2 updates: all that were collected" in later.lines
 
     def test_closing_round_with_a_damaged_update_collects_again(self, bench):
         bench.upload("a", 1.0)
@@ -101,14 +101,14 @@ class TestOpenRound:
     def test_update_unknown_to_the_registry_is_named(self, bench):
         store_update(bench.directory, 1, "b", b"blob")
         later = bench.again()
-        assert "the update of b in round 1 is not in the registry; its device is asked again" in later.said
+        assert "the update of b in round 1 is not in the registry; its device is asked again" in later.lines
 
     def test_unreadable_update_is_dropped_and_asked_for_again(self, bench):
         bench.upload("a", 1.0)
         store_update(bench.directory, 1, "a", b"not what it was")
         later = bench.again()
         assert states(later)["a"] is State.LOST
-        assert any("update of a in round 1 cannot be read" in line for line in later.said)
+        assert any("update of a in round 1 cannot be read" in line for line in later.lines)
         later.begin()
         later.upload("a", 1.0)
         assert states(later)["a"] is State.REPORTED
@@ -120,7 +120,7 @@ class TestOpenRound:
         bench.registry.rounds.open(run, ledger, BootTime.now())
         later = bench.again()
         assert later.engine.open is None
-        assert "round 1 was open with another model; it starts again" in later.said
+        assert "round 1 was open with another model; it starts again" in later.lines
         assert (later.registry.rounds.updates(run, 1), kept_rounds(bench.directory)) == ([], [])
 
     def test_updates_of_other_rounds_are_deleted(self, bench):
@@ -133,13 +133,13 @@ class TestOpenRound:
         bench.perform(bench.engine.handle(Interrupted(), bench.engine.open.round._invited_at + 100.0))
         night = BootTime(started.boot, started.uptime_s + 30_000, started.unix_s + 30_000)
         monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: night)
-        assert "round 1 goes on with 0 of 2 updates, 500 s to its deadline" in bench.again().said
+        assert "round 1 goes on with 0 of 2 updates, 500 s to its deadline" in bench.again().lines
 
     def test_killed_round_loses_the_time_between(self, bench, monkeypatch):
         then = BootTime.now()
         later = BootTime(then.boot, then.uptime_s + 101.0, then.unix_s - 1e9)
         monkeypatch.setattr("fedpatch.coordinator.runtime.resume.BootTime.now", lambda: later)
-        assert "round 1 goes on with 0 of 2 updates, 499 s to its deadline" in bench.again().said
+        assert "round 1 goes on with 0 of 2 updates, 499 s to its deadline" in bench.again().lines
 
 
 class TestCheckpoint:
@@ -169,7 +169,7 @@ class TestCheckpoint:
         assert [record.round for record in later.registry.rounds.records(run)] == [1]
         assert (
             "the model of round 2 is damaged or lost; going back to that of round 1, to repeat later rounds"
-            in later.said
+            in later.lines
         )
         later.begin()
         assert later.engine.last_round == 2

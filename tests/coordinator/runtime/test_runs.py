@@ -24,7 +24,7 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[RunSettings] = []
         self.gone_on: list[tuple[str, RunSettings]] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
         monkeypatch.setattr(run_execution, "start_run", lambda settings, view, ports: self.begun.append(settings))
         monkeypatch.setattr(
             run_execution,
@@ -33,7 +33,7 @@ class Recorded:
         )
 
     def run(self, settings: RunSettings, **options: Any) -> RunSummary:
-        view: Any = SimpleNamespace(say=self.said.append)
+        view: Any = SimpleNamespace(say=self.lines.append)
         return run_execution.run_or_go_on(settings, view, **options)
 
 
@@ -71,7 +71,7 @@ def test_run_that_was_cut_short_goes_on(recorded, settings, how, unless_done):
     run = ended(settings, how)
     recorded.run(settings, unless_done=unless_done)
     assert (recorded.begun, recorded.gone_on) == ([], [(run, settings)])
-    assert recorded.said == [f"run {run} was not finished; going on with it (--new begins another)"]
+    assert recorded.lines == [f"run {run} was not finished; going on with it (--new begins another)"]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_other_settings_begin_another_run_and_name_the_resume_command(recorded, 
     run = cut_short(settings)
     recorded.run(replace(settings, **changes))
     assert (len(recorded.begun), recorded.gone_on) == (1, [])
-    assert recorded.said[0].endswith(f"`fedpatch resume {run}` goes on with it")
+    assert recorded.lines[0].endswith(f"`fedpatch resume {run}` goes on with it")
 
 
 def test_new_begins_another_run_and_excludes_unless_done(recorded, settings):
     cut_short(settings)
     recorded.run(settings, new=True)
-    assert (recorded.begun, recorded.gone_on, recorded.said) == ([settings], [], [])
+    assert (recorded.begun, recorded.gone_on, recorded.lines) == ([settings], [], [])
     with pytest.raises(UsageError, match="use one of them"):
         recorded.run(settings, new=True, unless_done=True)
 
@@ -115,11 +115,11 @@ def test_run_after_a_finished_one_begins_unless_done(recorded, settings, how):
     summary = recorded.run(settings, unless_done=True)
     assert (recorded.begun, recorded.gone_on) == ([], [])
     assert (summary.run, summary.stopped_because, summary.model) == (run, how, "")
-    assert recorded.said == [
+    assert recorded.lines == [
         f"run {run} with these settings has come to its end: {how}; other settings, or --new, begin another"
     ]
     recorded.run(settings)
-    assert (recorded.begun, recorded.gone_on, len(recorded.said)) == ([settings], [], 1)
+    assert (recorded.begun, recorded.gone_on, len(recorded.lines)) == ([settings], [], 1)
 
 
 @pytest.mark.parametrize("outcome", ["failed", ""])
@@ -134,7 +134,7 @@ def test_unless_done_begins_a_run_where_there_is_none_with_these_settings(record
     ended(settings, "max_rounds")
     other = replace(settings, seed=settings.seed + 1)
     recorded.run(other, unless_done=True)
-    assert (recorded.begun, recorded.said) == ([settings, other], [])
+    assert (recorded.begun, recorded.lines) == ([settings, other], [])
 
 
 def test_unless_done_looks_at_the_last_run_only(recorded, settings):

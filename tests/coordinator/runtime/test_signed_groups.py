@@ -150,7 +150,7 @@ def strict(ca_file: Path | None, tmp_path: Path) -> RunSettings:
         ({"ca_file": None}, "fail", "set ca_file"),
     ],
 )
-def test_doctor_tells_who_could_make_up_members(ca_file, tmp_path, changes, verdict, words):
+def test_doctor_names_parties_able_to_invent_members(ca_file, tmp_path, changes, verdict, words):
     checkup = quiet_checkup()
     check_masking(replace(strict(ca_file, tmp_path), **changes), checkup)
     [finding] = checkup.findings

@@ -93,9 +93,9 @@ def test_checkpoint_round_trip_keeps_every_bit(drawn):
     meta = {"run": "r-1", "epochs": [1, 2], "user_accuracy": 0.25}
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(Path(folder), state, public, meta)
-        loaded, schema, told = load_checkpoint(Path(folder))
+        loaded, schema, read_meta = load_checkpoint(Path(folder))
     assert equal(loaded, state)
-    assert (schema, told) == (public, meta)
+    assert (schema, read_meta) == (public, meta)
     assert all(array.flags.writeable for array in loaded.tensors.values())  # no window on the file
 
 
@@ -187,7 +187,7 @@ def test_damaged_older_checkpoint_is_not_read(tmp_path, caplog):
     assert (older.exists(), caplog.messages) == (False, [])
 
 
-def test_only_damaged_checkpoints_raises_with_each_file(tmp_path):
+def test_load_with_all_checkpoints_damaged_raises_with_each_file(tmp_path):
     for number in (1, 2):
         flip(save(tmp_path, number), 0.5)
     with pytest.raises(StateError) as caught:
@@ -208,9 +208,9 @@ def test_no_checkpoint_raises(tmp_path):
 
 def test_foreign_files_and_other_versions_raise(tmp_path):
     path = tmp_path / "checkpoint-000001.fp"
-    for content, said in ((b"hello", "is not a checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
+    for content, problem in ((b"hello", "is not a checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
         path.write_bytes(content)
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=problem):
             load_checkpoint(tmp_path)
 
 
@@ -230,9 +230,11 @@ except StateError as error:
     print(error)
 """
     root = ROOT
-    told = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
     path = tmp_path / "checkpoint-000002.fp"
-    assert told == f"{path}: File too large; make sure there is space and that it may be written\n"
+    assert printed == f"{path}: File too large; make sure there is space and that it may be written\n"
     assert [found.name for found in tmp_path.iterdir()] == ["checkpoint-000001.fp"]
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
 

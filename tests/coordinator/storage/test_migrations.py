@@ -15,7 +15,7 @@ from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
-from tests.coordinator.storage.test_registry_damage import Content, Told, content_of, opened
+from tests.coordinator.storage.test_registry_damage import Content, LogLines, content_of, opened
 
 VERSION_4 = Path(__file__).parent / "registry-version-4.sql"
 FINISHED, OPEN = "20231114-221320-d5c6f5", "20231114-221420-66dbb0"
@@ -35,7 +35,7 @@ def test_older_registry_is_migrated_and_copied_before(tmp_path: Path):
     path = tmp_path / REGISTRY_FILE
     known = old_registry(path)
     migrated = {**known, "runs": [(*row, 0) for row in known["runs"]]}  # the number of its last change
-    with Told() as lines, Registry(path) as registry:
+    with LogLines() as lines, Registry(path) as registry:
         assert {name: content_of(registry._db)[name] for name in known} == migrated
         assert registry._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
     with closing(sqlite3.connect(copy_of(path))) as copy:
@@ -57,7 +57,7 @@ def test_updates_of_version_3_are_in_the_encoding_of_their_run(tmp_path: Path):
             columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
             db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", opened_round)
         db.execute("PRAGMA user_version = 3")
-    with Told() as lines, Registry(path) as registry:
+    with LogLines() as lines, Registry(path) as registry:
         found = {run: registry.rounds.updates(run, 1)[0].encoding for run in ("half", "old")}
         assert found == {"half": "fp16+zstd", "old": "fp32+zstd"}
         ledger = registry.rounds.unfinished("half", BootTime.now())
@@ -109,7 +109,7 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
     known["masking"], known["carried_work"] = [], []
     with Registry(version_4, readonly=True) as reader:
         assert reader.run(FINISHED).status == "finished"
-    with Told() as lines, Registry(version_4) as registry:
+    with LogLines() as lines, Registry(version_4) as registry:
         content = content_of(registry._db)
         [before], [after] = known.pop("open_rounds"), content.pop("open_rounds")
         assert (after[: len(before)], after[len(before) :]) == (before, ("[]", "{}"))
@@ -131,7 +131,7 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
 def test_damaged_registry_of_version_4_is_replaced_by_its_copy_of_version_4(version_4: Path):
     copy_of(version_4).write_bytes(version_4.read_bytes())
     version_4.write_bytes(b"no database")
-    with Told() as lines, Registry(version_4) as registry:
+    with LogLines() as lines, Registry(version_4) as registry:
         assert registry.run(FINISHED).user_accuracy == 0.7
     assert "its copy registry.sqlite3.before is in its place" in lines[0]
 

@@ -154,7 +154,7 @@ def test_devices_of_two_fleets_may_have_the_same_name(registry):
     ]
 
 
-def test_newest_run_of_a_fleet_says_whether_it_finished(registry):
+def test_newest_run_of_a_fleet_has_its_status(registry):
     assert registry.newest("fleet") is None
     old = new_run(registry, fleet="fleet")
     assert registry.newest("fleet") == old
@@ -209,7 +209,7 @@ def test_foreign_file_is_refused_and_left_alone(path, readonly):
     with pytest.raises(StateError, match=rf"{path}: is damaged .*move it away"):
         Registry(path, readonly=readonly)
     assert path.read_text().startswith("my diary")
-    for statement, said in (
+    for statement, problem in (
         ("CREATE TABLE songs (title TEXT)", "is not a registry of fedpatch; move it away"),
         ("PRAGMA user_version = 99", r"newer fedpatch \(version 99"),
     ):
@@ -218,7 +218,7 @@ def test_foreign_file_is_refused_and_left_alone(path, readonly):
         database.execute(statement)
         database.close()
         before = path.read_bytes()
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=problem):
             Registry(path, readonly=readonly)
         assert path.read_bytes() == before
 

@@ -93,8 +93,8 @@ def path(story: Story) -> Iterator[Path]:
         yield laid
 
 
-class Told(logging.Handler):
-    """What the registry's log says within a `with`."""
+class LogLines(logging.Handler):
+    """The log lines of the registry within a `with`."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -113,7 +113,7 @@ class Told(logging.Handler):
 
 def opened(path: Path) -> tuple[Content, list[str]]:
     """The content of the registry after it was opened for writing, and the lines that were logged."""
-    with Told() as lines, Registry(path) as registry:
+    with LogLines() as lines, Registry(path) as registry:
         found = content_of(registry._db)
         seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
     return found, lines
@@ -237,7 +237,7 @@ def test_row_changed_by_another_program_after_the_end_leaves_the_run_finished(pa
     with Registry(path) as registry:
         registry.finish_run(story.run, stopped_because="max_rounds", user_accuracy=0.5, model="model.npz")
     change(path, "UPDATE devices SET last_seen = 4.0")
-    with Told() as lines, Registry(path) as registry:
+    with LogLines() as lines, Registry(path) as registry:
         run = registry.run("last")
     assert (run.status, run.user_accuracy, lines) == ("finished", 0.5, [])
 
@@ -314,7 +314,7 @@ def test_journals_add_what_the_copy_lacks(path: Path, story: Story):
         wanted = registry.runs(), registry.rounds.records(story.run)
     copy_of(path).write_bytes(story.ended[f"{REGISTRY_FILE}.before"])
     path.write_bytes(b"no database")
-    with Told() as lines, Registry(path) as registry:
+    with LogLines() as lines, Registry(path) as registry:
         assert (registry.runs(), registry.rounds.records(story.run)) == wanted
     assert len(lines) == 1
 

@@ -134,9 +134,9 @@ def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(
     with Registry(state_dir / REGISTRY_FILE) as registry:
         monkeypatch.setattr(run_journal, "append_durably", refuse)
         registry.rounds.finish(registry.run("last").id, RoundRecord(2, "aggregated", 2, 2, 0, 2, 0.9))
-    told = [one for one in bad(state_dir) if "checkpoint-000002" not in one.detail]
-    assert [(one.verdict, "lags behind the registry" in one.detail) for one in told] == [("warn", True)]
-    assert "fedpatch resume" in told[0].remedy and "--rebuild" not in told[0].remedy
+    warnings = [one for one in bad(state_dir) if "checkpoint-000002" not in one.detail]
+    assert [(one.verdict, "lags behind the registry" in one.detail) for one in warnings] == [("warn", True)]
+    assert "fedpatch resume" in warnings[0].remedy and "--rebuild" not in warnings[0].remedy
 
 
 def test_run_missing_in_the_registry_fails_with_the_rebuild_command(state_dir: Path):

@@ -21,7 +21,7 @@ from fedpatch.shared.errors import ConfigError, UsageError
         ("a/b", "a", False),
     ],
 )
-def test_filter_takes_topics_as_mqtt_says(source, topic, takes):
+def test_filter_matches_topics_by_the_rules_of_mqtt(source, topic, takes):
     assert served(f"{source} -> out").takes(topic) is takes
 
 

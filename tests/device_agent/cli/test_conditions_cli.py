@@ -1,4 +1,4 @@
-"""`fedpatch-agent conditions`: what an owner is told of the device, and of what it would say to work."""
+"""`fedpatch-agent conditions`: the facts of a device that its owner sees, and its answer to work."""
 
 from __future__ import annotations
 
@@ -24,30 +24,36 @@ def agent(agent: Program, tmp_path: Path) -> Callable[..., Ended]:
     return lambda *options: agent("conditions", "--data", "shard:0/2", *where, *options)
 
 
-def test_the_facts_are_told_with_their_sources(agent):
+def test_conditions_prints_facts_with_their_sources(agent):
     ended = agent("--no-charging")
     assert ended.code == 0, ended.err
     *facts, empty, private, answer = ended.out.splitlines()
     assert private == "private: at least affine (the default)"
     assert (empty, answer, len(facts)) == ("", "it would accept work now", len(fields(Facts)))
-    told = dict(zip((one.name for one in fields(Facts)), facts, strict=True))
-    assert told["battery_percent"].split() == ["battery", "percent", "71", "sys/class/power_supply/BAT0:", "capacity"]
-    assert told["external_power"].split()[:3] == ["external", "power", "no"]
-    assert told["temperature_c"].split()[:3] == ["temperature", "c", "unknown"]
-    assert told["metered"].split()[:2] == ["metered", "no"] and told["metered"].endswith(" (assumed)")
-    assert told["link"].split() == ["link", "loopback", "sys/class/net/lo"]
+    printed = dict(zip((one.name for one in fields(Facts)), facts, strict=True))
+    assert printed["battery_percent"].split() == [
+        "battery",
+        "percent",
+        "71",
+        "sys/class/power_supply/BAT0:",
+        "capacity",
+    ]
+    assert printed["external_power"].split()[:3] == ["external", "power", "no"]
+    assert printed["temperature_c"].split()[:3] == ["temperature", "c", "unknown"]
+    assert printed["metered"].split()[:2] == ["metered", "no"] and printed["metered"].endswith(" (assumed)")
+    assert printed["link"].split() == ["link", "loopback", "sys/class/net/lo"]
 
 
-def test_what_speaks_against_work_is_told_in_sentences(agent):
+def test_conditions_prints_each_objection_to_work(agent):
     lines = ["it would not accept work now:", "  it runs on its battery"]
     assert agent().out.splitlines()[-2:] == lines
     lines = ["it would accept work now", "  independent of its preferences: it runs on its battery"]
     assert agent("--admission", "always").out.splitlines()[-2:] == lines
 
 
-def test_a_program_is_told_the_same(agent):
-    told = json.loads(agent("--json").out)
-    assert (told["would_accept"], [one["condition"] for one in told["missed"]]) == (False, ["not_charging"])
-    assert list(told["facts"]) == [one.name for one in fields(Facts)]
-    assert told["facts"]["battery_percent"]["value"] == 71.0
-    assert told["facts"]["temperature_c"] | {"source": ""} == {"value": None, "source": "", "confidence": "unknown"}
+def test_conditions_json_holds_the_same_facts(agent):
+    printed = json.loads(agent("--json").out)
+    assert (printed["would_accept"], [one["condition"] for one in printed["missed"]]) == (False, ["not_charging"])
+    assert list(printed["facts"]) == [one.name for one in fields(Facts)]
+    assert printed["facts"]["battery_percent"]["value"] == 71.0
+    assert printed["facts"]["temperature_c"] | {"source": ""} == {"value": None, "source": "", "confidence": "unknown"}

@@ -118,7 +118,7 @@ def test_a_device_that_would_decline(settings, tmp_path, admission, status, verd
         ("affine", b"damaged", "ok", "at least affine"),
     ],
 )
-def test_what_stays_private_is_told(settings, private, record, verdict, words):
+def test_doctor_reports_the_private_tensors(settings, private, record, verdict, words):
     if record is not None:
         (settings.state_dir / "patches").mkdir(parents=True)
         (settings.state_dir / "patches" / "digits.private").write_bytes(record)
@@ -164,8 +164,8 @@ def test_a_name_that_another_agent_has(settings, mosquitto):
         (True, "warn", "did not answer"),
     ],
 )
-def test_the_coordinator_as_its_presence_tells(settings, online, verdict, words):
-    """None, one that left, and one that says that it is there but does not answer, under the generated rules."""
+def test_doctor_reports_the_coordinator_by_its_presence(settings, online, verdict, words):
+    """None, one that left, and one that is online but does not answer, under the generated rules."""
     with guarded(mosquitto_acl(FLEET, devices=[DEVICE])) as broker:
         login = {"username": COORDINATOR, "password": PASSWORDS[COORDINATOR]}
         with client(broker.url, "there", **login) as there:
@@ -182,7 +182,7 @@ def test_the_coordinator_as_its_presence_tells(settings, online, verdict, words)
 
 
 @pytest.mark.broker
-def test_a_broker_without_rules_is_told_where_it_is_not_only_ours(settings, monkeypatch):
+def test_doctor_warns_of_a_broker_without_access_rules_unless_it_is_local(settings, monkeypatch):
     """On this machine alone nobody else can speak as the coordinator; on a network anybody can."""
     with Mosquitto() as broker:
         ours = replace(settings, broker=broker.url)

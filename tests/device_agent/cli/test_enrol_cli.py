@@ -1,4 +1,4 @@
-"""`fedpatch-agent enrol`: where it installs, and what it says of it."""
+"""`fedpatch-agent enrol`: where it installs, and its output."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_the_settings_name_the_state_directory_and_doing_it_again_changes_nothin
     assert first.out.endswith("then: fedpatch-agent doctor --config agent.toml\n")
     assert again.out.splitlines()[0] == "this device is pi-1 of fleet kitchen; nothing has changed"
     Path("pi-1.bundle").chmod(0o644)
-    told = agent("enrol", "pi-1.bundle", "--json")
-    assert json.loads(told.out)["device"] == "pi-1" and "pi-1.bundle is open to other users" in told.err
+    done = agent("enrol", "pi-1.bundle", "--json")
+    assert json.loads(done.out)["device"] == "pi-1" and "pi-1.bundle is open to other users" in done.err

@@ -92,9 +92,7 @@ def test_the_same_bundle_again_changes_nothing(tmp_path: Path, device: Device):
 
 
 @pytest.mark.parametrize(("other", "fleet"), [("pi-2", "kitchen"), ("pi-1", "garden")])
-def test_another_identity_is_not_overwritten_unless_that_is_said(
-    tmp_path: Path, device: Device, other: str, fleet: str
-):
+def test_enrol_replaces_another_identity_only_with_the_option(tmp_path: Path, device: Device, other: str, fleet: str):
     device.install(bundle_of(tmp_path))
     before = device.config.read_text()
     newcomer = bundle_of(tmp_path, other, fleet)
@@ -108,7 +106,7 @@ def test_another_identity_is_not_overwritten_unless_that_is_said(
     assert (device.settings["device_id"], device.settings["fleet"]) == (other, fleet)
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path, device: Device):
+def test_parts_of_different_identities_are_refused(tmp_path: Path, device: Device):
     bundle, other = bundle_of(tmp_path), bundle_of(tmp_path, "pi-2", "garden")
     for wrong, words in (
         (replace(bundle, key=other.key), "the bundle's key is not that of its certificate"),
@@ -208,7 +206,7 @@ def test_an_installation_that_is_cut_short_is_completed_by_doing_it_again(
             return
 
 
-def test_what_is_no_bundle_is_refused_without_a_word_of_what_is_in_it(tmp_path: Path):
+def test_file_that_is_no_bundle_is_refused_without_quoting_its_content(tmp_path: Path):
     bundle = bundle_of(tmp_path)
     assert decode_bundle(encode_bundle(bundle), "it") == bundle
     plain = json.loads(encode_bundle(bundle))
@@ -232,13 +230,13 @@ def test_settings_that_cannot_be_read_are_left_alone(tmp_path: Path, device: Dev
         device.install(bundle_of(tmp_path))
 
 
-def test_a_bundle_that_others_may_have_read_is_told(tmp_path: Path):
+def test_bundle_readable_by_others_is_reported(tmp_path: Path):
     bundle = tmp_path / "pi-1.bundle"
     bundle.touch(mode=0o600)
     assert open_to_others(bundle, "pi-1") == []
     bundle.chmod(0o644)
-    (told,) = open_to_others(bundle, "pi-1")
-    assert "pi-1.bundle is open to other users (mode 0644)" in told and "fedpatch device rotate pi-1" in told
+    (warning,) = open_to_others(bundle, "pi-1")
+    assert "pi-1.bundle is open to other users (mode 0644)" in warning and "fedpatch device rotate pi-1" in warning
 
 
 def test_settings_that_enrolling_makes_name_the_state_directory_that_it_was_given(tmp_path: Path, device: Device):
@@ -252,17 +250,17 @@ def test_settings_that_enrolling_makes_name_the_state_directory_that_it_was_give
     assert device.install(bundle) == [] and device.config.read_text() == before
 
 
-def test_enrolling_tells_what_is_still_to_be_said_before_the_agent_can_start(tmp_path: Path, monkeypatch, capsys):
+def test_enrol_names_required_settings_that_are_missing(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "pi-1.bundle").write_bytes(encode_bundle(bundle_of(tmp_path)))
     monkeypatch.chdir(tmp_path)
     agent = Program(main, monkeypatch, capsys)
-    said = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
-    assert "write into agent.toml what the device trains with" in said
-    assert said.endswith("then: fedpatch-agent doctor --config agent.toml\n")
+    printed = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
+    assert "write into agent.toml what the device trains with" in printed
+    assert printed.endswith("then: fedpatch-agent doctor --config agent.toml\n")
     Path("agent.toml").write_text(OWN)
-    said = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
-    assert "what the device trains with" not in said
-    assert said.endswith("then: fedpatch-agent doctor --config agent.toml --state-dir state\n")
+    printed = agent("enrol", "pi-1.bundle", "--state-dir", "state").out
+    assert "what the device trains with" not in printed
+    assert printed.endswith("then: fedpatch-agent doctor --config agent.toml --state-dir state\n")
 
 
 def test_a_device_needs_no_further_package(tmp_path: Path):

@@ -36,7 +36,7 @@ def state_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
+def test_status_shows_the_work_of_a_running_agent(agent, state_dir):
     with lock_state_dir(state_dir):
         out = agent("status", "--state-dir", state_dir).out
     assert "pi-1 of fleet kitchen is running" in out
@@ -46,13 +46,13 @@ def test_a_running_agent_tells_what_it_is_doing(agent, state_dir):
     assert "private affine" in out and "round 2 of run a-run" in out
 
 
-def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
+def test_status_shows_a_problem_while_the_agent_runs(agent, state_dir):
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "mqtt://broker:1883", "version": "1"}
     StatusFile(state_dir, fixed).write({**TRAINING, "problem": "another agent uses the device id 'pi-1'"})
     with lock_state_dir(state_dir):
         assert "problem: another agent uses the device id 'pi-1'\n" in agent("status", "--state-dir", state_dir).out
-        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    assert told["problem"] == "another agent uses the device id 'pi-1'"
+        printed = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert printed["problem"] == "another agent uses the device id 'pi-1'"
     assert "problem:" not in agent("status", "--state-dir", state_dir).out
 
 
@@ -64,7 +64,7 @@ def test_a_problem_is_told_while_the_agent_runs(agent, state_dir):
         ({}, "it would accept work now"),
     ],
 )
-def test_status_says_that_work_would_be_accepted_only_where_it_would(agent, state_dir, changes, words):
+def test_status_reports_accepting_work_only_when_ready(agent, state_dir, changes, words):
     fixed = {"device_id": "pi-1", "fleet": "kitchen", "broker": "b", "version": "1", "admission": "always"}
     StatusFile(state_dir, fixed).write({**TRAINING, **changes})
     with lock_state_dir(state_dir):
@@ -88,17 +88,22 @@ def test_status_for_programs(agent, state_dir):
     (state_dir / "spool").mkdir()
     (state_dir / "spool" / "offer.msgpack").write_bytes(b"")
     with lock_state_dir(state_dir):
-        told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    assert (told["running"], told["state"], told["round"], told["update_waits"]) == (True, "training", 3, True)
-    assert [one["policy"] for one in told["patches"]] == ["affine"]
+        printed = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert (printed["running"], printed["state"], printed["round"], printed["update_waits"]) == (
+        True,
+        "training",
+        3,
+        True,
+    )
+    assert [one["policy"] for one in printed["patches"]] == ["affine"]
 
 
-def test_status_tells_which_global_model_is_held(agent, state_dir):
+def test_status_shows_the_digest_of_the_held_global_model(agent, state_dir):
     none = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
     assert none["held_version"] is None
     ModelCache(state_dir / "held").write(Held("ab" * 32, "5c" * 32, "fp32", 4), b"blob")
-    told = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
-    assert told["held_version"] == "ab" * 32
+    printed = json.loads(agent("status", "--state-dir", state_dir, "--json").out)
+    assert printed["held_version"] == "ab" * 32
     assert "global model: version abababababab is held" in agent("status", "--state-dir", state_dir).out
 
 
@@ -123,7 +128,7 @@ def test_patches_are_listed_without_their_values(agent, state_dir):
     assert "broken.patch" in lines[0] and "digits" in lines[1]
 
 
-def test_a_device_without_patches_says_so(agent, tmp_path):
+def test_patches_reports_a_device_without_patches(agent, tmp_path):
     lock_state_dir(tmp_path).release()
     assert agent("patches", "--state-dir", tmp_path) == Ended(0, f"no patches yet in {tmp_path}\n", "")
     assert agent("patches", "--state-dir", tmp_path, "--json").out == "[]\n"
@@ -137,7 +142,7 @@ def test_a_directory_without_an_agent_is_a_usage_error(agent, tmp_path, command)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_damaged_status_is_told(agent, state_dir):
+def test_damaged_status_file_is_an_error(agent, state_dir):
     (state_dir / "status.json").write_bytes(b"{")
     ended = agent("status", "--state-dir", state_dir)
     assert ended.code == 1
@@ -149,14 +154,14 @@ def test_the_state_directory_may_come_from_the_environment(agent, state_dir, mon
     assert json.loads(agent("status", "--json").out)["device_id"] == "pi-1"
 
 
-def test_wrong_settings_are_told_together(agent):
+def test_agent_reports_all_wrong_settings_together(agent):
     ended = agent("run", "--threads", "none", "--broker", "no where", "--task", "digts")
     assert (ended.code, ended.out) == (2, "")
     complaints = [line.removeprefix("fedpatch-agent: ").partition(":")[0] for line in ended.err.splitlines()]
     assert sorted(complaints) == ["--broker", "--task", "--threads", "data"]
 
 
-def test_an_agent_ends_with_whoever_holds_its_stdin(tmp_path):
+def test_agent_ends_when_its_stdin_closes(tmp_path):
     """That is how no agent outlives the demo that started it."""
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(tmp_path / "agent")]
     command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]

@@ -44,12 +44,12 @@ def inputs(tmp_path: Path) -> Path:
 
 
 def test_predict_names_the_class_of_each_example(agent, state_dir, inputs):
-    told = agent("predict", inputs, "--state-dir", state_dir)
+    done = agent("predict", inputs, "--state-dir", state_dir)
     known = json.loads(agent("predict", inputs, inputs, "--state-dir", state_dir, "--json").out)
-    assert (told.code, told.err) == (0, "")
+    assert (done.code, done.err) == (0, "")
     assert (known["task"], known["run"], known["round"]) == ("digits", RUN, 3)
     assert [one["row"] for one in known["predictions"]] == [0, 1, 2, 3] * 2
-    for line, one in zip(told.out.splitlines(), known["predictions"], strict=False):
+    for line, one in zip(done.out.splitlines(), known["predictions"], strict=False):
         assert line == f"{inputs}[{one['row']}]: {one['class']}"
         assert one["class_index"] == int(one["class"]) == int(np.argmax(one["outputs"]))
         assert len(one["outputs"]) == 10
@@ -90,7 +90,7 @@ def test_predict_takes_another_model_by_its_path(agent, state_dir, inputs):
     ],
     ids=["file", "task", "state", "model", "path"],
 )
-def test_predict_tells_what_is_missing(agent, state_dir, inputs, monkeypatch, arguments, code, problem):
+def test_predict_names_the_missing_part(agent, state_dir, inputs, monkeypatch, arguments, code, problem):
     monkeypatch.chdir(inputs.parent)
     places = {"STATE": str(state_dir), "NOWHERE": str(state_dir / "nowhere")}
     ended = agent("predict", *(places.get(one, one) for one in arguments))
@@ -118,9 +118,9 @@ def test_evaluate_measures_on_the_devices_own_test_data(agent, state_dir):
     assert known["user_accuracy"] == pytest.approx(right)
     assert (known["metric"], known["test_examples"]) == ("accuracy", len(own.test_x))
     assert (known["user_accuracy_when_made"], known["round"]) == (0.5, 3)
-    told = agent(*given).out.splitlines()
-    assert told[0] == f"digits: accuracy {right:.4g} on {len(own.test_x)} test examples (0.5 when it was made)"
-    assert "model of round 3" in told[1]
+    done = agent(*given).out.splitlines()
+    assert done[0] == f"digits: accuracy {right:.4g} on {len(own.test_x)} test examples (0.5 when it was made)"
+    assert "model of round 3" in done[1]
 
 
 def _predicted(agent: Callable[..., Ended], state_dir: Path, inputs: np.ndarray) -> str:
@@ -143,13 +143,13 @@ def onnx_of_toy() -> bytes:
     return onnx_of(TOY, (12,))
 
 
-def test_evaluate_tells_what_is_wrong_with_the_data(agent, state_dir):
+def test_evaluate_reports_wrong_data(agent, state_dir):
     ended = agent("evaluate", "--state-dir", state_dir, "--data", "shards:1")
     assert (ended.code, ended.out) == (2, "")
     assert "data spec" in ended.err
 
 
-def test_evaluate_tells_what_a_tasks_own_code_does_wrong(agent, tmp_path):
+def test_evaluate_reports_errors_of_task_code(agent, tmp_path):
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx_of_toy(), task="toy")
     given = ("evaluate", "--state-dir", tmp_path, "--task", "tests.device_agent.toy_tasks:TOY", "--data")
     ended = agent(*given, "bug:20")
@@ -166,8 +166,8 @@ def test_no_command_imports_torch(state_dir, inputs, command):
     """A Pi has no memory for it beside what the application needs; the tasks that ship do not need it either."""
     arguments = {"predict": [str(inputs)], "evaluate": ["--data", DATA]}.get(command, [])
     loaded = "sorted({'torch', 'onnx'} & sys.modules.keys()), 'onnxruntime' in sys.modules"
-    told = agent_leaves(loaded, command, *arguments, "--state-dir", state_dir)
-    assert told == f"[] {command in ('predict', 'evaluate')}"
+    done = agent_leaves(loaded, command, *arguments, "--state-dir", state_dir)
+    assert done == f"[] {command in ('predict', 'evaluate')}"
 
 
 def test_models_are_listed_the_newest_first(agent, state_dir):
@@ -189,20 +189,20 @@ def test_models_are_listed_the_newest_first(agent, state_dir):
         ({"validation_accuracy": None}, "chosen by no number on 12 validation examples"),
     ],
 )
-def test_models_without_a_validation_figure_says_why(agent, tmp_path, onnx, validation, words):
+def test_models_gives_the_reason_for_a_missing_validation_figure(agent, tmp_path, onnx, validation, words):
     publish(ModelStore(tmp_path / DIRECTORY), 1, onnx, **DIGITS, **validation)
     line = agent("models", "--state-dir", tmp_path).out
     assert line.startswith(f"present model of digits, accuracy 0.5 on 20 test examples ({words}): of round 1")
 
 
-def test_a_device_without_models_says_so(agent, tmp_path):
+def test_models_reports_a_device_without_models(agent, tmp_path):
     assert agent("models", "--state-dir", tmp_path).out == f"no personal models yet in {tmp_path}\n"
     assert json.loads(agent("models", "--state-dir", tmp_path, "--json").out) == []
 
 
 def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, inputs):
-    told = agent("rollback", "--state-dir", state_dir)
-    assert told.out.startswith(f"present model of digits, {FIGURES}: of round 2 ")
+    done = agent("rollback", "--state-dir", state_dir)
+    assert done.out.startswith(f"present model of digits, {FIGURES}: of round 2 ")
     assert json.loads(agent("predict", inputs, "--state-dir", state_dir, "--json").out)["round"] == 2
     known = json.loads(agent("rollback", "--to", 3, "--state-dir", state_dir, "--json").out)
     assert (known["round"], known["current"]) == (3, True)
@@ -211,7 +211,7 @@ def test_rollback_makes_an_earlier_model_the_present_one(agent, state_dir, input
     assert "there are those of rounds: 3, 2, 1" in refused.err
 
 
-def test_status_tells_of_the_models(agent, state_dir):
+def test_status_lists_the_personal_models(agent, state_dir):
     lock_state_dir(state_dir).release()
     StatusFile(state_dir, {"device_id": "pi", "fleet": "f", "broker": "b", "version": "1"}).write({"state": "idle"})
     assert "present model of digits" in agent("status", "--state-dir", state_dir).out
@@ -221,7 +221,7 @@ def test_status_tells_of_the_models(agent, state_dir):
     assert "does not describe a model" in agent("status", "--state-dir", state_dir).out
 
 
-def test_models_and_status_tell_why_there_is_no_first_model(agent, tmp_path):
+def test_models_and_status_give_the_reason_for_a_missing_first_model(agent, tmp_path):
     store = ModelStore(tmp_path / DIRECTORY)
     store.prepare("digits")
     store.note_kept("digits", StoredModel(RUN, 7, "too little memory"))

@@ -29,7 +29,7 @@ def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-def test_it_writes_four_files_and_says_which(agent, tmp_path):
+def test_new_task_writes_and_lists_four_files(agent, tmp_path):
     ended = agent("new-task", "room-climate", "--dir", tmp_path)
     folder = tmp_path / "room-climate"
     names = ["pyproject.toml", "room_climate_task.py", "test_room_climate.py", "README.md"]
@@ -42,8 +42,8 @@ def test_it_writes_four_files_and_says_which(agent, tmp_path):
 def test_the_next_step_can_be_pasted(agent, tmp_path):
     parent = tmp_path / "a b" / "ü's $HOME"
     parent.mkdir(parents=True)
-    told = agent("new-task", "room", "--dir", parent).err
-    step = told.removeprefix("next: ").partition(" && ")[0]
+    printed = agent("new-task", "room", "--dir", parent).err
+    step = printed.removeprefix("next: ").partition(" && ")[0]
     done = subprocess.run(["sh", "-c", f"{step} && pwd -P"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{(parent / 'room').resolve()}\n"
 
@@ -86,7 +86,7 @@ def test_a_name_that_no_new_task_can_have_is_refused(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_kind_is_told_with_those_there_are():
+def test_unknown_kind_error_lists_the_known_kinds():
     with pytest.raises(UsageError, match="did you mean 'regression'"):
         render("room", "regresion")
 

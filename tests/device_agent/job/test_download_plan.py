@@ -16,7 +16,7 @@ LIMIT = 10_000
 
 
 @pytest.mark.parametrize("begins", range(len(STEPS)))
-def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
+def test_plan_from_a_held_version_has_the_remaining_deltas(begins):
     request = delta_request()
     way = plan_download(request, VERSIONS[begins].digest, LIMIT)
     assert way == DownloadPlan(request.model, VERSIONS[begins].digest, request.deltas[begins:])
@@ -24,25 +24,25 @@ def test_whoever_holds_a_version_takes_the_rest_of_the_way(begins):
     assert way.saved_bytes == request.model.size_bytes - sum(one.size_bytes for one in way.blobs) > 0
 
 
-def test_a_way_is_told_in_words():
+def test_plan_is_described_in_words():
     ways = [plan_download(delta_request(), held, LIMIT) for held in ("", *(one.digest for one in VERSIONS[-3:]))]
-    told = [
+    texts = [
         "the whole model",
         "the model held and 2 steps from there",
         "the model held and 1 step from there",
         "the model held",
     ]
-    assert list(map(str, ways)) == told
+    assert list(map(str, ways)) == texts
 
 
-def test_whoever_holds_the_model_itself_downloads_nothing():
+def test_plan_with_the_held_model_downloads_nothing():
     for request in (delta_request(), replace(delta_request(), deltas=())):
         way = plan_download(request, request.model.digest, LIMIT)
         assert (way.held, way.blobs) == (request.model.digest, ())
 
 
 @pytest.mark.parametrize("held", ["", "77" * 32], ids=["nothing", "another"])
-def test_whoever_holds_nothing_of_use_takes_the_whole_model(held):
+def test_plan_without_a_useful_version_downloads_the_whole_model(held):
     assert plan_download(delta_request(), held, LIMIT) == DownloadPlan(delta_request().model)
     assert plan_download(delta_request(), held, LIMIT).blobs == (delta_request().model,)
 

@@ -10,8 +10,8 @@ from fedpatch.device_agent.job.job_events import ChunkReceived, ModelEvaluated
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import MAX_BLOB_BYTES, Accept, Evaluation
-from tests.device_agent.jobs import BLOB, KEY, REQUEST, here, requested, said_back
-from tests.support.specs import model, said
+from tests.device_agent.jobs import BLOB, KEY, REQUEST, here, replies, requested
+from tests.support.specs import envelope_of, model
 
 ASKED = replace(REQUEST, evaluate=True)
 MEASURED = Evaluation(model().digest, 0.5, 20, 0.25)
@@ -20,12 +20,12 @@ MEASURED = Evaluation(model().digest, 0.5, 20, 0.25)
 def measuring() -> Job:
     """A job that measures since second 12."""
     job = Job(max_blob_bytes=10_000)
-    [accept] = said_back(job.handle(requested(said(ASKED)), 10.0))
+    [accept] = replies(job.handle(requested(envelope_of(ASKED)), 10.0))
     assert isinstance(accept, Accept)
     here(job, frozenset(), 10.0)
     last = [job.handle(ChunkReceived(cut(BLOB, model(), index)), 12.0) for index in range(3)][-1]
     assert [type(effect) for effect in last][-1] is StartTraining
-    assert said_back(last) == []
+    assert replies(last) == []
     return job
 
 
@@ -33,15 +33,15 @@ def test_the_measure_is_the_one_answer_and_ends_the_job_without_an_upload():
     job = measuring()
     effects = job.handle(ModelEvaluated(KEY, MEASURED), 13.0)
     assert [type(effect) for effect in effects] == [SendMessage, EndJob]  # StopTraining would stop a finished model
-    assert said_back(effects) == [MEASURED]
+    assert replies(effects) == [MEASURED]
     assert (job.state, job.next_deadline()) == (JobState.IDLE, None)
 
 
 def test_a_repeated_request_gets_the_same_answer_and_a_newer_epoch_a_new_measure():
     job = measuring()
     job.handle(ModelEvaluated(KEY, MEASURED), 13.0)
-    assert said_back(job.handle(requested(said(ASKED)), 14.0)) == [MEASURED]
-    [again] = said_back(job.handle(requested(said(ASKED, epoch=2)), 15.0))
+    assert replies(job.handle(requested(envelope_of(ASKED)), 14.0)) == [MEASURED]
+    [again] = replies(job.handle(requested(envelope_of(ASKED, epoch=2)), 15.0))
     assert isinstance(again, Accept)
 
 

@@ -84,12 +84,12 @@ from tests.device_agent.jobs import (
     ask,
     downloading,
     here,
+    replies,
     requested,
-    said_back,
     training,
     uploading,
 )
-from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASKS, model, run_spec, said, update
+from tests.support.specs import CHUNK_BYTES, RUN, SCHEMA, TASKS, envelope_of, model, run_spec, update
 
 
 class TestDownload:
@@ -98,7 +98,7 @@ class TestDownload:
         assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == [WriteChunk(cut(BLOB, model(), 2))]
         assert job.handle(ChunkReceived(cut(BLOB, model(), 2)), 11.0) == []
         kept, begun, train = job.handle(ChunkReceived(cut(BLOB, model(), 1)), 13.5)
-        assert (kept, said_back([begun])) == (WriteChunk(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
+        assert (kept, replies([begun])) == (WriteChunk(cut(BLOB, model(), 1)), [Progress(JobPhase.TRAINING, 0, 1)])
         assert train == StartTraining(KEY, REQUEST, 3.5, DownloadPlan(model()))
         assert train.ends_at == 10.0 + REQUEST.deadline_s
         assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 14.0) == []
@@ -116,7 +116,7 @@ class TestDownload:
         assert job.tick(200.0) == []
         here(job, frozenset({1}), 200.0)
         assert job.next_deadline() == 201.0
-        assert said_back(job.tick(201.0)) == [Need(model().digest, b"\x05")]
+        assert replies(job.tick(201.0)) == [Need(model().digest, b"\x05")]
         assert job.tick(201.5) == []
 
     def test_damaged_model_is_downloaded_again(self):
@@ -127,26 +127,26 @@ class TestDownload:
     def test_deadline_passes_sends_failed(self):
         for job in (downloading(), training()):
             assert job.next_deadline() is not None
-            assert said_back(job.tick(310.0))[0] == Failed(FailReason.DEADLINE)
+            assert replies(job.tick(310.0))[0] == Failed(FailReason.DEADLINE)
             assert job.state is JobState.IDLE
 
 
 class TestTraining:
     def test_progress_is_sent_until_the_deadline(self):
         job = training()
-        assert said_back(job.handle(TrainingProgressed(KEY, 3, 5), 20.0)) == [Progress(JobPhase.TRAINING, 3, 5)]
+        assert replies(job.handle(TrainingProgressed(KEY, 3, 5), 20.0)) == [Progress(JobPhase.TRAINING, 3, 5)]
         assert job.next_deadline() == 310.0
         assert job.tick(309.9) == []
 
     def test_trained_update_is_spooled_before_it_is_offered(self):
         job = training()
         spool, offer = job.handle(UpdateTrained(KEY, update()), 20.0)
-        assert (spool, said_back([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
+        assert (spool, replies([offer])) == (SpoolUpdate(KEY, update(), REQUEST), [Offer(update())])
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
 
     def test_training_fails_sends_reason_without_detail(self):
         effects = training().handle(TrainingFailed(KEY, FailReason.NOT_FINITE, "secret.weight holds nan"), 20.0)
-        assert said_back(effects) == [Failed(FailReason.NOT_FINITE)]
+        assert replies(effects) == [Failed(FailReason.NOT_FINITE)]
         assert [type(effect) for effect in effects] == [SendMessage, StopTraining, EndJob]
         assert effects[-1] == EndJob("gave up: not_finite: secret.weight holds nan", gave_up=True)
 
@@ -168,17 +168,17 @@ class TestUpload:
 
     def test_grant_and_ack_send_chunks_within_the_window(self):
         job = uploading()
-        assert job.handle(MessageReceived(said(self.grant())), 21.0) == [SendChunk(0), SendChunk(1)]
-        assert job.handle(MessageReceived(said(Ack(DIGEST, b"\x01"))), 22.0) == [SendChunk(2)]
+        assert job.handle(MessageReceived(envelope_of(self.grant())), 21.0) == [SendChunk(0), SendChunk(1)]
+        assert job.handle(MessageReceived(envelope_of(Ack(DIGEST, b"\x01"))), 22.0) == [SendChunk(2)]
 
     def test_quiet_upload_is_offered_again(self):
         job = uploading()
         assert job.next_deadline() == 23.0
-        assert said_back(job.tick(23.0)) == [Offer(update())]
+        assert replies(job.tick(23.0)) == [Offer(update())]
         job.handle(LinkRestored(), 24.0)
-        assert said_back(job.tick(24.0)) == [Offer(update())]
-        assert job.handle(MessageReceived(said(RetryAfter(DIGEST, 9.0))), 25.0) == []
-        assert (job.tick(33.9), said_back(job.tick(34.0))) == ([], [Offer(update())])
+        assert replies(job.tick(24.0)) == [Offer(update())]
+        assert job.handle(MessageReceived(envelope_of(RetryAfter(DIGEST, 9.0))), 25.0) == []
+        assert (job.tick(33.9), replies(job.tick(34.0))) == ([], [Offer(update())])
 
     @pytest.mark.parametrize(
         ("end", "outcome"),
@@ -192,7 +192,9 @@ class TestUpload:
     def test_final_message_ends_the_job(self, end, outcome):
         job = uploading()
         rest_s, committed = (40.0, KEY) if outcome == "committed" else (0.0, None)
-        assert job.handle(MessageReceived(said(end)), 21.0) == [EndJob(outcome, rest_s=rest_s, committed=committed)]
+        assert job.handle(MessageReceived(envelope_of(end)), 21.0) == [
+            EndJob(outcome, rest_s=rest_s, committed=committed)
+        ]
         assert (job.state, job.status(), job.next_deadline()) == (JobState.IDLE, None, None)
         assert job.tick(1e6) == []
 
@@ -209,21 +211,21 @@ class TestUpload:
     )
     def test_answer_with_another_digest_is_ignored(self, body):
         job = uploading()
-        assert job.handle(MessageReceived(said(body)), 21.0) == []
+        assert job.handle(MessageReceived(envelope_of(body)), 21.0) == []
         assert job.state is JobState.UPLOADING
 
     def test_restored_update_is_offered(self):
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update()), 5.0)
         assert job.status() == JobStatus(RUN, 1, 1, JobPhase.UPLOADING)
-        assert said_back(job.tick(5.0)) == [Offer(update())]
-        assert job.handle(MessageReceived(said(Committed(DIGEST))), 6.0) == [EndJob("committed", committed=KEY)]
+        assert replies(job.tick(5.0)) == [Offer(update())]
+        assert job.handle(MessageReceived(envelope_of(Committed(DIGEST))), 6.0) == [EndJob("committed", committed=KEY)]
 
     def test_bitmap_of_wrong_length_raises_wire_error(self):
         job = uploading()
         with pytest.raises(WireError):
-            job.handle(MessageReceived(said(self.grant(b""))), 21.0)
-        assert job.handle(MessageReceived(said(self.grant())), 22.0) == [SendChunk(0), SendChunk(1)]
+            job.handle(MessageReceived(envelope_of(self.grant(b""))), 21.0)
+        assert job.handle(MessageReceived(envelope_of(self.grant())), 22.0) == [SendChunk(0), SendChunk(1)]
 
 
 class TestUnexpectedMessages:
@@ -235,25 +237,25 @@ class TestUnexpectedMessages:
         job = make()
         state = job.state
         for body in (Cancel("late"), Committed(DIGEST), Refused(DIGEST, RefuseReason.STALE_EPOCH)):
-            assert job.handle(MessageReceived(said(body, **other)), 21.0) == []
+            assert job.handle(MessageReceived(envelope_of(body, **other)), 21.0) == []
         assert job.state is state
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_upload_message_before_upload_is_ignored(self, make):
         job = make()
         for body in (Committed(DIGEST), Grant(DIGEST, 4, b"\x00")):
-            assert job.handle(MessageReceived(said(body)), 13.0) == []
-        assert EndJob("cancelled: late") in job.handle(MessageReceived(said(Cancel("late"))), 13.0)
+            assert job.handle(MessageReceived(envelope_of(body)), 13.0) == []
+        assert EndJob("cancelled: late") in job.handle(MessageReceived(envelope_of(Cancel("late"))), 13.0)
         assert job.state is JobState.IDLE
 
     def test_message_of_a_device_is_ignored(self):
-        assert uploading().handle(MessageReceived(said(Accept(10))), 21.0) == []
+        assert uploading().handle(MessageReceived(envelope_of(Accept(10))), 21.0) == []
 
     def test_events_while_idle_have_no_effect(self):
         """Completions of a job that has ended meanwhile have no effect either; a failed effect is only logged."""
         job = Job(max_blob_bytes=10_000)
         for event in (
-            MessageReceived(said(Cancel("late"))),
+            MessageReceived(envelope_of(Cancel("late"))),
             ChunkReceived(cut(BLOB, model(), 0)),
             DownloadStarted({model().digest: range(3)}),
             DownloadDamaged(),
@@ -272,20 +274,20 @@ class TestRequest:
     def test_new_request_is_accepted_and_downloaded(self):
         job = Job(max_blob_bytes=10_000)
         effects = ask(job, 2, epoch=3)
-        assert effects == [SendMessage(said(Accept(10), 2, epoch=3, id=1)), StartDownload((model(),))]
+        assert effects == [SendMessage(envelope_of(Accept(10), 2, epoch=3, id=1)), StartDownload((model(),))]
         assert job.status() == JobStatus(RUN, 3, 2, JobPhase.DOWNLOADING)
 
     def test_repeated_while_downloading_repeats_accept(self):
         job = downloading()
-        assert said_back(ask(job, accept=False)) == [Accept(10)]
+        assert replies(ask(job, accept=False)) == [Accept(10)]
         assert job.state is JobState.DOWNLOADING
 
     def test_repeated_while_training_repeats_accept_and_progress(self):
         job = training()
-        assert said_back(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert replies(ask(job, accept=False)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
         again = ask(job)
-        assert said_back(again) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
+        assert replies(again) == [Accept(10), Progress(JobPhase.TRAINING, 3, 5)]
         first, second = (effect.envelope.id for effect in again if isinstance(effect, SendMessage))
         assert second == first + 1
         assert job.state is JobState.TRAINING
@@ -320,14 +322,14 @@ class TestRequest:
     )
     def test_request_for_ended_job_is_ignored(self, end):
         job = uploading()
-        job.handle(MessageReceived(said(end)), 21.0)
+        job.handle(MessageReceived(envelope_of(end)), 21.0)
         assert ask(job) == []
         assert job.state is JobState.IDLE
-        assert said_back(ask(job, 2)) == [Accept(10)]
+        assert replies(ask(job, 2)) == [Accept(10)]
 
     def test_request_before_task_is_loaded_is_not_answered(self):
         """It will be sent again; declining for want of tasks would be held against the device."""
-        assert Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), ()), 10.0) == []
+        assert Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), ()), 10.0) == []
 
 
 class TestDecline:
@@ -345,8 +347,8 @@ class TestDecline:
     def test_decline_names_first_reason(self, request_, accept, reason, words):
         """A lasting reason comes before a passing one; nothing is begun."""
         job = Job(max_blob_bytes=10_000)
-        effects = job.handle(requested(said(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
-        [body] = said_back(effects)
+        effects = job.handle(requested(envelope_of(request_), TASKS, AdmissionDecision(accept, "on battery")), 10.0)
+        [body] = replies(effects)
         assert isinstance(body, Decline)
         assert (len(effects), body.reason, job.state) == (1, reason, JobState.IDLE)
         assert words in body.detail
@@ -361,7 +363,7 @@ class TestDecline:
     )
     def test_unknown_task_decline_lists_installed_tasks(self, installed, listed):
         tasks = tuple(replace(TASKS[0], task=task) for task in installed)
-        [body] = said_back(Job(max_blob_bytes=1).handle(requested(said(REQUEST), tasks), 0.0))
+        [body] = replies(Job(max_blob_bytes=1).handle(requested(envelope_of(REQUEST), tasks), 0.0))
         assert isinstance(body, Decline)
         assert body.reason == "unknown_task"
         assert "'digits' is not installed" in body.detail
@@ -370,12 +372,12 @@ class TestDecline:
 
     def test_no_examples_declines_for_too_little_data(self):
         none = (replace(TASKS[0], num_examples=0),)
-        [body] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), none), 0.0))
+        [body] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), none), 0.0))
         assert body == Decline(DeclineReason.TOO_LITTLE_DATA, "no training examples here")
 
     def test_single_example_is_enough_to_accept(self):
         one = (replace(TASKS[0], num_examples=1),)
-        accept, *_ = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), one), 0.0))
+        accept, *_ = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), one), 0.0))
         assert accept == Accept(1)
 
     @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT, DeclineReason.STORAGE])
@@ -383,7 +385,7 @@ class TestDecline:
         """A coordinator names the newer reasons that it understands in the request's features."""
         decision = AdmissionDecision(False, "no", reason=reason)
         declines = [
-            said_back(Job(max_blob_bytes=10_000).handle(requested(said(request_), decision=decision), 0.0))
+            replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(request_), decision=decision), 0.0))
             for request_ in (replace(REQUEST, features=COORDINATOR_FEATURES), REQUEST)
         ]
         replaced = DeclineReason.UNWILLING if reason is DeclineReason.STORAGE else DeclineReason.UNSUPPORTED
@@ -392,9 +394,9 @@ class TestDecline:
     def test_preference_decline_names_condition_and_retry_time(self):
         """So that the coordinator does not ask in vain."""
         verdict = AdmissionDecision(False, "z" * 600, Condition.QUIET_HOURS, 1800.0)
-        effects = Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 10.0)
+        effects = Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), TASKS, verdict), 10.0)
         expected = Decline(DeclineReason.UNWILLING, "z" * 500, Condition.QUIET_HOURS, 1800.0)
-        assert said_back(effects) == [expected]
+        assert replies(effects) == [expected]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_decline_leaves_running_job_as_it_is(self, make):
@@ -411,22 +413,22 @@ class TestDeclinedRequest:
     def test_declined_request_stays_declined(self):
         """The coordinator has counted the device out of this round; the decline may have been lost on its way."""
         job = Job(max_blob_bytes=10_000)
-        assert said_back(ask(job, accept=False)) == [NO]
-        assert said_back(ask(job, accept=True)) == said_back(ask(job, accept=True)) == [NO]
+        assert replies(ask(job, accept=False)) == [NO]
+        assert replies(ask(job, accept=True)) == replies(ask(job, accept=True)) == [NO]
         assert job.state is JobState.IDLE
 
     @pytest.mark.parametrize("newer", [{"round_number": 2}, {"epoch": 2}, {"run": "run-2"}], ids=str)
     def test_declined_request_is_decided_again_in_newer_round_or_epoch(self, newer):
         job = Job(max_blob_bytes=10_000)
         ask(job, accept=False)
-        assert said_back(ask(job, **newer)) == [Accept(10)]
+        assert replies(ask(job, **newer)) == [Accept(10)]
 
     def test_lasting_decline_is_repeated_unchanged(self):
         """Even if the task's data or version changed meanwhile: the next round's request finds out."""
         job = Job(max_blob_bytes=10_000)
         none = (replace(TASKS[0], num_examples=0),)
-        [first] = said_back(job.handle(requested(said(REQUEST), none), 10.0))
-        assert said_back(ask(job)) == [first]
+        [first] = replies(job.handle(requested(envelope_of(REQUEST), none), 10.0))
+        assert replies(ask(job)) == [first]
 
     def test_decline_supersedes_older_requests(self):
         """A request of an earlier round that was long on its way is not a chance that is left."""
@@ -439,8 +441,8 @@ class TestDeclinedRequest:
     def test_decline_beside_job_of_another_run_changes_neither(self, make):
         job = make()
         for _ in range(2):
-            assert said_back(ask(job, run="run-2", accept=False)) == [NO]
-        assert said_back(ask(job, run="run-2")) == [NO]
+            assert replies(ask(job, run="run-2", accept=False)) == [NO]
+        assert replies(ask(job, run="run-2")) == [NO]
         assert job.key == KEY
 
 
@@ -450,13 +452,13 @@ class TestFailedRequest:
     def test_failed_is_repeated_for_the_same_request(self, make, reason):
         job = make()
         job.handle(EffectFailed(reason, "as it happens"), 20.0)
-        assert [said_back(ask(job)) for _ in range(2)] == [[Failed(reason)]] * 2
+        assert [replies(ask(job)) for _ in range(2)] == [[Failed(reason)]] * 2
         assert job.state is JobState.IDLE
 
     def test_failed_at_deadline_is_repeated(self):
         job = training()
         job.tick(310.0)
-        assert said_back(ask(job)) == [Failed(FailReason.DEADLINE)]
+        assert replies(ask(job)) == [Failed(FailReason.DEADLINE)]
 
     def test_failed_job_is_accepted_in_newer_epoch(self):
         job = training()
@@ -467,15 +469,15 @@ class TestFailedRequest:
         job = training()
         ask(job, epoch=2)
         job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)
-        assert said_back(ask(job, epoch=2)) == [Failed(FailReason.TRAINING)]
+        assert replies(ask(job, epoch=2)) == [Failed(FailReason.TRAINING)]
         assert ask(job) == []
 
     def test_failed_and_declined_are_both_remembered(self):
         job = downloading()
         job.handle(EffectFailed(FailReason.DOWNLOAD, ""), 20.0)
         ask(job, run="run-2", accept=False)
-        assert said_back(ask(job)) == [Failed(FailReason.DOWNLOAD)]
-        assert said_back(ask(job, run="run-2")) == [NO]
+        assert replies(ask(job)) == [Failed(FailReason.DOWNLOAD)]
+        assert replies(ask(job, run="run-2")) == [NO]
 
     def test_failed_is_forgotten_after_next_accept(self):
         job = training()
@@ -487,7 +489,7 @@ class TestFailedRequest:
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         job.handle(EffectFailed(FailReason.STORAGE, ""), 20.0)
-        assert said_back(ask(job)) == [Failed(FailReason.STORAGE)]
+        assert replies(ask(job)) == [Failed(FailReason.STORAGE)]
 
 
 questions = st.tuples(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
@@ -501,7 +503,7 @@ def test_any_requests_and_failures_never_change_a_final_answer(asked):
     for epoch, number, accept, fails in asked:
         question = (epoch, number)
         effects = ask(job, number, epoch=epoch, accept=accept)
-        answers = said_back(effects)
+        answers = replies(effects)
         if question in final:
             assert answers in ([], [final[question]])
             assert not [effect for effect in effects if isinstance(effect, StartDownload | EndJob | StopTraining)]
@@ -510,7 +512,7 @@ def test_any_requests_and_failures_never_change_a_final_answer(asked):
                 final[question] = answer
         if fails and job.key is not None:
             key = job.key
-            assert said_back(job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)) == [Failed(FailReason.TRAINING)]
+            assert replies(job.handle(EffectFailed(FailReason.TRAINING, ""), 20.0)) == [Failed(FailReason.TRAINING)]
             final[key.epoch, key.round] = Failed(FailReason.TRAINING)
 
 
@@ -538,45 +540,45 @@ class TestPause:
     def test_paused_training_waits_and_reports_when_resumed(self):
         job = training()
         assert job.handle(OwnerPaused(), 20.0) == [PauseTraining()]
-        go_on, *told = job.handle(OwnerResumed(), 60.0)
+        go_on, *rest = job.handle(OwnerResumed(), 60.0)
         assert go_on == ContinueTraining()
-        assert said_back(told) == [Progress(JobPhase.TRAINING, 0, 1)]
+        assert replies(rest) == [Progress(JobPhase.TRAINING, 0, 1)]
 
     def test_paused_upload_sends_nothing(self):
         job = uploading()
         assert job.handle(OwnerPaused(), 20.0) == []
         for body in (Grant(DIGEST, 4, NOTHING_YET), Ack(DIGEST, NOTHING_YET), RetryAfter(DIGEST, 1.0)):
-            assert job.handle(MessageReceived(said(body)), 21.0) == []
+            assert job.handle(MessageReceived(envelope_of(body)), 21.0) == []
         assert job.next_deadline() is None
         assert job.tick(500.0) == []
-        assert said_back(job.handle(OwnerResumed(), 501.0)) == [Offer(update())]
-        assert sends(job.handle(MessageReceived(said(Grant(DIGEST, 4, NOTHING_YET))), 502.0)) == [0, 1, 2, 3]
+        assert replies(job.handle(OwnerResumed(), 501.0)) == [Offer(update())]
+        assert sends(job.handle(MessageReceived(envelope_of(Grant(DIGEST, 4, NOTHING_YET))), 502.0)) == [0, 1, 2, 3]
 
     def test_update_trained_in_a_pause_is_offered_after_it(self):
         job = training()
         job.handle(OwnerPaused(), 20.0)
         assert job.handle(UpdateTrained(KEY, update()), 20.0) == [SpoolUpdate(KEY, update(), REQUEST)]
-        assert said_back(job.handle(OwnerResumed(), 60.0)) == [Offer(update())]
+        assert replies(job.handle(OwnerResumed(), 60.0)) == [Offer(update())]
 
     def test_paused_upload_accepts_newer_epoch_and_stays_paused(self):
         job = uploading()
         job.handle(OwnerPaused(), 20.0)
-        assert [type(body).__name__ for body in said_back(ask(job, epoch=2))] == ["Accept"]
+        assert [type(body).__name__ for body in replies(ask(job, epoch=2))] == ["Accept"]
         assert job.tick(60.0) == []
-        assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
+        assert replies(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
 
     @pytest.mark.parametrize("make", [downloading, training])
     def test_pause_leaves_the_deadline(self, make):
         job = make()
         job.handle(OwnerPaused(), 20.0)
         assert job.next_deadline() == 310.0
-        assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
+        assert replies(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE)
     def test_job_ends_in_a_pause_ends_the_pause(self, make):
         job = make()
         job.handle(OwnerPaused(), 20.0)
-        assert isinstance(job.handle(MessageReceived(said(Cancel("late"))), 30.0)[-1], EndJob)
+        assert isinstance(job.handle(MessageReceived(envelope_of(Cancel("late"))), 30.0)[-1], EndJob)
         assert not job.paused
         assert job.handle(OwnerResumed(), 31.0) == []
         assert any(isinstance(effect, StartDownload) for effect in ask(job, 2, now=32.0))
@@ -611,8 +613,8 @@ class TestClearance:
     def test_trained_update_awaits_clearance_and_is_then_offered(self):
         job = self.trained()
         assert (job.awaits_clearance, job.next_deadline(), job.tick(60.0)) == (True, None, [])
-        assert job.handle(MessageReceived(said(Grant(DIGEST, 4, NOTHING_YET))), 60.0) == []
-        assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
+        assert job.handle(MessageReceived(envelope_of(Grant(DIGEST, 4, NOTHING_YET))), 60.0) == []
+        assert replies(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
         assert not job.awaits_clearance
 
     def test_restored_update_awaits_clearance(self):
@@ -626,31 +628,31 @@ class TestClearance:
         trained_before.handle(OwnerPaused(), 20.0)
         for job in (trained_before, trained_within):
             assert (job.paused, job.awaits_clearance) == (True, False)
-            assert said_back(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
+            assert replies(job.handle(OwnerResumed(), 61.0)) == [Offer(update())]
 
     def test_end_of_the_job_ends_the_wait_for_clearance(self):
         job = self.trained()
-        job.handle(MessageReceived(said(Cancel("late"))), 30.0)
+        job.handle(MessageReceived(envelope_of(Cancel("late"))), 30.0)
         assert (job.state, job.awaits_clearance) == (JobState.IDLE, False)
 
 
 def test_deadline_in_a_pause_sends_its_condition():
     job = training()
     job.handle(OwnerPaused(Condition.NOT_CHARGING), 20.0)
-    assert said_back(job.tick(310.0)) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+    assert replies(job.tick(310.0)) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
 
 
 def test_committed_in_a_pause_ends_the_job():
     job = uploading()
     job.handle(OwnerPaused(), 20.0)
-    assert job.handle(MessageReceived(said(Committed(DIGEST))), 30.0)[-1] == EndJob("committed", committed=KEY)
+    assert job.handle(MessageReceived(envelope_of(Committed(DIGEST))), 30.0)[-1] == EndJob("committed", committed=KEY)
 
 
 def test_abandoned_job_sends_its_condition():
     job = training()
     job.handle(OwnerPaused(), 20.0)
     failed, stop, forget = job.handle(OwnerAbandoned("unplugged", Condition.NOT_CHARGING), 20.0)
-    assert said_back([failed]) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+    assert replies([failed]) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
     assert stop == StopTraining()
     assert forget == EndJob("gave up: unwilling: unplugged", gave_up=True)
 
@@ -659,14 +661,14 @@ NEW_KEY = replace(KEY, epoch=2)
 
 
 def ask_in_epoch(job: Job, request: WorkRequest, epoch: int = 2, now: float = 30.0) -> list[Effect]:
-    """A request of the newer epoch, whatever the device's owner says by now."""
-    return job.handle(requested(said(request, epoch=epoch), TASKS, AdmissionDecision(False, "no longer")), now)
+    """A request of the newer epoch, regardless of the owner's current answer."""
+    return job.handle(requested(envelope_of(request, epoch=epoch), TASKS, AdmissionDecision(False, "no longer")), now)
 
 
 def spoken_in(effects: list[Effect]) -> set[tuple[str, int, int]]:
-    """Run, epoch and round of all that is said."""
-    said_so = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
-    return {(one.run, one.epoch, one.round) for one in said_so}
+    """Run, epoch and round of all sent messages."""
+    envelopes = [effect.envelope for effect in effects if isinstance(effect, SendMessage)]
+    return {(one.run, one.epoch, one.round) for one in envelopes}
 
 
 class TestTakeOver:
@@ -677,11 +679,11 @@ class TestTakeOver:
         for second in range(11, 40):
             job.tick(float(second))
         effects = ask_in_epoch(job, REQUEST, now=40.0)
-        assert said_back(effects) == [Accept(10)]
+        assert replies(effects) == [Accept(10)]
         assert len(effects) == 1
         assert job.status() == JobStatus(RUN, 2, 1, JobPhase.DOWNLOADING)
         need = job.tick(41.0)
-        assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x06")], {(RUN, 2, 1)})
+        assert (replies(need), spoken_in(need)) == ([Need(model().digest, b"\x06")], {(RUN, 2, 1)})
         assert job.handle(ChunkReceived(cut(BLOB, model(), 1)), 42.0) == [WriteChunk(cut(BLOB, model(), 1))]
         _, begun, train = job.handle(ChunkReceived(cut(BLOB, model(), 2)), 43.0)
         assert spoken_in([begun]) == {(RUN, 2, 1)}
@@ -690,21 +692,21 @@ class TestTakeOver:
     def test_download_not_started_continues_in_new_epoch(self):
         job = Job(max_blob_bytes=10_000)
         ask(job)
-        assert said_back(ask_in_epoch(job, REQUEST)) == [Accept(10)]
+        assert replies(ask_in_epoch(job, REQUEST)) == [Accept(10)]
         assert here(job, frozenset(), 31.0) == []
         need = job.tick(32.0)
-        assert (said_back(need), spoken_in(need)) == ([Need(model().digest, b"\x07")], {(RUN, 2, 1)})
+        assert (replies(need), spoken_in(need)) == ([Need(model().digest, b"\x07")], {(RUN, 2, 1)})
 
     def test_training_continues_in_new_epoch(self):
         job = training()
         job.handle(TrainingProgressed(KEY, 2, 5), 20.0)
         effects = ask_in_epoch(job, REQUEST)
-        assert said_back(effects) == [Accept(10), Progress(JobPhase.TRAINING, 2, 5)]
+        assert replies(effects) == [Accept(10), Progress(JobPhase.TRAINING, 2, 5)]
         assert spoken_in(effects) == {(RUN, 2, 1)}
         progress = job.handle(TrainingProgressed(KEY, 3, 5), 20.0)
-        assert (said_back(progress), spoken_in(progress)) == ([Progress(JobPhase.TRAINING, 3, 5)], {(RUN, 2, 1)})
+        assert (replies(progress), spoken_in(progress)) == ([Progress(JobPhase.TRAINING, 3, 5)], {(RUN, 2, 1)})
         spool, offer = job.handle(UpdateTrained(KEY, update()), 40.0)
-        assert (spool, said_back([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
+        assert (spool, replies([offer])) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Offer(update())])
         assert spoken_in([offer]) == {(RUN, 2, 1)}
 
     def test_training_continues_in_new_epoch_with_other_features_and_measurement(self):
@@ -744,14 +746,14 @@ class TestTakeOver:
     def test_upload_is_offered_again_in_new_epoch(self):
         """A reboot finds the new epoch in the spool's note; a grant of the old one is none any more."""
         job = uploading()
-        job.handle(MessageReceived(said(Grant(DIGEST, 4, b"\x00"))), 21.0)
+        job.handle(MessageReceived(envelope_of(Grant(DIGEST, 4, b"\x00"))), 21.0)
         request = replace(REQUEST, deadline_s=100.0)
         spool, *answers = ask_in_epoch(job, request)
         assert spool == SpoolUpdate(NEW_KEY, update(), request)
-        assert (said_back(answers), spoken_in(answers)) == ([Accept(10), Offer(update())], {(RUN, 2, 1)})
-        assert job.handle(MessageReceived(said(Grant(DIGEST, 1, b"\x00"))), 31.0) == []
-        assert job.handle(MessageReceived(said(Grant(DIGEST, 1, b"\x00"), epoch=2)), 31.0) == [SendChunk(0)]
-        assert job.handle(MessageReceived(said(Committed(DIGEST), epoch=2)), 32.0) == [
+        assert (replies(answers), spoken_in(answers)) == ([Accept(10), Offer(update())], {(RUN, 2, 1)})
+        assert job.handle(MessageReceived(envelope_of(Grant(DIGEST, 1, b"\x00"))), 31.0) == []
+        assert job.handle(MessageReceived(envelope_of(Grant(DIGEST, 1, b"\x00"), epoch=2)), 31.0) == [SendChunk(0)]
+        assert job.handle(MessageReceived(envelope_of(Committed(DIGEST), epoch=2)), 32.0) == [
             EndJob("committed", committed=NEW_KEY)
         ]
 
@@ -759,7 +761,7 @@ class TestTakeOver:
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         spool, *answers = ask_in_epoch(job, REQUEST)
-        assert (spool, said_back(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
+        assert (spool, replies(answers)) == (SpoolUpdate(NEW_KEY, update(), REQUEST), [Accept(10), Offer(update())])
 
     def test_restored_update_without_request_is_replaced_in_new_epoch(self):
         """An older version's note does not say from which model it was trained."""
@@ -773,25 +775,25 @@ class TestTakeOver:
         restored = Job(max_blob_bytes=10_000)
         restored.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
         for job, num_examples in ((training(), 10), (restored, 1)):
-            effects = job.handle(requested(said(REQUEST, epoch=2), others), 30.0)
-            assert Accept(num_examples) in said_back(effects)
+            effects = job.handle(requested(envelope_of(REQUEST, epoch=2), others), 30.0)
+            assert Accept(num_examples) in replies(effects)
 
     @pytest.mark.parametrize("make", [downloading, training], ids=lambda make: make.__name__)
     def test_new_epoch_sets_its_deadline(self, make):
         job = make()
         ask_in_epoch(job, replace(REQUEST, deadline_s=1000.0), now=30.0)
         assert job.state is not JobState.IDLE
-        assert said_back(job.tick(1029.0)) in ([], [Need(model().digest, b"\x07")])
-        assert said_back(job.tick(1030.0)) == [Failed(FailReason.DEADLINE)]
+        assert replies(job.tick(1029.0)) in ([], [Need(model().digest, b"\x07")])
+        assert replies(job.tick(1030.0)) == [Failed(FailReason.DEADLINE)]
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
     def test_any_number_of_epochs_continue_the_job(self, make):
         """A coordinator may be killed any number of times in a round; its older epochs have nothing more to say."""
         job = make()
         for epoch in (2, 3, 7):
-            assert said_back(ask_in_epoch(job, REQUEST, epoch))[0] == Accept(10)
+            assert replies(ask_in_epoch(job, REQUEST, epoch))[0] == Accept(10)
             assert ask_in_epoch(job, REQUEST, epoch - 1) == []
-            assert job.handle(MessageReceived(said(Cancel("late"), epoch=epoch - 1)), 31.0) == []
+            assert job.handle(MessageReceived(envelope_of(Cancel("late"), epoch=epoch - 1)), 31.0) == []
         assert job.key == replace(KEY, epoch=7)
 
     @pytest.mark.parametrize("make", IN_EACH_STATE, ids=lambda make: make.__name__)
@@ -809,7 +811,7 @@ class TestTakeOver:
     def test_other_work_in_new_epoch_replaces_the_job(self, make, other):
         job = make()
         was_training = job.state is JobState.TRAINING
-        effects = job.handle(requested(said(other, epoch=2)), 30.0)
+        effects = job.handle(requested(envelope_of(other, epoch=2)), 30.0)
         assert [type(effect) for effect in effects] == [
             *([StopTraining] * was_training),
             EndJob,
@@ -821,18 +823,18 @@ class TestTakeOver:
         """Behind a broker with another limit the same model is cut differently: what has arrived of it does not fit."""
         recut = replace(REQUEST, model=replace(model(), chunk_bytes=50, chunk_count=5))
         job = downloading()
-        assert [type(effect) for effect in job.handle(requested(said(recut, epoch=2)), 30.0)] == [
+        assert [type(effect) for effect in job.handle(requested(envelope_of(recut, epoch=2)), 30.0)] == [
             EndJob,
             SendMessage,
             StartDownload,
         ]
-        assert said_back(ask_in_epoch(training(), recut)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
-        assert said_back(ask_in_epoch(uploading(), recut)) == [Accept(10), Offer(update())]
+        assert replies(ask_in_epoch(training(), recut)) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert replies(ask_in_epoch(uploading(), recut)) == [Accept(10), Offer(update())]
 
     def test_new_epoch_before_task_is_loaded_is_not_answered(self):
         job = Job(max_blob_bytes=10_000)
         job.handle(UpdateRestored(KEY, update(), REQUEST), 5.0)
-        assert job.handle(requested(said(REQUEST, epoch=2), ()), 6.0) == []
+        assert job.handle(requested(envelope_of(REQUEST, epoch=2), ()), 6.0) == []
         assert job.key == KEY
 
     def test_damaged_model_is_downloaded_under_new_key(self):
@@ -854,7 +856,7 @@ _MOVES: dict[str, Callable[[Job, int], list[Effect]]] = {
     "all chunks": lambda job, epoch: [
         e for i in range(3) for e in job.handle(ChunkReceived(cut(BLOB, model(), i)), 20.0)
     ],
-    "old": lambda job, epoch: job.handle(MessageReceived(said(Committed(DIGEST), epoch=epoch - 1)), 20.0),
+    "old": lambda job, epoch: job.handle(MessageReceived(envelope_of(Committed(DIGEST), epoch=epoch - 1)), 20.0),
     "quiet": lambda job, epoch: job.tick(25.0),
 }
 
@@ -892,14 +894,14 @@ class TestDeltaDownload:
     def test_all_deltas_arrive_starts_training(self):
         job = Job(max_blob_bytes=10_000)
         accept, fetch = ask_holding(job, VERSIONS[0].digest)
-        assert (said_back([accept]), fetch) == ([Accept(10)], StartDownload(STEPS))
+        assert (replies([accept]), fetch) == ([Accept(10)], StartDownload(STEPS))
         job.handle(DownloadStarted({}), 10.0)
         assert arrive(job, BLOBS[-1]) == []
         assert all(
             isinstance(effect, WriteChunk) for blob in (STEP_BLOBS[2], STEP_BLOBS[0]) for effect in arrive(job, blob)
         )
         *_, begun, train = arrive(job, STEP_BLOBS[1], 13.0)
-        assert said_back([begun]) == [Progress(JobPhase.TRAINING, 0, 1)]
+        assert replies([begun]) == [Progress(JobPhase.TRAINING, 0, 1)]
         assert train == StartTraining(KEY, delta_request(), 3.0, DownloadPlan(VERSIONS[-1], VERSIONS[0].digest, DELTAS))
 
     def test_model_held_starts_training_at_once(self):
@@ -914,7 +916,7 @@ class TestDeltaDownload:
         ask_holding(job, VERSIONS[0].digest)
         job.handle(DownloadStarted({STEPS[0].digest: [1], STEPS[2].digest: [0]}), 10.0)
         assert job.next_deadline() == 11.0
-        needs = said_back(job.tick(11.0))
+        needs = replies(job.tick(11.0))
         assert needs == [Need(STEPS[0].digest, b"\x01"), Need(STEPS[1].digest, b"\x01")]
         assert job.tick(11.5) == []
 
@@ -951,13 +953,13 @@ class TestUselessDeltas:
         job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
         job.handle(DownloadStarted({}), 20.0)
         arrive(job, BLOBS[-1], 22.0)
-        assert said_back(job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)) == [
+        assert replies(job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)) == [
             Failed(FailReason.DOWNLOAD)
         ]
 
     @pytest.mark.parametrize("reason", [one for one in FailReason if one is not FailReason.DOWNLOAD], ids=str)
     def test_other_failure_with_deltas_fails_the_round(self, reason):
-        assert said_back(by_steps().handle(TrainingFailed(KEY, reason, "why"), 20.0)) == [Failed(reason)]
+        assert replies(by_steps().handle(TrainingFailed(KEY, reason, "why"), 20.0)) == [Failed(reason)]
 
     def test_useless_deltas_in_a_pause_download_the_whole_model_after_it(self):
         job = by_steps()
@@ -969,7 +971,7 @@ class TestUselessDeltas:
         job = by_steps()
         job.handle(TrainingFailed(KEY, FailReason.DOWNLOAD, "why"), 20.0)
         job.handle(DownloadStarted({}), 20.0)
-        assert said_back(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
+        assert replies(job.tick(310.0)) == [Failed(FailReason.DEADLINE)]
 
     def test_second_download_uses_chunks_of_the_newest_epoch(self):
         job = by_steps()
@@ -989,8 +991,8 @@ class TestNewDeltas:
         for second in range(13, 40):
             job.tick(float(second))
         shorter = replace(delta_request(), deltas=DELTAS[1:])
-        assert said_back(ask_holding(job, VERSIONS[1].digest, shorter, epoch=2, now=40.0)) == [Accept(10)]
-        assert said_back(job.tick(41.0)) == [Need(STEPS[2].digest, b"\x01")]
+        assert replies(ask_holding(job, VERSIONS[1].digest, shorter, epoch=2, now=40.0)) == [Accept(10)]
+        assert replies(job.tick(41.0)) == [Need(STEPS[2].digest, b"\x01")]
 
     @pytest.mark.parametrize(
         ("deltas", "blobs"), [((), (VERSIONS[-1],)), ((replace(DELTAS[1], base=VERSIONS[0].digest),), (STEPS[1],))]
@@ -1001,7 +1003,7 @@ class TestNewDeltas:
         job.handle(DownloadStarted({}), 10.0)
         arrive(job, STEP_BLOBS[0])
         effects = ask_holding(job, VERSIONS[0].digest, replace(delta_request(), deltas=deltas), epoch=2)
-        assert (said_back(effects), effects[1:]) == ([Accept(10)], [StartDownload(blobs)])
+        assert (replies(effects), effects[1:]) == ([Accept(10)], [StartDownload(blobs)])
         assert not any(isinstance(effect, EndJob) for effect in effects)
 
     def test_other_deltas_in_a_pause_are_downloaded_after_it(self):
@@ -1010,13 +1012,13 @@ class TestNewDeltas:
         job.handle(DownloadStarted({}), 10.0)
         job.handle(OwnerPaused(), 20.0)
         effects = ask_holding(job, VERSIONS[0].digest, replace(delta_request(), deltas=()), epoch=2)
-        assert (said_back(effects), len(effects)) == ([Accept(10)], 1)
+        assert (replies(effects), len(effects)) == ([Accept(10)], 1)
         assert job.handle(OwnerResumed(), 30.0) == [WHOLE]
 
     def test_other_deltas_while_training_have_no_effect(self):
         job = by_steps()
         effects = ask_holding(job, VERSIONS[1].digest, replace(delta_request(), deltas=()), epoch=2)
-        assert said_back(effects) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+        assert replies(effects) == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
 
 
 requests = st.sampled_from(
@@ -1050,7 +1052,7 @@ class Disk:
         """One of the things that happen to a device."""
         if isinstance(detail, WorkRequest):
             self.epoch += 1
-            envelope = said(detail, epoch=self.epoch)
+            envelope = envelope_of(detail, epoch=self.epoch)
             self.perform(self.job.handle(requested(envelope, TASKS, AdmissionDecision(True), self.held), 20.0))
         elif isinstance(detail, bytes):
             self.perform(arrive(self.job, detail, 20.0))

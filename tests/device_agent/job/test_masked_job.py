@@ -45,7 +45,7 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhase
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, ask, requested
 from tests.support.masked_group import MaskedDevice, terms_of
-from tests.support.specs import RUN, TASK, model, said
+from tests.support.specs import RUN, TASK, envelope_of, model
 
 TERMS = terms_of(3)
 MASKED = replace(REQUEST, encoding="masked-u8", secure=TERMS, features=(MASKED_FEATURE,))
@@ -60,7 +60,7 @@ def job_of(restored=None):
 
 
 def ask_masked(job, request=MASKED, round_number=1, epoch=1):
-    return job.handle(requested(said(request, round_number, epoch=epoch)), 10.0)
+    return job.handle(requested(envelope_of(request, round_number, epoch=epoch)), 10.0)
 
 
 def bodies(effects):
@@ -95,7 +95,7 @@ def group_with(keys):
 
 
 def receive(job, body, epoch=1, now=13.0):
-    return job.handle(MessageReceived(said(body, epoch=epoch)), now)
+    return job.handle(MessageReceived(envelope_of(body, epoch=epoch)), now)
 
 
 def in_group(job, keys):
@@ -252,7 +252,7 @@ def test_deadline_without_an_inbox_is_a_failure_of_the_masking():
 
 def test_unmasked_round_forgets_the_secrets_of_the_masked_one():
     job, _ = accepted()
-    effects = job.handle(requested(said(REQUEST, 2)), 20.0)
+    effects = job.handle(requested(envelope_of(REQUEST, 2)), 20.0)
     assert any(isinstance(effect, ForgetMasking) for effect in effects)
     assert Accept(10) in bodies(effects)
 

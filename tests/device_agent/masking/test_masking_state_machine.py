@@ -1,4 +1,4 @@
-"""A device's part in a masked group: what it answers, what it refuses, and that it never says two things."""
+"""A device's part in a masked group: its answers, its refusals, and that it never sends contradictory messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_repeated_request_has_the_same_keys_also_after_a_restart():
     assert device.accept(REQUEST) == keys
 
 
-def test_another_request_or_round_has_new_keys():
+def test_each_request_and_round_has_new_keys():
     device = keyed().devices[0]
     keys = {device.accept(REQUEST), device.accept(request_of(terms_of(SIZE), "ac" * 32))}
     keys.add(device.accept(REQUEST, replace(NAME, round=2)))
@@ -92,7 +92,7 @@ def test_repeated_messages_have_the_same_answers_also_after_a_restart():
 
 
 def test_secrets_and_unrevealed_shares_are_erased_with_the_reveal():
-    """Neither the disk nor the memory has them: whoever takes the device later learns the revealed shares alone."""
+    """Neither the disk nor the memory has them: a later owner of the device learns the revealed shares alone."""
     group = ready()
     device = group.devices[0]
     state = device.state

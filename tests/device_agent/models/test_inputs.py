@@ -79,11 +79,11 @@ def test_an_image_is_one_example(tmp_path, shape, mode, size):
         ("x.png", b"no image", "give .npy or .csv|no image that Pillow"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, name, content, problem):
+def test_unreadable_input_file_is_named(tmp_path, name, content, problem):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises((DataError, UsageError), match=problem) as told:
+    with pytest.raises((DataError, UsageError), match=problem) as caught:
         read_inputs(tmp_path / name, (2,), "float32")
-    assert str(told.value).startswith(str(tmp_path / name))
+    assert str(caught.value).startswith(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_a_file_that_cannot_be_read_is_told_by_name(tmp_path, name, content, pro
     [np.zeros((2, 3)), np.zeros((0, 2)), np.array(["a", "b"]), np.zeros(2, complex)],
     ids=["wide", "none", "text", "complex"],
 )
-def test_an_array_that_does_not_fit_is_told(tmp_path, saved):
+def test_array_of_another_shape_is_refused(tmp_path, saved):
     np.save(tmp_path / "x.npy", saved)
     with pytest.raises(DataError, match=r"the model takes shape|no numbers"):
         read_inputs(tmp_path / "x.npy", (2,), "float32")
 
 
-def test_what_numpy_would_unpickle_is_refused(tmp_path):
+def test_pickled_arrays_are_refused(tmp_path):
     """An array of objects can hold code; an archive is not one array."""
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="no array of numbers"):
@@ -108,7 +108,7 @@ def test_what_numpy_would_unpickle_is_refused(tmp_path):
         read_inputs(tmp_path / "y.npy", (1,), "float32")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path):
+def test_missing_input_file_is_an_error(tmp_path: Path):
     for name in ("x.npy", "x.csv"):
         with pytest.raises(DataError, match="No such file"):
             read_inputs(tmp_path / name, (1,), "float32")

@@ -49,7 +49,7 @@ def test_classes_have_names_where_the_task_names_them(tmp_path, store, onnx):
         PersonalModel.open(tmp_path).classify(INPUTS)
 
 
-def test_another_model_is_taken_when_there_is_one(tmp_path, store, onnx):
+def test_newer_model_is_loaded_when_it_appears(tmp_path, store, onnx):
     publish(store, 1, onnx)
     model = PersonalModel.open(tmp_path)
     before = model.predict(INPUTS)
@@ -90,7 +90,7 @@ def test_a_reader_never_finds_less_than_a_model(tmp_path, store, onnx):
     assert PersonalModel.open(tmp_path, "toy").metadata.round == 59
 
 
-def test_without_a_model_it_is_told_when_one_comes(tmp_path, store, onnx):
+def test_missing_model_error_names_the_round_that_makes_one(tmp_path, store, onnx):
     with pytest.raises(UsageError, match=r"holds no personal model; it comes with the first round .*--state-dir"):
         PersonalModel.open(tmp_path)
     with pytest.raises(UsageError, match="there is no personal model yet"):
@@ -102,7 +102,7 @@ def test_without_a_model_it_is_told_when_one_comes(tmp_path, store, onnx):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "flipped"])
-def test_a_damaged_model_is_told_and_not_used(tmp_path, store, onnx, damage):
+def test_damaged_model_is_an_error(tmp_path, store, onnx, damage):
     version = publish(store, 1, onnx)
     assert version is not None
     file = version.path / MODEL_FILE

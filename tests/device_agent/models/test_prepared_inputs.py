@@ -112,7 +112,7 @@ def test_a_task_that_cannot_be_found_is_named_with_the_ways_out(state_dir):
     object.__setattr__(model.metadata, "task_ref", "")
 
 
-def test_another_prepare_than_in_training_is_refused(state_dir):
+def test_prepare_unlike_that_of_training_is_refused(state_dir):
     newer = replace(TASK, prepare=lambda raw: raw / 1000)
     with pytest.raises(UsageError, match="is not the one that the model was trained with"):
         PersonalModel.open(state_dir, newer).predict(RAW)
@@ -137,7 +137,7 @@ def test_evaluate_with_another_prepare_than_in_training_is_refused(state_dir, pl
         evaluate_model(plain, replace(PLAIN, prepare=TASK.prepare), "good", Path())
 
 
-def test_the_metadata_say_how_inputs_were_and_how_they_are_prepared(state_dir):
+def test_metadata_hold_input_statistics_and_a_trace_of_prepare(state_dir):
     """Statistics of the prepared training inputs, and a trace of prepare; no row of the data."""
     file = state_dir / DIRECTORY / TASK.name / "current" / METADATA_FILE
     known = json.loads(file.read_bytes())
@@ -177,5 +177,5 @@ def test_predict_names_the_file_of_a_missing_value(agent, plain_dir, tmp_path):
 
 def test_predict_applies_prepare_without_torch(state_dir, tmp_path):
     np.save(tmp_path / "now.npy", RAW[:3])
-    told = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
-    assert told == "False"
+    printed = agent_leaves("'torch' in sys.modules", "predict", tmp_path / "now.npy", "--state-dir", state_dir)
+    assert printed == "False"

@@ -35,7 +35,7 @@ def test_a_model_is_present_once_its_round_is_committed(store, tmp_path):
     assert store.current("toy") == version.path
 
 
-def test_another_rounds_model_is_not_published(store, tmp_path):
+def test_model_of_another_round_is_not_published(store, tmp_path):
     publish(store, 1)
     store.stage(b"x", describe(2, b"x"))
     assert store.publish("toy", RUN, 3) is None
@@ -47,7 +47,7 @@ def test_another_rounds_model_is_not_published(store, tmp_path):
     assert present(tmp_path / "models") == 2
 
 
-def test_what_is_discarded_is_never_published(store, tmp_path):
+def test_discarded_model_is_never_published(store, tmp_path):
     store.stage(b"x", describe(1, b"x"))
     store.discard_staged("toy")
     assert store.publish("toy", RUN, 1) is None
@@ -92,7 +92,7 @@ def test_a_rollback_waits_for_nobody(store, tmp_path):
     assert present(tmp_path / "models") == 2
 
 
-def test_only_the_agents_group_may_read(store, tmp_path):
+def test_model_is_readable_by_the_group_of_the_agent_only(store, tmp_path):
     before = os.umask(0o077)
     try:
         version = publish(store, 1)
@@ -126,7 +126,7 @@ def test_a_runs_name_from_the_network_is_no_path(store, tmp_path, run):
     assert (version.metadata.run, present(tmp_path / "models")) == (run, 1)
 
 
-def test_a_damaged_version_is_told_and_hinders_nothing(store, tmp_path):
+def test_damaged_version_is_listed_and_skipped_by_roll_back(store, tmp_path):
     store = ModelStore(tmp_path / "models", 3)
     for round in (1, 2, 3):
         publish(store, round)

@@ -36,9 +36,9 @@ def willing(**settings) -> Hysteresis:
 
 
 def play(device: Hysteresis, story: dict[float, tuple[Objection, ...]], *, working: bool = True) -> list[Change]:
-    """What is told while the facts are these at those times."""
-    told = (device.observe(objections, now, working=working) for now, objections in story.items())
-    return [change for change in told if change is not None]
+    """The changes reported while the facts are these at those times."""
+    changes = (device.observe(objections, now, working=working) for now, objections in story.items())
+    return [change for change in changes if change is not None]
 
 
 def test_a_moments_loss_stops_nothing():
@@ -65,7 +65,7 @@ def test_a_loss_after_a_return_has_the_whole_patience_again():
     assert play(device, {14.5: BATTERY, 16.4: BATTERY, 16.5: NONE}) == []
 
 
-def test_a_loss_that_lasts_is_told_once():
+def test_lasting_loss_is_reported_once():
     device = willing(on_loss="finish")
     story = {10.0: BATTERY, 11.0: BATTERY, 12.0: BATTERY + HOT, 13.0: BATTERY}
     assert play(device, story) == [ConditionLost(BATTERY + HOT, OnLoss.FINISH)]
@@ -77,7 +77,7 @@ def test_two_losses_that_take_turns_are_one():
     assert play(willing(), {10.0: BATTERY, 11.0: HOT, 12.0: BATTERY}) == [ConditionLost(BATTERY, OnLoss.PAUSE)]
 
 
-def test_what_is_missed_at_the_start_counts_at_once():
+def test_condition_missed_at_the_start_counts_at_once():
     """There was no moment at which it was met; an agent that finds an update to upload learns what to do with it."""
     device = Hysteresis(easy(on_loss="abandon"))
     assert device.observe(BATTERY, 0.0, working=True) == ConditionLost(BATTERY, OnLoss.ABANDON)
@@ -94,9 +94,9 @@ def test_work_goes_on_when_all_was_met_for_long_enough():
 
 @pytest.mark.parametrize("action", ["finish", "pause", "abandon"])
 def test_the_owner_chooses_what_becomes_of_work(action):
-    told = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
-    assert told[0] == ConditionLost(BATTERY, OnLoss(action))
-    assert told[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
+    changes = play(willing(on_loss=action), {10.0: BATTERY, 12.0: BATTERY, 1000.0: BATTERY})
+    assert changes[0] == ConditionLost(BATTERY, OnLoss(action))
+    assert changes[1:] == ([PauseExpired(BATTERY)] if action == "pause" else [])
 
 
 def test_a_pause_has_an_end():
@@ -108,7 +108,7 @@ def test_a_pause_has_an_end():
     assert play(device, {120.0: NONE}) == [ConditionRestored(108.0)]
 
 
-def test_a_pause_without_work_has_no_end_to_tell():
+def test_pause_without_work_never_expires():
     device = willing(pause_limit_s=100.0)
     assert len(play(device, {10.0: BATTERY, 12.0: BATTERY})) == 1
     assert play(device, {50.0: BATTERY, 200.0: BATTERY}, working=False) == []
@@ -124,13 +124,13 @@ def test_an_offer_is_declined_for_what_is_missed_at_that_moment():
     """The two seconds of patience are for work that has begun."""
     device = willing()
     device.observe(BATTERY, 10.0, working=False)
-    (told,) = device.answer(BATTERY, 10.0)
-    assert device.willing and told.condition is Condition.NOT_CHARGING
+    (changes,) = device.answer(BATTERY, 10.0)
+    assert device.willing and changes.condition is Condition.NOT_CHARGING
     assert device.answer(NONE, 10.5) == NONE
 
 
 def test_a_moments_loss_costs_no_more_than_a_moment():
-    """A device that stays willing is silent about its plug, so whoever rests for ten minutes would rest in vain."""
+    """A device that stays willing is silent about its plug, so a rest of ten minutes would be in vain."""
     device = willing(loss_after_s=2.0)
     device.observe(BATTERY, 10.0, working=False)
     assert [one.retry_after_s for one in device.answer(BATTERY, 10.0)] == [3.0]
@@ -138,16 +138,16 @@ def test_a_moments_loss_costs_no_more_than_a_moment():
     assert device.willing and device.answer(NONE, 13.0) == NONE
     device.observe(BATTERY, 20.0, working=False)
     device.observe(BATTERY, 22.0, working=False)
-    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence tells when it is over
+    assert device.answer(BATTERY, 22.0) == BATTERY  # from here on presence has its end
 
 
-def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
+def test_retry_is_short_only_for_brief_objections():
     device = willing(loss_after_s=2.0)
     device.observe(NIGHT + BATTERY, 10.0, working=False)
     unfit = (Objection(Condition.TASK_NOT_ALLOWED, "task x is not among allowed_tasks", 3600.0),)
     brief = (Objection(Condition.BUSY, "it has much to do", 0.5),)
-    told = device.answer(BATTERY + NIGHT + unfit + brief, 10.0)
-    assert [(one.condition, one.retry_after_s) for one in told] == [
+    changes = device.answer(BATTERY + NIGHT + unfit + brief, 10.0)
+    assert [(one.condition, one.retry_after_s) for one in changes] == [
         (Condition.QUIET_HOURS, 28_800.0),
         (Condition.TASK_NOT_ALLOWED, 3600.0),
         (Condition.NOT_CHARGING, 3.0),
@@ -158,14 +158,14 @@ def test_only_what_may_be_over_in_a_moment_is_asked_again_so_soon():
 def test_an_offer_is_declined_while_what_came_back_must_still_hold():
     device = willing(return_after_s=30.0)
     play(device, {10.0: BATTERY, 12.0: BATTERY, 20.0: NONE})
-    (told,) = device.answer(NONE, 45.0)
-    assert (told.condition, told.retry_after_s) == (Condition.NOT_CHARGING, 5.0)
+    (changes,) = device.answer(NONE, 45.0)
+    assert (changes.condition, changes.retry_after_s) == (Condition.NOT_CHARGING, 5.0)
     play(device, {50.0: NONE})
     assert device.answer(NONE, 50.0) == NONE
 
 
-def test_what_ends_by_the_clock_is_over_when_it_is_over():
-    """The coordinator was told that very moment; but whatever else was missed must hold all the same."""
+def test_condition_with_an_exact_end_is_over_at_its_end():
+    """The coordinator has that exact time; all other missed conditions must hold as well."""
     device = willing(return_after_s=30.0)
     assert play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT, 8010.0: NONE}, working=False)[1:] == [
         ConditionRestored(7998.0)
@@ -175,13 +175,13 @@ def test_what_ends_by_the_clock_is_over_when_it_is_over():
         len(play(device, {10.0: NIGHT, 12.0: NIGHT, 8000.0: NIGHT + HOT, 8005.0: NIGHT, 8010.0: NONE}, working=False))
         == 1
     )
-    (told,) = device.answer(NONE, 8010.0)
-    assert told.retry_after_s == 25.0 and device.next_deadline() == 8035.0
+    (changes,) = device.answer(NONE, 8010.0)
+    assert changes.retry_after_s == 25.0 and device.next_deadline() == 8035.0
     assert play(device, {8034.0: NONE, 8035.0: NONE}, working=False) == [ConditionRestored(8023.0)]
 
 
-def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
-    """The first end of several, counted from when it was told; nobody waits for what does not end by the clock."""
+def test_next_deadline_is_the_first_exact_end():
+    """The first end of several, counted from when it was reported; nobody waits for what does not end by the clock."""
     device = willing(on_loss="finish")
     play(device, {10.0: HOT, 12.0: HOT})
     assert device.next_deadline() is None
@@ -194,32 +194,32 @@ def test_what_ends_by_the_clock_is_looked_for_when_it_ends():
 
 def test_presence_keeps_its_word_while_it_is_true():
     device = willing()
-    told = []
+    changes = []
     for now, missed in enumerate([HOT, HOT, HOT, BATTERY + HOT, HOT, BATTERY, BATTERY + HOT, NONE]):
         device.observe(missed, 10.0 + now, working=False)
-        told.append(device.unwilling)
-    assert told == [None, None, *[Condition.TOO_HOT] * 3, *[Condition.NOT_CHARGING] * 3]
+        changes.append(device.unwilling)
+    assert changes == [None, None, *[Condition.TOO_HOT] * 3, *[Condition.NOT_CHARGING] * 3]
 
 
 def test_facts_are_judged_more_strictly_while_unwilling():
     """A battery that trembles around its limit does not take the device with it."""
     device = willing(min_battery=30, return_after_s=10.0)
-    told = []
+    changes = []
     for now in range(600):
         percent = 30.5 if now % 40 < 20 else 29.5
         missed = unmet_preferences(device.preferences, facts(battery_percent=percent), NOTHING, local=NOON)
-        told.append(device.observe(missed, float(now), working=False))
-    assert [type(change) for change in told if change is not None] == [ConditionLost]
+        changes.append(device.observe(missed, float(now), working=False))
+    assert [type(change) for change in changes if change is not None] == [ConditionLost]
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.5, 3.0])
-def test_a_loss_is_told_at_the_next_deadline(limit_s):
+def test_loss_is_reported_at_the_next_deadline(limit_s):
     device = willing(loss_after_s=limit_s)
-    told = device.observe(BATTERY, 10.0, working=True)
+    changes = device.observe(BATTERY, 10.0, working=True)
     if limit_s:
-        assert told is None and device.next_deadline() == 10.0 + limit_s
-        told = device.observe(BATTERY, 10.0 + limit_s, working=True)
-    assert isinstance(told, ConditionLost)
+        assert changes is None and device.next_deadline() == 10.0 + limit_s
+        changes = device.observe(BATTERY, 10.0 + limit_s, working=True)
+    assert isinstance(changes, ConditionLost)
 
 
 def test_the_next_deadline_is_that_of_the_pause_or_of_the_return():
@@ -249,16 +249,16 @@ TERMS = st.fixed_dictionaries(
 @given(STEPS, TERMS)
 def test_losses_and_returns_take_turns(steps, terms):
     """Never two of a kind in a row, whatever the facts do; a pause is over at most once, between the two."""
-    device, now, told = willing(**terms), 0.0, []
+    device, now, changes = willing(**terms), 0.0, []
     for step_s, missed, working in steps:
         now += step_s
         change = device.observe(missed, now, working=working)
-        told += [change] if change is not None else []
+        changes += [change] if change is not None else []
         assert device.willing == (device.unwilling is None)
-    kinds = [type(change) for change in told]
+    kinds = [type(change) for change in changes]
     turns = [kind for kind in kinds if kind is not PauseExpired]
     assert turns == [ConditionLost, ConditionRestored] * (len(turns) // 2) + [ConditionLost] * (len(turns) % 2)
-    for change, following in pairwise(told):
+    for change, following in pairwise(changes):
         assert not isinstance(following, PauseExpired) or (
             isinstance(change, ConditionLost) and change.action is OnLoss.PAUSE
         )
@@ -311,8 +311,8 @@ def test_nothing_is_accepted_before_all_was_met_for_long_enough(steps, terms):
 
 
 @given(STEPS, TERMS)
-def test_a_loss_is_never_told_later_than_its_deadline(steps, terms):
-    """Who looks at every deadline hears of it at the latest `loss_after_s` after it began, to the instant."""
+def test_loss_is_never_reported_later_than_its_deadline(steps, terms):
+    """A check at every deadline reports it at the latest `loss_after_s` after it began, to the instant."""
     device, now = willing(**terms), 0.0
     since: float | None = None
     for step_s, missed, _ in steps:

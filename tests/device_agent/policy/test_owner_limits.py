@@ -17,10 +17,10 @@ from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Decline, TrainPlan
 from fedpatch.shared.wire.plan_terms import parse_phases
 from fedpatch.shared.wire.reason_codes import DeclineReason
-from tests.device_agent.jobs import REQUEST, requested, said_back
+from tests.device_agent.jobs import REQUEST, replies, requested
 from tests.device_agent.owners import READY, limits_of
 from tests.support.checkups import quiet_checkup
-from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, said, update
+from tests.support.specs import MODEL_SCHEMA, SCHEMA, TASK, TASKS, envelope_of, update
 
 PLAN = TrainPlan("sgd", 0.1, 5)
 
@@ -50,14 +50,14 @@ def test_a_request_beyond_a_limit_is_declined_with_a_word_of_its_own(tmp_path, c
     request = replace(REQUEST, features=COORDINATOR_FEATURES, **changes)
     verdict = limits_of(tmp_path).refusal(TASK, request)
     assert verdict is not None
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, verdict), 0.0))
+    [answer] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(request), TASKS, verdict), 0.0))
     assert answer == Decline(reason, why)
 
 
 @pytest.mark.parametrize("reason", [DeclineReason.PRIVATE_POLICY, DeclineReason.PLAN_LIMIT])
 def test_an_older_coordinator_gets_a_word_that_it_knows(reason):
     verdict = AdmissionDecision(False, "beyond a limit", reason=reason)
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(REQUEST), TASKS, verdict), 0.0))
+    [answer] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(REQUEST), TASKS, verdict), 0.0))
     assert answer == Decline(DeclineReason.UNSUPPORTED, "beyond a limit")
 
 
@@ -168,22 +168,22 @@ def test_a_schema_that_is_not_that_of_its_digest_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("private", ["all", "affine", "stats", "none", ""])
-def test_setting_that_keeps_no_tensor_of_the_model_is_told(tmp_path, private):
+def test_private_setting_that_matches_no_tensor_is_reported(tmp_path, private):
     """A model without batch norm has none that `all` would keep; an owner who set it believes in protection."""
     plain = Schema(tuple(spec for spec in MODEL_SCHEMA.specs if spec.role == "weight"))
     limits = OwnerLimits(tmp_path / "patches", private=private, max_steps=1000, max_epochs=100)
     limits.take(Ready(TASK, plain.digest, 10, plain.specs))
-    told, checkup = limits.status(), quiet_checkup()
-    assert told["keeps_nothing"] is (private in ("all", "affine", "stats"))
-    _check_private(told, checkup)
+    reported, checkup = limits.status(), quiet_checkup()
+    assert reported["keeps_nothing"] is (private in ("all", "affine", "stats"))
+    _check_private(reported, checkup)
     (found,) = checkup.findings
     assert found.verdict == ("warn" if private in ("all", "affine", "stats") else "ok")
-    assert ("no tensor" in found.detail) is told["keeps_nothing"]
+    assert ("no tensor" in found.detail) is reported["keeps_nothing"]
 
 
-def test_status_tells_policy_source_and_tensors(tmp_path):
-    told = limits_of(tmp_path).status()
-    assert told == {
+def test_status_has_policy_source_and_tensors(tmp_path):
+    reported = limits_of(tmp_path).status()
+    assert reported == {
         "least": "affine",
         "source": "default",
         "tensors": ["bn.weight"],

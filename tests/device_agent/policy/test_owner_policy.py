@@ -29,7 +29,7 @@ from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.wire.messages import Failed, Offer
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
-from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, here, said_back, training, uploading
+from tests.device_agent.jobs import KEY, REQUEST, ask, downloading, here, replies, training, uploading
 from tests.device_agent.owners import NOON, WELL, Bench, Pocketbook, facts, owner_of
 from tests.support.specs import TASK, update
 
@@ -94,15 +94,15 @@ class TestWorkInHand:
         bench.see(job, UNPLUGGED, 13.0, 15.0)
         assert bench.see(job, UNPLUGGED, 74.0) == []
         effects = bench.see(job, UNPLUGGED, 75.0)
-        assert said_back(effects) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
+        assert replies(effects) == [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)]
         assert isinstance(effects[-1], EndJob)
 
     @pytest.mark.parametrize("on_loss", ["finish", "abandon"])
     def test_ends_as_its_owner_configured(self, on_loss):
         bench, job = Bench(on_loss=on_loss), training()
         bench.see(job, WELL, 12.0)
-        said = said_back(bench.see(job, UNPLUGGED, 13.0, 15.0))
-        assert said == ([] if on_loss == "finish" else [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)])
+        sent = replies(bench.see(job, UNPLUGGED, 13.0, 15.0))
+        assert sent == ([] if on_loss == "finish" else [Failed(FailReason.UNWILLING, Condition.NOT_CHARGING)])
 
     @pytest.mark.parametrize(
         ("make", "found", "pauses"),
@@ -124,7 +124,7 @@ class TestWorkInHand:
         assert job.paused is pauses
 
     def test_is_noted_as_it_goes(self):
-        """Whoever pulls the plug in every round gets no second allowance; pauses are no training."""
+        """A plug pulled in every round gives no second allowance; pauses are no training."""
         bench, job = Bench(), training()
         bench.owner.meter.begins_round()
         bench.owner.meter.moved(500)
@@ -146,7 +146,7 @@ class TestWorkInHand:
         bench.owner.stop(30.0)
         assert bench.book.today == Usage(0, 0, 20.0)
 
-    def test_that_is_finished_does_not_make_the_device_willing(self):
+    def test_finished_work_does_not_make_the_device_willing(self):
         bench, job = Bench(on_loss="finish"), training()
         bench.see(job, WELL, 12.0)
         bench.see(job, UNPLUGGED, 13.0, 15.0)
@@ -167,7 +167,7 @@ class TestWorkInHand:
 
 class TestLooks:
     def test_are_more_frequent_at_work(self):
-        """A device at rest looks now and then, so that presence tells when it is willing again."""
+        """A device at rest looks now and then, so that presence shows when it is willing again."""
         bench = Bench()
         assert bench.owner.next_deadline(idle()) == 0.0
         bench.see(idle(), WELL, 5.0)
@@ -233,15 +233,15 @@ def test_an_update_waits_until_the_link_was_looked_at(resumed):
     bench.owner.tick(job, 21.0)
     assert bench.book.asked == asked + 1
     assert job.tick(21.0) == []
-    assert said_back(bench.see(job, WELL, 21.1)) == [Offer(update())]
+    assert replies(bench.see(job, WELL, 21.1)) == [Offer(update())]
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_update_is_not_sent_over_a_link_that_is_metered(resumed):
     bench, job = Bench(), asking(resumed)
-    assert said_back(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
+    assert replies(bench.see(job, METERED, 21.0, 22.0, 23.0, 24.0)) == []
     assert job.paused
-    assert said_back(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
+    assert replies(bench.see(job, WELL, 25.0, 36.0)) == [Offer(update())]
 
 
 def test_an_update_is_sent_once_a_moment_is_over():
@@ -250,27 +250,27 @@ def test_an_update_is_sent_once_a_moment_is_over():
     here(job, range(3), 11.0)
     bench.see(job, WELL, 19.0)
     job.handle(UpdateTrained(KEY, update()), 20.0)
-    assert said_back(bench.see(job, METERED, 21.0)) == []
-    assert said_back(bench.see(job, WELL, 22.0)) == [Offer(update())]
+    assert replies(bench.see(job, METERED, 21.0)) == []
+    assert replies(bench.see(job, WELL, 22.0)) == [Offer(update())]
 
 
 @pytest.mark.parametrize(
     ("on_loss", "answer"),
     [("abandon", Failed(FailReason.UNWILLING, Condition.METERED)), ("finish", Offer(update()))],
 )
-def test_an_update_is_given_up_or_finished_as_its_owner_said(on_loss, answer):
+def test_update_is_dropped_or_finished_by_the_setting_on_loss(on_loss, answer):
     bench, job = Bench(on_loss=on_loss), asking(resumed=False)
-    assert said_back(bench.see(job, METERED, 21.0, 23.0)) == [answer]
+    assert replies(bench.see(job, METERED, 21.0, 23.0)) == [answer]
 
 
 def test_an_update_is_finished_after_a_loss_in_training_too():
-    """What was missed then had been judged already: it is not told a second time when the update is ready."""
+    """What was missed then had been judged already: it is not reported a second time when the update is ready."""
     bench, job = Bench(on_loss="finish"), Job(max_blob_bytes=10_000, ask_to_send=True)
     ask(job)
     here(job, range(3), 11.0)
     bench.see(job, UNPLUGGED, 13.0, 16.0)
     job.handle(UpdateTrained(KEY, update()), 20.0)
-    assert said_back(bench.see(job, METERED, 21.0)) == [Offer(update())]
+    assert replies(bench.see(job, METERED, 21.0)) == [Offer(update())]
 
 
 def test_facts_are_looked_up_for_others_where_the_order_needs_none():

@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 class Case(NamedTuple):
-    """A preference, what its owner says, and values of its fact with which it is met and missed."""
+    """A preference, its owner's setting, and values of its fact with which it is met and missed."""
 
     name: str
     setting: Any
@@ -79,8 +79,8 @@ def test_a_preference_that_is_missed_is_the_objection(case):
 
 
 @BY_NAME
-def test_a_preference_whose_fact_is_unknown_is_as_the_owner_says(case):
-    """Allow and deny; and where nothing is said, as the documentation does."""
+def test_preference_with_an_unknown_fact_follows_the_setting_unknown(case):
+    """Allow and deny; without a setting, as documented."""
     device = facts(**{case.fact: None})
     asked = {case.name: case.setting}
     assert conditions(easy(**asked, unknown=[f"{case.name}=allow"]), device) == []
@@ -95,12 +95,12 @@ def test_a_preference_that_nobody_has_is_no_objection(case):
 
 
 @BY_NAME
-def test_doubt_is_told_with_its_cause_and_its_mend(case):
-    """The owner reads why nobody could tell, and what to write to work all the same."""
+def test_objection_to_an_unknown_fact_names_cause_and_setting(case):
+    """The owner reads why the fact is unknown, and the setting that allows work all the same."""
     preferences = easy(**{case.name: case.setting}, unknown=[f"{case.name}=deny"])
-    (told,) = unmet_preferences(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
-    assert f"no {case.fact}" in told.words
-    assert f'unknown = ["{case.name}=allow"]' in told.words
+    (unmet,) = unmet_preferences(preferences, facts(**{case.fact: None}), NOTHING, local=NOON)
+    assert f"no {case.fact}" in unmet.words
+    assert f'unknown = ["{case.name}=allow"]' in unmet.words
 
 
 def test_by_default_power_and_an_unmetered_connection_are_demanded():
@@ -114,20 +114,20 @@ def test_by_default_power_and_an_unmetered_connection_are_demanded():
 
 
 @given(st.sets(st.sampled_from(CASES)))
-def test_all_objections_are_told_the_most_lasting_first(missed):
+def test_objections_are_sorted_by_the_longest_retry(missed):
     preferences = wants(**{case.name: case.setting for case in CASES})
     # On a mobile network the SSID is missed, too: only WiFi has one.
     expected = {case.condition for case in missed} | (
         {Condition.OTHER_SSID} if any(case.name == "wifi" for case in missed) else set()
     )
-    told = unmet_preferences(preferences, facts(**{case.fact: case.missed[0] for case in missed}), NOTHING, local=NOON)
-    assert {one.condition for one in told} == expected
-    assert len(told) == len(expected)
-    assert [one.retry_after_s for one in told] == sorted((one.retry_after_s for one in told), reverse=True)
-    assert all(one.retry_after_s > 0 and one.words for one in told)
+    unmet = unmet_preferences(preferences, facts(**{case.fact: case.missed[0] for case in missed}), NOTHING, local=NOON)
+    assert {one.condition for one in unmet} == expected
+    assert len(unmet) == len(expected)
+    assert [one.retry_after_s for one in unmet] == sorted((one.retry_after_s for one in unmet), reverse=True)
+    assert all(one.retry_after_s > 0 and one.words for one in unmet)
 
 
-def test_what_the_work_takes_itself_is_not_held_against_it():
+def test_load_of_the_training_itself_is_no_objection():
     """Training on two of four CPUs must not end because two CPUs are busy."""
     preferences = easy(max_load=0.3, min_free_memory_mib=500)
     device = facts(load_per_cpu=0.7, free_memory_mib=300.0)
@@ -155,21 +155,21 @@ def test_network_and_pause_count_by_the_kind_of_the_link(setting, found, missed)
     assert conditions(easy(**setting), facts(**found)) == missed
 
 
-def test_only_allowed_tasks_are_worked_on():
+def test_task_outside_the_allowed_tasks_is_declined():
     assert conditions(easy(allowed_tasks=["digits", "mnist"]), task="mnist") == []
     assert conditions(easy(allowed_tasks=["digits", "mnist"]), task="cifar10") == [Condition.TASK_NOT_ALLOWED]
     assert conditions(easy(), task="cifar10") == []
 
 
-def test_quiet_hours_are_told_with_their_end():
+def test_objection_of_quiet_hours_has_their_end():
     preferences = easy(quiet_hours=["08:00-12:30"])
-    (told,) = unmet_preferences(preferences, WELL, NOTHING, local=NOON)
-    assert told == Objection(Condition.QUIET_HOURS, "quiet hours, until Sat 12:30", 1800.0, exact=True)
+    (unmet,) = unmet_preferences(preferences, WELL, NOTHING, local=NOON)
+    assert unmet == Objection(Condition.QUIET_HOURS, "quiet hours, until Sat 12:30", 1800.0, exact=True)
     assert conditions(preferences, local=NOON + timedelta(minutes=30)) == []
 
 
 @pytest.mark.parametrize("hours", ["08:00-12:30", "20:00-21:00"])
-def test_a_clock_that_is_not_set_cannot_tell_whether_it_is_quiet(hours):
+def test_quiet_hours_are_unknown_with_an_unset_clock(hours):
     """Whatever it shows; where nothing at all is known of the clock, it is believed."""
     device = facts(clock_set=False)
     assert conditions(easy(quiet_hours=[hours]), device) == [Condition.QUIET_HOURS]
@@ -193,8 +193,8 @@ def test_a_clock_that_is_not_set_cannot_tell_whether_it_is_quiet(hours):
 def test_a_daily_allowance_ends_at_midnight(setting, within, beyond, condition):
     assert conditions(easy(**setting), spent=within) == []
     assert conditions(easy(), spent=beyond) == []
-    (told,) = unmet_preferences(easy(**setting), WELL, beyond, local=NOON)
-    assert (told.condition, told.retry_after_s, told.exact) == (condition, 12 * 3600.0, True)
+    (unmet,) = unmet_preferences(easy(**setting), WELL, beyond, local=NOON)
+    assert (unmet.condition, unmet.retry_after_s, unmet.exact) == (condition, 12 * 3600.0, True)
 
 
 def test_a_round_that_would_not_fit_into_the_day_is_declined():
@@ -242,15 +242,15 @@ def test_a_value_must_come_back_by_a_margin(setting, fact, not_yet, enough):
     assert conditions(stricter, facts(**{fact: enough})) == []
 
 
-def test_what_is_told_to_others_names_nothing_that_was_found():
+def test_words_for_the_wire_hold_no_measured_value():
     device = facts(ssid="Annas Netz", temperature_c=81.0, battery_percent=7.0)
-    told = unmet_preferences(easy(ssids=["home"], max_temperature=70.0, min_battery=20), device, NOTHING, local=NOON)
-    assert any("Annas Netz" in one.words for one in told)
-    assert words_for_wire(told) == "low battery, other ssid, too hot"
+    unmet = unmet_preferences(easy(ssids=["home"], max_temperature=70.0, min_battery=20), device, NOTHING, local=NOON)
+    assert any("Annas Netz" in one.words for one in unmet)
+    assert words_for_wire(unmet) == "low battery, other ssid, too hot"
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "words"),
     [
         ({"unknown": ["chargin=allow"]}, "did you mean 'charging'?"),
         ({"unknown": ["charging=maybe"]}, "must end in =allow or =deny"),
@@ -262,8 +262,8 @@ def test_what_is_told_to_others_names_nothing_that_was_found():
         ({"loss_after_s": 3.1}, "above 3"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_mend(setting, said):
+def test_impossible_preference_is_refused_with_a_remedy(setting, words):
     with pytest.raises(ConfigError) as caught:
         wants(**setting)
     assert caught.value.problems[0].startswith(f"--{next(iter(setting)).replace('_', '-')}: ")
-    assert said in caught.value.problems[0]
+    assert words in caught.value.problems[0]

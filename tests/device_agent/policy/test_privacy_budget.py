@@ -27,9 +27,9 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
-from tests.device_agent.jobs import KEY, REQUEST, requested, said_back
+from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.masked_group import terms_of
-from tests.support.specs import TASKS, said, update
+from tests.support.specs import TASKS, envelope_of, update
 
 DELTA = 1e-5
 ROUND_EPSILON = epsilon_of(mu_of(2.0), DELTA)
@@ -68,9 +68,9 @@ def test_limit_holds_over_all_runs(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
     budget.count(KEY, noisy(), manifest(1))
     budget.count(replace(KEY, run="another"), noisy(), manifest(2))
-    told = budget.status()
-    assert [one["rounds"] for one in told["runs"]] == [1, 1]
-    assert told["epsilon"] == pytest.approx(epsilon_of(mu_of(2.0, 2), DELTA))
+    status = budget.status()
+    assert [one["rounds"] for one in status["runs"]] == [1, 1]
+    assert status["epsilon"] == pytest.approx(epsilon_of(mu_of(2.0, 2), DELTA))
     assert reason(budget.refusal(noisy())) is DeclineReason.PRIVACY_SPENT
 
 
@@ -133,11 +133,11 @@ def test_terms_that_do_not_fit_masked_rounds_are_declined_as_unsupported(tmp_pat
 def test_decline_word_is_sent_only_to_a_coordinator_that_knows_it(word, knows):
     request = replace(REQUEST, features=COORDINATOR_FEATURES if knows else ())
     decision = AdmissionDecision(False, "spent", reason=word)
-    [answer] = said_back(Job(max_blob_bytes=10_000).handle(requested(said(request), TASKS, decision), 0.0))
+    [answer] = replies(Job(max_blob_bytes=10_000).handle(requested(envelope_of(request), TASKS, decision), 0.0))
     assert answer == Decline(word if knows else DeclineReason.UNSUPPORTED, "spent")
 
 
-def test_decline_tells_the_coordinator_no_figure_of_the_account(tmp_path):
+def test_decline_holds_no_figure_of_the_privacy_account(tmp_path):
     budget = budget_of(tmp_path, max_epsilon=ROUND_EPSILON)
     budget.count(KEY, noisy(), manifest(1))
     decision = budget.refusal(noisy())
@@ -211,7 +211,7 @@ def test_status_shows_epsilon_limit_and_runs(tmp_path):
     assert KEY.run in lines[1]
 
 
-def test_status_of_a_device_without_private_rounds_and_limit_says_nothing(tmp_path):
+def test_status_omits_privacy_without_private_rounds_and_limit(tmp_path):
     assert privacy_in_words(budget_of(tmp_path).status()) == []
     assert privacy_in_words({}) == []
 

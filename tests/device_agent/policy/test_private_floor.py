@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.policy.private_floor import FloorRecord, PrivateFloor, public_schema, undercut
-from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_mend
+from fedpatch.device_agent.state.patch_store import PatchKey, PatchRecord, PatchState, PatchStore, patch_remedy
 from fedpatch.device_agent.training.local_trainer import LocalTrainer
 from fedpatch.device_agent.training.local_update import LocalUpdate
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
@@ -102,7 +102,7 @@ class TestRecord:
         assert floor.source == "earlier rounds"
         assert undercut(floor, "affine", MODEL) == {"bn1.running_mean", "bn2.running_var", "fc.bias"}
 
-    def test_it_is_of_one_task(self, tmp_path):
+    def test_record_belongs_to_one_task(self, tmp_path):
         floor_in(tmp_path).note(private_of("all"), MODEL)
         assert floor_in(tmp_path, task="toy-2").of(MODEL).words == "affine"
 
@@ -135,7 +135,7 @@ class TestRecord:
             with pytest.raises(StateError):
                 floor.of(MODEL)
 
-    def test_patches_of_a_device_that_had_no_record_yet_tell_it(self, tmp_path):
+    def test_record_is_derived_from_patches_of_an_older_agent(self, tmp_path):
         """An agent that is brought up to date goes on as strictly as it was, also where a patch's newest version is damaged."""
         store = PatchStore(tmp_path)
         for policy, name in (("all", "bn1.weight"), ("names:fc.*", "fc.bias")):
@@ -156,7 +156,7 @@ class TestRecord:
         path.write_bytes(b"damaged")
         with pytest.raises(StateError, match="what stayed private in earlier rounds is not known") as error:
             floor_in(tmp_path).of(MODEL)
-        assert patch_mend(path) in str(error.value)
+        assert patch_remedy(path) in str(error.value)
         assert "Set `private`" in str(error.value)
         assert ".private" not in str(error.value)
 

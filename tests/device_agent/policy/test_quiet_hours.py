@@ -101,7 +101,7 @@ SPANS = st.tuples(
 
 
 @given(st.lists(SPANS, min_size=1, max_size=3), MOMENTS, st.sampled_from(ZONES))
-def test_it_is_quiet_until_the_end_and_not_at_the_end(entries, moment, zone):
+def test_end_of_quiet_hours_is_exclusive(entries, moment, zone):
     """Whatever the clocks do, the end is exact: who asks again then is not sent away."""
     hours = parse_quiet_hours(entries)
     until = hours.until(moment.astimezone(zone))
@@ -131,7 +131,7 @@ def test_midnight_is_when_the_date_changes(moment, zone):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "is not a time of day"),
         ("22-7", "is not a time of day"),
@@ -146,8 +146,8 @@ def test_midnight_is_when_the_date_changes(moment, zone):
         ("mon-don 07:00-08:00", "'don' is not a day"),
     ],
 )
-def test_other_texts_are_refused_with_a_mend(text, said):
-    with pytest.raises(UsageError, match=said):
+def test_invalid_quiet_hours_are_refused_with_a_remedy(text, problem):
+    with pytest.raises(UsageError, match=problem):
         parse_quiet_hours([text])
 
 

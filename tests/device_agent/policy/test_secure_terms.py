@@ -16,7 +16,7 @@ from fedpatch.shared.wire.reason_codes import DeclineReason
 from tests.device_agent.job.test_masked_job import MASKED, TERMS, job_of
 from tests.device_agent.jobs import REQUEST, requested
 from tests.device_agent.owners import READY
-from tests.support.specs import TASK, TASKS, said, update
+from tests.support.specs import TASK, TASKS, envelope_of, update
 
 MASKED_UPDATE = replace(update(), encoding="masked-u8")
 
@@ -93,7 +93,7 @@ def test_unmasked_request_is_declined_where_masks_are_required(tmp_path, feature
     request = replace(REQUEST, features=features)
     refusal = limits_of(tmp_path, REQUIRED).refusal(TASK, request)
     assert refusal is not None
-    [effect] = job_of().handle(requested(said(request), TASKS, refusal), 0.0)
+    [effect] = job_of().handle(requested(envelope_of(request), TASKS, refusal), 0.0)
     assert isinstance(effect.envelope.body, Decline)
     assert effect.envelope.body.reason is reason
 

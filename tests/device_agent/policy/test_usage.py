@@ -31,7 +31,7 @@ def day(offset: int) -> date:
     return TODAY + timedelta(days=offset)
 
 
-def told(*story: date | int) -> int:
+def counted(*story: date | int) -> int:
     """Rounds that count at the end of a story of dates that the clock shows and rounds that are noted."""
     book = DayUsage.new(TODAY)
     for one in story:
@@ -62,8 +62,8 @@ def told(*story: date | int) -> int:
         ([5, FAR_AHEAD, 2, LONG_AGO, 1, TODAY, 1, day(1)], 0),
     ],
 )
-def test_what_counts(story, counts):
-    assert told(*story) == counts
+def test_usage_counts_rounds_of_the_same_day(story, counts):
+    assert counted(*story) == counts
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=10), st.lists(st.integers(0, 3), max_size=10))
@@ -91,7 +91,7 @@ def test_setting_the_clock_back_gives_nothing_back(steps):
 def test_setting_it_back_and_right_again_gives_nothing_back(back, further, before, within):
     """As at each start of a device that has no clock of its own."""
     story = [before, day(-back), within, day(-back - further), within, TODAY]
-    assert told(*story) == before + 2 * within
+    assert counted(*story) == before + 2 * within
 
 
 @given(st.lists(st.dates(), max_size=8), st.integers(0, 9))
@@ -128,7 +128,7 @@ def ledger(tmp_path, clock):
     return lambda: UsageLedger(tmp_path, clock)
 
 
-def test_what_was_spent_outlives_a_restart(ledger, tmp_path):
+def test_usage_survives_a_restart(ledger, tmp_path):
     first = ledger()
     assert first.today == NOTHING
     first.note(SPENT)
@@ -166,7 +166,7 @@ def test_nothing_is_written_where_nothing_was_spent(ledger, tmp_path, clock):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
+def test_damaged_usage_file_is_moved_aside_and_logged(ledger, tmp_path, caplog):
     (tmp_path / USAGE_NAME).write_bytes(b"{ no")
     with caplog.at_level(logging.ERROR):
         assert ledger().today == NOTHING
@@ -177,7 +177,7 @@ def test_a_damaged_file_is_set_aside_and_told(ledger, tmp_path, caplog):
     assert ledger().today == SPENT
 
 
-def test_whoever_only_looks_sees_the_same_and_changes_nothing(ledger, tmp_path, clock, caplog):
+def test_reader_sees_the_same_usage_and_changes_no_file(ledger, tmp_path, clock, caplog):
     assert read_today(tmp_path, clock) == NOTHING
     ledger().note(SPENT)
     assert read_today(tmp_path, clock) == SPENT

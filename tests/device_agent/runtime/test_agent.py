@@ -44,24 +44,24 @@ from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason, JobPhas
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, REQUEST
 from tests.device_agent.owners import READY, WELL, facts, limits_of, owner_of
-from tests.support.specs import RUN, SCHEMA, TASK, model, report, said, update
+from tests.support.specs import RUN, SCHEMA, TASK, envelope_of, model, report, update
 
 UPDATE = b"u" * 350
 DOWN = topics.down("lab", "pi")
 CONNECTED = Connected("5", None, retain_available=True, session_present=False)
-ECHO = "what the agent said of itself"
+ECHO = "the published state of the agent"
 
 
 def asked(round_number: int = 1, epoch: int = 1, request: WorkRequest = REQUEST) -> list[Received]:
     """A work request and the chunks of its model."""
     digest = model().digest
     chunks = [encode_chunk(cut(BLOB, model(), index)) for index in range(3)]
-    work = Received(DOWN, encode(said(request, round_number, epoch=epoch)), False)
+    work = Received(DOWN, encode(envelope_of(request, round_number, epoch=epoch)), False)
     return [work, *(Received(topics.model_chunk("lab", digest, i), chunk, True) for i, chunk in enumerate(chunks))]
 
 
 def stated(state: DeviceState | CoordinatorState) -> Received:
-    """Presence, on the topic of whoever it is of."""
+    """Presence, on the topic of its client."""
     device = isinstance(state, DeviceState)
     topic = topics.device_state("lab", "pi") if device else topics.coordinator_state("lab")
     return Received(topic, encode(Envelope(state)), True)
@@ -69,7 +69,7 @@ def stated(state: DeviceState | CoordinatorState) -> Received:
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """Lets an agent see events until it is stopped; what it answers. Its training process never says a word."""
+    """Lets an agent see events until it is stopped; its answers. Its training process stays silent."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)
@@ -146,7 +146,7 @@ def test_progress_without_a_connection_is_not_kept(played):
 
 @pytest.mark.parametrize("lost", [(), (JobKey(RUN, 1, 2, TASK),)], ids=["idle", "of another round"])
 def test_the_end_of_another_training_process_costs_no_round(played, lost):
-    """Its successor was started for this round before the agent heard of it."""
+    """Its successor was started for this round before the agent received it."""
     answers = played(READY, *asked(), Died("ended by SIGKILL", lost), TrainProgress(KEY, 1, 2))
     assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Progress(JobPhase.TRAINING, 1, 2)]
 
@@ -211,27 +211,27 @@ def spool_with(directory: Path, request: WorkRequest, manifest: Manifest) -> Upd
 
 
 def ready(wire: Wire) -> list[DeviceState]:
-    """What the device said of itself once its task was loaded."""
+    """The presence of the device once its task was loaded."""
     return [one for one in wire.states if isinstance(one, DeviceState) and one.online and one.tasks]
 
 
 class TestPresence:
-    def test_is_told_again_to_a_coordinator_that_has_just_started(self, played):
-        """A broker that retains nothing told it nothing; the job that is under way is told with it, and goes on."""
+    def test_presence_is_published_again_to_a_coordinator_that_has_just_started(self, played):
+        """A broker that retains nothing delivered nothing; presence holds the job in progress, which continues."""
         wire = Wire()
         here, gone = (CoordinatorState(online, "c1") for online in (True, False))
         answers = played(READY, *asked(), *map(stated, (here, here, gone, here)), wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
         assert [state.job for state in ready(wire)] == [None, JobStatus(RUN, 1, 1, JobPhase.TRAINING)]
 
-    def test_is_told_to_each_coordinator_once(self, played):
+    def test_presence_is_published_to_each_coordinator_once(self, played):
         """Another boot is another coordinator; one that only asks whether another is there is none."""
         wire = Wire()
         start = Received(topics.coordinator_state("lab"), encode(Envelope(Claim("c3"))), False)
         played(READY, stated(CoordinatorState(True, "c1")), stated(CoordinatorState(True, "c2")), start, wire=wire)
         assert len(ready(wire)) == 3
 
-    def test_is_told_anew_when_the_data_have_grown(self, played):
+    def test_presence_is_published_again_after_the_data_have_grown(self, played):
         wire = Wire()
         answers = played(READY, *asked(), replace(READY, num_examples=12), Died("gone", (KEY,)), asked(2)[0], wire=wire)
         assert answers == [Accept(10), Progress(JobPhase.TRAINING, 0, 1), Failed(FailReason.TRAINING), Accept(12)]
@@ -240,7 +240,7 @@ class TestPresence:
             (12, JobStatus(RUN, 1, 1, JobPhase.TRAINING)),
         ]
 
-    def test_device_that_loads_its_task_says_at_once_that_it_is_starting(self, played):
+    def test_presence_without_tasks_is_published_while_the_task_loads(self, played):
         """A presence without tasks: a coordinator knows that the device comes, also one that starts meanwhile."""
         wire = Wire()
         played(stated(CoordinatorState(True, "c1")), READY, wire=wire)
@@ -270,7 +270,7 @@ class TestNamesake:
     @pytest.mark.parametrize(
         "events",
         [[OTHER, ECHO], [ECHO, OTHER, OTHER]],
-        ids=["before it was heard itself", "on one connection"],
+        ids=["before its own state was received", "on one connection"],
     )
     def test_is_not_seen_in_ones_own_former_life(self, played, events):
         """Which may stand on the topic when the agent starts, or when a broker comes back with an old copy."""
@@ -280,7 +280,7 @@ class TestNamesake:
 
 
 class _Seen(Exception):
-    """The status tells of a problem."""
+    """The status holds a problem."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -304,15 +304,15 @@ def test_status_is_starting_until_the_task_is_loaded(played, monkeypatch):
     assert [one for at, one in enumerate(states) if states[at - 1 : at] != [one]] == ["starting", "idle", "stopped"]
 
 
-def test_status_tells_that_every_request_is_declined(played, monkeypatch, tmp_path):
-    told: list[str] = []
-    monkeypatch.setattr(StatusFile, "write", lambda _, changing: told.append(changing["declines"]))
+def test_status_reports_that_every_request_is_declined(played, monkeypatch, tmp_path):
+    declines: list[str] = []
+    monkeypatch.setattr(StatusFile, "write", lambda _, changing: declines.append(changing["declines"]))
     played(READY)
-    assert set(told) == {""}
+    assert set(declines) == {""}
     (tmp_path / "patches").mkdir(exist_ok=True)
     (tmp_path / "patches" / f"{TASK}.private").write_bytes(b"?")
     played(READY)
-    assert f"{TASK}.private" in told[-1]
+    assert f"{TASK}.private" in declines[-1]
 
 
 def _see(self: StatusFile, changing: dict) -> None:
@@ -320,17 +320,17 @@ def _see(self: StatusFile, changing: dict) -> None:
         raise _Seen(changing["problem"])
 
 
-def test_vitals_are_told_at_the_first_look_and_to_each_new_coordinator(played):
+def test_vitals_are_published_at_the_first_facts_and_to_each_new_coordinator(played):
     """Not before there is a task, and not again for a change that can wait; last what the newest look found."""
     busy = facts(load_per_cpu=9.0)
     new = [stated(CoordinatorState(True, boot)) for boot in ("c1", "c1", "c2")]
-    told = played(WELL, READY, busy, *new, vitals=VitalsPace())
-    assert told == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
+    sent = played(WELL, READY, busy, *new, vitals=VitalsPace())
+    assert sent == [vitals_of(WELL), vitals_of(busy), vitals_of(busy)]
 
 
-def test_vitals_are_told_again_after_each_connect(played):
-    told = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
-    assert told == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
+def test_vitals_are_published_again_after_each_connect(played):
+    sent = played(READY, WELL, Disconnected("gone"), facts(load_per_cpu=9.0), CONNECTED, vitals=VitalsPace())
+    assert sent == [vitals_of(WELL), vitals_of(facts(load_per_cpu=9.0))]
 
 
 def test_an_owner_who_shares_no_vitals_sends_none(played):

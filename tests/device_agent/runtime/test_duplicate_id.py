@@ -1,4 +1,4 @@
-"""Another agent with the same id is told from one's own former life."""
+"""Another agent with the same id is distinguished from the agent's own earlier state."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ME, OTHER = (DeviceState(online=True, boot=boot) for boot in ("mine", "another")
 WILL = DeviceState(online=False, boot="another")
 
 
-def heard_before() -> DuplicateIdDetector:
-    """On its second connection; it was heard on the first, where a state of a former life may still come after it."""
+def reconnected() -> DuplicateIdDetector:
+    """On its second connection; its state was received on the first, where an earlier state may still follow."""
     namesake = DuplicateIdDetector("mine", 100.0)
     namesake.connected()
     assert not namesake.observe(ME, 1.0)
@@ -24,7 +24,7 @@ def heard_before() -> DuplicateIdDetector:
 
 def found() -> DuplicateIdDetector:
     """Another was seen at second 10."""
-    namesake = heard_before()
+    namesake = reconnected()
     assert namesake.observe(OTHER, 10.0)
     return namesake
 
@@ -46,7 +46,7 @@ def test_former_boot_from_a_broker_with_an_old_copy_is_not_another():
     assert not namesake.detected
 
 
-def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
+def test_duplicate_without_messages_is_taken_to_be_gone():
     namesake = found()
     assert (namesake.tick(109.9), namesake.next_deadline()) == (False, 110.0)
     assert namesake.tick(110.0)
@@ -57,16 +57,16 @@ def test_another_that_is_not_heard_any_more_is_taken_to_be_gone():
 
 @given(st.lists(st.sampled_from(("connect", "echo", "will")), max_size=30), st.integers(0, 30))
 def test_an_agent_that_is_alone_never_finds_another(events, former):
-    """However often it reconnects, whatever wills are late, with its former life to be seen until it was heard."""
-    namesake, heard = DuplicateIdDetector("mine", 1e9), False
+    """For any reconnects and late wills; its earlier state may arrive until its own state was received."""
+    namesake, received = DuplicateIdDetector("mine", 1e9), False
     for second, event in enumerate(events):
         if event == "connect":
             namesake.connected()
-            if not heard and second < former:
+            if not received and second < former:
                 namesake.observe(OTHER, float(second))
         elif event == "will":
             namesake.observe(WILL, float(second))
         else:
             namesake.observe(ME, float(second))
-            heard = True
+            received = True
     assert not namesake.detected

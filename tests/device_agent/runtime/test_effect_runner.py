@@ -56,7 +56,7 @@ from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
-from tests.support.specs import model, report, said, update
+from tests.support.specs import envelope_of, model, report, update
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -77,14 +77,14 @@ class RecordedTrainer(Trainer):
 
 
 class Device(PlayedDevice):
-    """A job and its performer; where the device keeps models, what its training process is told is noted."""
+    """A job and its performer; where the device keeps models, the commands to its training process are recorded."""
 
     def __init__(self, directory: Path, models: ModelStore | None = None) -> None:
         setup = WorkerSetup("none", "", str(directory), str(directory / "patches"), "pi")
         super().__init__(directory, (RecordedTrainer if models else Trainer)(setup, lambda event: None), models=models)
 
     def ask(self, round_number: int = 1) -> list[Body]:
-        return self.perform(self.job.handle(requested(said(REQUEST, round_number)), 0.0))
+        return self.perform(self.job.handle(requested(envelope_of(REQUEST, round_number)), 0.0))
 
     def chunk(self, index: int) -> list[Body]:
         return self.perform(self.job.handle(ChunkReceived(cut(BLOB, model(), index)), 0.0))
@@ -145,10 +145,10 @@ def test_a_model_that_cannot_be_read_back_ends_the_round(device):
     assert device.ask(2) == [Accept(10)]
 
 
-def test_what_cannot_be_forgotten_costs_no_agent(device):
+def test_failed_removal_of_an_update_is_no_error_of_the_agent(device):
     device.upload()
     stuck(device)
-    assert device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0)) == []
+    assert device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0)) == []
     assert device.job.state is JobState.IDLE
     assert device.performer.last_outcome == "committed"
 
@@ -163,21 +163,21 @@ def test_after_a_failure_the_rest_of_a_batch_is_not_done(device):
 
 
 def test_an_update_that_a_newer_epoch_took_over_is_noted_so(device):
-    """Whoever takes it up after a reboot offers it in the epoch that is current."""
+    """A process that takes it up after a reboot offers it in the epoch that is current."""
     waiting(device)
-    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
+    taken_over = device.job.handle(requested(envelope_of(REQUEST, epoch=2)), 1.0)
     newer = Spooled(replace(KEY, epoch=2), update(UPDATE), REQUEST)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert UpdateSpool(device.directory / "spool").load() == newer
     again = Device(device.directory)
     again.take_up_spooled()
     assert again.job.key == newer.key
-    thrice = again.job.handle(requested(said(REQUEST, epoch=3)), 2.0)
+    thrice = again.job.handle(requested(envelope_of(REQUEST, epoch=3)), 2.0)
     assert again.perform(thrice) == [Accept(10), Offer(update(UPDATE))]
 
 
 def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
-    """The coordinator would take it for an offence: the round is given up, and the log says why."""
+    """The coordinator would take it for an offence: the round is given up, and the log has the reason."""
     path = device.directory / "spool" / "update.bin"
     path.write_bytes(b"v" + UPDATE[1:])
     device.job.handle(UpdateRestored(KEY, update(UPDATE), REQUEST), 0.0)
@@ -190,7 +190,7 @@ def test_an_update_that_the_card_has_spoilt_is_not_offered(device, caplog):
 def test_a_newer_epoch_that_cannot_be_noted_costs_no_update(device, caplog):
     waiting(device)
     stuck(device)
-    taken_over = device.job.handle(requested(said(REQUEST, epoch=2)), 1.0)
+    taken_over = device.job.handle(requested(envelope_of(REQUEST, epoch=2)), 1.0)
     assert device.perform(taken_over) == [Accept(10), Offer(update(UPDATE))]
     assert "offer.msgpack" in caplog.text
 
@@ -201,7 +201,7 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
     stops: list[bool] = []
     monkeypatch.setattr(Trainer, "stop", lambda _: stops.append(True))
     device.upload()
-    device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest, rest_s))), 1.0))
+    device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest, rest_s))), 1.0))
     assert device.job.state is JobState.IDLE
     assert bool(stops) is stopped
 
@@ -209,8 +209,8 @@ def test_a_long_rest_gives_the_memory_of_training_back(device, monkeypatch, rest
 def test_a_training_process_that_cannot_be_started_is_no_matter_of_the_disk(device, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(device.directory / "gone"))
     device.ask()
-    said_at_the_end = device.download()[-1]
-    assert said_at_the_end == Failed(FailReason.TRAINING)
+    last_message = device.download()[-1]
+    assert last_message == Failed(FailReason.TRAINING)
     assert device.ask(2) == [Accept(10)]
 
 
@@ -256,26 +256,26 @@ class TestPersonalModel:
     def test_is_the_present_one_once_the_update_is_committed(self, tmp_path, models, body, present):
         device = Device(tmp_path, models)
         device.upload()
-        device.perform(device.job.handle(MessageReceived(said(body)), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(body)), 1.0))
         assert (models.current(KEY.task) is not None) == present
         assert device.job.state is JobState.IDLE
 
     def test_outlasts_a_power_cut_as_its_update_does(self, tmp_path, models):
         device = Device(tmp_path, models)
         waiting(device)
-        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert [one.current for one in models.versions(KEY.task)] == [True]
 
-    def test_that_cannot_be_put_in_place_costs_no_more_than_that(self, tmp_path, models, caplog):
+    def test_failed_publish_of_a_model_is_logged_only(self, tmp_path, models, caplog):
         device = Device(tmp_path, models)
         device.upload()
         with FileLock(tmp_path / "models" / KEY.task / ".lock", "held"):
-            device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
+            device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert "is not in use: " in caplog.text
         assert not (tmp_path / "spool" / "update.bin").exists()
         assert models.current(KEY.task) is None
 
-    def test_that_finds_its_lock_held_is_tried_once_more(self, tmp_path, models, monkeypatch):
+    def test_publish_with_a_held_lock_is_retried(self, tmp_path, models, monkeypatch):
         """A rollback on a slow card may hold it for longer than the lock itself waits; the model would be lost for good."""
         device = Device(tmp_path, models)
         device.upload()
@@ -283,7 +283,7 @@ class TestPersonalModel:
         monkeypatch.setattr(
             "fedpatch.device_agent.runtime.effect_runner.time.sleep", lambda s: lock.release() if s >= 0.5 else None
         )
-        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest))), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest))), 1.0))
         assert models.current(KEY.task) is not None
 
 
@@ -298,14 +298,14 @@ class TestPersonalModelPutOff:
         device = Device(directory, models)
         device.ask()
         device.download()
-        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 0.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 0.0))
         device.ask(2)
         device.download()
         assert [one.make_model for one in device.trainer.given] == [True, False]
         (directory / "spool" / "update.bin").write_bytes(UPDATE)
         device.performer.trained(Trained(self.SECOND, update(UPDATE), report()))
         device.perform(device.job.handle(UpdateTrained(self.SECOND, update(UPDATE)), 0.0))
-        device.perform(device.job.handle(MessageReceived(said(Committed(update(UPDATE).digest), 2)), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Committed(update(UPDATE).digest), 2)), 1.0))
         assert device.performer.owes_model
         return device, models
 
@@ -339,7 +339,7 @@ class TestPersonalModelPutOff:
         device, _ = self.commit_second(tmp_path)
         due = device.performer.next_deadline()
         asked = replace(REQUEST, evaluate=True)
-        device.perform(device.job.handle(requested(said(asked, 3)), 0.0))
+        device.perform(device.job.handle(requested(envelope_of(asked, 3)), 0.0))
         device.download()
         command = device.trainer.given[-1]
         assert (command.evaluate, command.make_model, command.hold) == (True, False, False)
@@ -351,7 +351,7 @@ class TestPersonalModelPutOff:
     def test_an_evaluate_round_that_finishes_the_model_replaces_it(self, tmp_path):
         device, models = self.commit_second(tmp_path)
         plan = replace(REQUEST.plan, finish=(TrainPhase("all"),))
-        device.perform(device.job.handle(requested(said(replace(REQUEST, evaluate=True, plan=plan), 3)), 0.0))
+        device.perform(device.job.handle(requested(envelope_of(replace(REQUEST, evaluate=True, plan=plan), 3)), 0.0))
         device.download()
         command = device.trainer.given[-1]
         assert (command.evaluate, command.make_model) == (True, True)
@@ -384,7 +384,7 @@ class TestPersonalModelPutOff:
 class TestPersonalModelInTheMaking:
     """The update travels while the training process is at the model; `committed` may come before or after its end."""
 
-    COMMITTED = said(Committed(update(UPDATE).digest))
+    COMMITTED = envelope_of(Committed(update(UPDATE).digest))
 
     def upload(self, directory: Path, *, staged: bool = False) -> tuple[Device, ModelStore]:
         """A device whose update was offered and whose model is being made, or is `staged` by now."""
@@ -421,7 +421,7 @@ class TestPersonalModelInTheMaking:
 
     def test_refused_update_gives_no_model_although_one_is_made(self, tmp_path):
         device, models = self.upload(tmp_path, staged=True)
-        device.perform(device.job.handle(MessageReceived(said(Cancel("late"))), 1.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 1.0))
         device.model_made()
         assert models.current(KEY.task) is None
 
@@ -442,7 +442,7 @@ class TestPersonalModelInTheMaking:
         device.perform(device.job.handle(MessageReceived(self.COMMITTED), 1.0))
         device.ask(2)
         device.download()
-        device.perform(device.job.handle(MessageReceived(said(Cancel("late"), 2)), 2.0))
+        device.perform(device.job.handle(MessageReceived(envelope_of(Cancel("late"), 2)), 2.0))
         assert (tmp_path / "spool" / "update.bin").exists()
         device.model_made()
         assert device.trainer.given == []
@@ -511,13 +511,13 @@ class Listening(Wire):
 
 
 class NotingTrainer:
-    """A training process that does nothing but remember what it was told."""
+    """A training process that only records its commands."""
 
     def __init__(self) -> None:
-        self.told: list[TrainCommand] = []
+        self.commands: list[TrainCommand] = []
 
     def train(self, command: TrainCommand) -> None:
-        self.told.append(command)
+        self.commands.append(command)
 
     def cancel(self) -> None:
         """Nothing is under way."""
@@ -567,12 +567,12 @@ def test_listens_for_the_steps_from_what_is_held_and_trains_on_them(delta_device
     assert delta_device.wire.filters == filters(*STEPS[1:])
     delta_device.arrive(*STEP_BLOBS[1:])
     assert delta_device.wire.filters == set()
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert (command.held, command.model_path, command.base) == (VERSIONS[1].digest, "", VERSIONS[-1].digest)
     assert [step.delta for step in command.steps] == list(DELTAS[1:])
     assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
     assert command.hold
-    delta_device.perform(delta_device.job.handle(MessageReceived(said(Cancel("late"))), 13.0))
+    delta_device.perform(delta_device.job.handle(MessageReceived(envelope_of(Cancel("late"))), 13.0))
     assert delta_device.downloads == set()
 
 
@@ -584,7 +584,7 @@ def test_small_download_is_in_memory_and_survives_a_pause(delta_device):
     delta_device.perform(delta_device.job.handle(OwnerPaused(Condition.BUSY), 0.0))
     delta_device.perform(delta_device.job.handle(OwnerResumed(), 0.0))
     delta_device.arrive(STEP_BLOBS[2])
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert [Path(step.path).read_bytes() for step in command.steps] == list(STEP_BLOBS[1:])
     assert delta_device.downloads == set()
 
@@ -595,15 +595,15 @@ def test_finds_what_had_come_before_a_reboot(delta_device):
     delta_device.arrive(STEP_BLOBS[1])
     delta_device.start()
     delta_device.ask()
-    assert delta_device.trainer.told == []
+    assert delta_device.trainer.commands == []
     delta_device.arrive(STEP_BLOBS[2])
-    assert len(delta_device.trainer.told) == 1
+    assert len(delta_device.trainer.commands) == 1
 
 
 def test_downloads_nothing_where_the_model_is_held(delta_device):
     delta_device.held.write(replace(HELD, version=VERSIONS[-1].digest), BLOBS[-1])
     delta_device.ask()
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert (command.held, command.steps) == (VERSIONS[-1].digest, ())
     assert (delta_device.wire.filters, delta_device.downloads) == (set(), set())
 
@@ -614,7 +614,7 @@ def test_takes_the_whole_model_where_nothing_is_held(delta_device, spoil):
     delta_device.ask()
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     delta_device.arrive(BLOBS[-1])
-    [command] = delta_device.trainer.told
+    [command] = delta_device.trainer.commands
     assert (command.held, Path(command.model_path).read_bytes()) == ("", BLOBS[-1])
 
 
@@ -626,7 +626,7 @@ def test_takes_the_whole_model_after_steps_that_led_nowhere(delta_device, caplog
     assert delta_device.hands.held_version == ""
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     delta_device.arrive(BLOBS[-1])
-    assert [command.held for command in delta_device.trainer.told] == [VERSIONS[1].digest, ""]
+    assert [command.held for command in delta_device.trainer.commands] == [VERSIONS[1].digest, ""]
     assert delta_device.job.state is JobState.TRAINING
 
 
@@ -637,7 +637,7 @@ def test_takes_the_whole_model_where_the_disk_spoilt_a_step(delta_device, caplog
     path = delta_device.directory / "downloads" / f"{STEPS[1].digest}.part"
     path.write_bytes(b"?" + path.read_bytes()[1:])
     delta_device.arrive(STEP_BLOBS[2])
-    assert delta_device.trainer.told == []
+    assert delta_device.trainer.commands == []
     assert "what was downloaded is damaged" in caplog.text
     assert delta_device.wire.filters == filters(VERSIONS[-1])
     assert delta_device.hands.held_version == VERSIONS[1].digest
@@ -656,7 +656,7 @@ def test_holds_a_model_where_steps_are_to_be_expected(delta_device, request_, ho
     delta_device.held.forget()
     delta_device.ask(request_)
     delta_device.arrive(BLOBS[-1])
-    assert delta_device.trainer.told[0].hold is hold
+    assert delta_device.trainer.commands[0].hold is hold
 
 
 def test_model_in_memory_of_the_training_process_is_the_held_one_until_the_process_ends(delta_device):

@@ -27,7 +27,7 @@ from tests.support.specs import TASK
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
-    """Its process never says a word."""
+    """Its process stays silent."""
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     program.chmod(0o700)
@@ -84,7 +84,7 @@ def test_with_zero_it_is_kept():
     release_s=st.floats(0.1, 1000.0),
     turns=st.lists(st.tuples(st.floats(0.0, 500.0), st.booleans()), max_size=30),
 )
-def test_whoever_worked_within_the_while_is_never_released(release_s, turns):
+def test_memory_is_never_released_within_the_time_after_work(release_s, turns):
     """For any course of events: a release means that every look within the last `release_s` found it idle."""
     idling, now, busy_at, seen_at = IdleTimer(release_s), 0.0, -1.0, None
     for wait_s, idle in turns:
@@ -111,7 +111,7 @@ class Listener:
         self._socket.bind(address)
         self._socket.setblocking(False)
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         messages = []
         while True:
             try:
@@ -132,14 +132,14 @@ def listening(request, socket_folder: Path) -> Iterator[tuple[str, Listener]]:
     listener.close()
 
 
-def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
+def test_ready_is_sent_once_and_status_at_each_change(listening):
     address, listener = listening
     manager = ServiceManager(address)
     for now, doing in enumerate(["loading", "idle", "idle", "training"]):
         manager.doing(doing, float(now))
         manager.tick(float(now))
     manager.stopping()
-    assert listener.heard() == [
+    assert listener.received() == [
         "READY=1\nSTATUS=loading",
         "STATUS=idle",
         "STATUS=training",
@@ -147,7 +147,7 @@ def test_ready_is_said_once_and_what_it_does_when_that_changes(listening):
     ]
 
 
-def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
+def test_watchdog_is_notified_twice_per_interval(listening):
     address, listener = listening
     manager = ServiceManager(address, watchdog_s=60.0)
     assert manager.next_deadline() is None
@@ -155,13 +155,13 @@ def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(listening):
     assert manager.next_deadline() == 130.0
     for now in (101.0, 129.9, 130.0, 131.0, 160.0):
         manager.tick(now)
-    assert listener.heard() == ["READY=1\nSTATUS=idle", "WATCHDOG=1", "WATCHDOG=1"]
+    assert listener.received() == ["READY=1\nSTATUS=idle", "WATCHDOG=1", "WATCHDOG=1"]
 
 
 def test_a_line_end_in_a_status_is_no_message_of_its_own(listening):
     address, listener = listening
     ServiceManager(address).doing("round 1 of run a\nSTOPPING=1", 0.0)
-    assert listener.heard() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
+    assert listener.received() == ["READY=1\nSTATUS=round 1 of run a STOPPING=1"]
 
 
 def test_the_variables_are_taken_from_the_environment(tmp_path):

@@ -91,18 +91,18 @@ def test_a_round_under_each_policy(idle, tmp_path, private):
         assert not [trace for trace in traces(value) if trace in raw], name
 
 
-def test_progress_is_told_but_not_for_every_step(idle, tmp_path):
+def test_progress_is_reported_at_a_bounded_rate(idle, tmp_path):
     command = Scene(tmp_path, SLOW, replace(SGD, steps=60), "none").command()
     started = time.monotonic()
     idle.trainer.train(command)
-    told = []
+    steps = []
     while isinstance(event := idle.next(), TrainProgress | Ready):
         if isinstance(event, TrainProgress):
-            told.append(event.done)
+            steps.append(event.done)
     assert isinstance(event, Trained)
-    assert told[0] == 1 and told[-1] == 60
-    assert told == sorted(set(told))
-    assert len(told) <= (time.monotonic() - started) / PROGRESS_EVERY_S + 2
+    assert steps[0] == 1 and steps[-1] == 60
+    assert steps == sorted(set(steps))
+    assert len(steps) <= (time.monotonic() - started) / PROGRESS_EVERY_S + 2
 
 
 def test_a_cancel_ends_the_round_and_the_next_one_is_trained(idle, tmp_path):
@@ -123,7 +123,7 @@ def test_a_cancel_that_comes_too_late_cancels_nothing(idle, tmp_path):
     assert isinstance(idle.outcome(), Trained)
 
 
-def test_divergence_is_told_and_leaves_no_trace(idle, tmp_path):
+def test_divergence_is_reported_and_saves_nothing(idle, tmp_path):
     scene = Scene(tmp_path, SLOW, SGD, "names:bn.bias")
     tensors = scene.initial()
     tensors["fc2.weight"] = np.full_like(tensors["fc2.weight"], 3e38)
@@ -136,7 +136,7 @@ def test_divergence_is_told_and_leaves_no_trace(idle, tmp_path):
     assert not (tmp_path / "update").exists()
 
 
-def test_a_damaged_download_is_told_as_such(idle, tmp_path):
+def test_damaged_download_fails_with_reason_download(idle, tmp_path):
     command = Scene(tmp_path, SLOW, SGD, "none").command()
     (tmp_path / "model").write_bytes(b"damaged")
     idle.trainer.train(command)
@@ -145,7 +145,7 @@ def test_a_damaged_download_is_told_as_such(idle, tmp_path):
     assert failed.reason == FailReason.DOWNLOAD
 
 
-def test_a_model_of_another_shape_is_told(idle, tmp_path):
+def test_model_of_another_shape_fails_the_round(idle, tmp_path):
     pid = idle.trainer.pid
     idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command(schema="ab" * 32))
     failed = idle.outcome()
@@ -155,7 +155,7 @@ def test_a_model_of_another_shape_is_told(idle, tmp_path):
 
 
 def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
-    """Died says by which signal; the next round has a new process, and begins with the patch from before the kill."""
+    """Died has the signal; the next round has a new process, and begins with the patch from before the kill."""
     scene = Scene(tmp_path, SLOW, ADAM, "all")
     idle.trainer.train(scene.command(round=20))
     assert isinstance(idle.outcome(), Trained)
@@ -181,7 +181,7 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
 
 
 def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
-    """Not even one that another process has begun by the time that the end is heard of."""
+    """Not even one that another process has begun by the time that the end is received."""
     watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
     scene = Scene(tmp_path, SLOW, SGD, "none")
     watched.trainer.train(scene.command(round=1))
@@ -205,7 +205,7 @@ def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for
     assert failed == SetupFailed("toy: examples.npz is absent; fetch it first", DataError.exit_code, (key(4),))
 
 
-def test_what_a_task_prints_goes_to_the_log(idle, tmp_path, caplog):
+def test_output_of_a_task_goes_to_the_log(idle, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     idle.trainer.train(Scene(tmp_path, SLOW, SGD, "none").command())
     assert isinstance(idle.outcome(), Trained)
@@ -259,7 +259,7 @@ def test_an_agent_checks_its_data_when_it_starts(fresh, reference, data, problem
         assert isinstance(answer, Ready), answer
 
 
-def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
+def test_unknown_task_fails_the_setup_with_the_usage_exit_code(fresh):
     watched = fresh("fedpatch.device_agent:TOY", "ann:5")
     failed = watched.next()
     assert isinstance(failed, SetupFailed)
@@ -268,7 +268,7 @@ def test_an_unknown_task_is_told_with_the_exit_code_of_wrong_usage(fresh):
 
 
 def ended_as(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    """What is told of a training process that is this script of the shell."""
+    """The events of a training process that is this shell script."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
@@ -288,7 +288,7 @@ def test_garbage_from_the_process_is_its_end(installed, tmp_path, monkeypatch, c
     until_logged(caplog, "wrong version")
 
 
-def test_an_end_without_a_reason_is_told_with_its_last_words(installed, tmp_path, monkeypatch):
+def test_unexplained_end_is_reported_with_the_last_output(installed, tmp_path, monkeypatch):
     died = ended_as("echo 'No module named torch' >&2\nexit 3", tmp_path, monkeypatch)
     assert died == Died("the training process ended with exit code 3; last output: No module named torch")
 
@@ -305,7 +305,7 @@ def test_a_stop_ends_the_process_in_mid_training_without_an_event(idle, tmp_path
 
 
 QUIET_S = 20 * PROGRESS_EVERY_S
-"""A training that goes on tells of it twenty times meanwhile."""
+"""A training that continues reports progress twenty times meanwhile."""
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def own_process(installed, tmp_path):
 
 
 def held_at(watched: Watched) -> int:
-    """The step after which none is told of for a while; a training that nothing holds has none."""
+    """The step after which none is reported for a while; a training that nothing holds has none."""
     done, give_up_at = 0, time.monotonic() + TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:
@@ -359,7 +359,7 @@ MEMORY_TIMEOUT_S = 120
 
 
 class Device:
-    """A training process whose task has a mishap in the next round, when told to."""
+    """A training process whose task has a mishap in the next round, on request."""
 
     def __init__(self, folder) -> None:
         self.mishap = folder / "mishap"

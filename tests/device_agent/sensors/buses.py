@@ -1,4 +1,4 @@
-"""A real message bus of the test's own, and on it a NetworkManager that does what the test says (python-dbusmock)."""
+"""A real message bus of the test's own, and on it a NetworkManager that follows the test (python-dbusmock)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Scene:
         self.file("sys/devices/system/cpu/online", "0-3")
 
     def file(self, path: str, text: str) -> Path:
-        """A file that says this, with the newline that the kernel puts after it."""
+        """A file with this text, with the newline that the kernel puts after it."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text + "\n", "utf-8")

@@ -57,7 +57,7 @@ def test_a_driver_that_hangs_takes_only_its_own_facts_along(tmp_path, monkeypatc
 
 
 def _heal(stuck: Path, scene: Scene) -> None:
-    """Whoever waits for the pipe is let go; then there is a file in its place."""
+    """A process that waits for the pipe is released; then there is a file in its place."""
     with stuck.open("wb"):
         stuck.unlink()
     scene.supply("BAT0", BATTERY)

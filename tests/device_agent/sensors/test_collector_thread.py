@@ -24,7 +24,7 @@ class Slow:
         return WELL
 
 
-def test_whoever_asks_during_a_look_gets_one_more_and_not_one_for_each():
+def test_requests_during_a_collection_share_one_further_collection():
     """The caller never waits; the facts of a look that had begun before it asked may be old."""
     slow, events = Slow(), SimpleQueue[Facts]()
     watcher = FactWatcher(slow, events.put)

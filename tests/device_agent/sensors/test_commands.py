@@ -18,7 +18,7 @@ def _shell(script: str, limit_s: float | None = None):
     return run_program(["/bin/sh", "-c", script], limit_s)
 
 
-def test_a_program_is_heard():
+def test_command_output_is_returned():
     ended = _shell('echo "$LC_ALL"; echo lost >&2; cat; exit 3')
     assert (ended.code, ended.text) == (3, "C\n")
 
@@ -54,6 +54,6 @@ def test_a_program_that_never_stops_talking_is_ended():
 
 
 @pytest.mark.parametrize("argv", [["/does/not/exist"], ["/"], ["a\0b"], [os.devnull]])
-def test_a_program_that_cannot_be_run_says_so(argv):
+def test_command_that_cannot_be_run_raises_with_the_reason(argv):
     with pytest.raises(FactUnavailable, match="cannot be run"):
         run_program(argv)

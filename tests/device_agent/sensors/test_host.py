@@ -105,7 +105,7 @@ def test_a_clock_that_runs_without_power_is_assumed_right(scene, seconds, used, 
 
 
 class _Kernel:
-    """A C library whose kernel has this to say of its clock; None: it cannot be asked."""
+    """A C library whose kernel reports this of its clock; None: it cannot be asked."""
 
     def __init__(self, status: int | None) -> None:
         if status is not None:
@@ -136,7 +136,7 @@ def test_a_disk_that_is_nowhere_is_not_looked_for_for_ever(tmp_path, monkeypatch
         read_disk(tmp_path / "state")
 
 
-def test_the_kernel_of_this_machine_says_something_of_its_clock(tmp_path):
+def test_clock_of_this_machine_is_read_from_the_kernel(tmp_path):
     clock = read_clock(SysFs(tmp_path.__class__("/")), time.time())
     assert clock.source
     assert clock.value in (True, False, None)

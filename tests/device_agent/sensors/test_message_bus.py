@@ -33,7 +33,7 @@ def scene(tmp_path) -> Scene:
 
 @pytest.fixture
 def silent() -> Iterator[tuple[str, socket.socket]]:
-    """The address of a bus at which somebody listens and says nothing, and its socket."""
+    """The address of a bus with a silent listener, and its socket."""
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
     with tempfile.TemporaryDirectory(prefix="bus-") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/bus")
@@ -64,19 +64,19 @@ def test_nobody_is_started_for_being_asked(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_a_bus_that_says_nothing_is_given_up(silent):
+def test_silent_bus_times_out(silent):
     with pytest.raises(FactUnavailable, match=r"has not answered within 0\.2 s"):
         ask_network_manager(silent[0], "wlan0", wireless=True, limit_s=0.2)
 
 
 def _drip(listener: socket.socket, over: threading.Event) -> None:
-    """Lets its caller in, and then says a message of a mebibyte, a byte at a time."""
+    """Lets its caller in, and then sends a message of a mebibyte, a byte at a time."""
     line, _ = listener.accept()
     with line:
         line.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
-        heard = b""
-        while b"BEGIN\r\n" not in heard and (piece := line.recv(4096)):
-            heard += piece
+        received = b""
+        while b"BEGIN\r\n" not in received and (piece := line.recv(4096)):
+            received += piece
         line.sendall(b"l\2\1\1" + (1 << 20).to_bytes(4, "little") + bytes(8))
         with contextlib.suppress(OSError):  # until the caller gives up, or the test does
             for _ in range(1000):
@@ -99,7 +99,7 @@ def test_a_bus_that_never_comes_to_an_end_is_given_up(silent):
 
 
 @pytest.mark.parametrize("address", ["tcp:host=x,port=1", "unix:", "nonsense", "unix:tmpdir=/tmp"])
-def test_an_address_that_is_none_says_so(address):
+def test_invalid_bus_address_raises_with_the_reason(address):
     pytest.importorskip("jeepney", reason="jeepney is not installed (pip install 'fedpatch[agent]')")
     with pytest.raises(FactUnavailable, match="cannot be used"):
         ask_network_manager(address, "wlan0", wireless=True)
@@ -118,10 +118,10 @@ def test_without_jeepney_only_network_manager_is_not_asked(scene, monkeypatch):
     assert "jeepney is not installed" in facts.ssid.source
 
 
-def test_the_systems_bus_is_where_the_environment_says(monkeypatch, tmp_path):
+def test_bus_address_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/elsewhere")
     assert bus_address(SysFs(Path("/")), None) == "unix:path=/elsewhere"
     assert bus_address(SysFs(tmp_path), None) == f"unix:path={tmp_path}/run/dbus/system_bus_socket"
-    assert bus_address(SysFs(Path("/")), "unix:path=/told") == "unix:path=/told"
+    assert bus_address(SysFs(Path("/")), "unix:path=/given") == "unix:path=/given"
     monkeypatch.delenv("DBUS_SYSTEM_BUS_ADDRESS")
     assert bus_address(SysFs(Path("/")), None) == "unix:path=/run/dbus/system_bus_socket"

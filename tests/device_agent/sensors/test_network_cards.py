@@ -12,8 +12,8 @@ from fedpatch.device_agent.sensors.network_link import (
     NetInterface,
     link_kind,
     read_link,
+    reported_metering,
     ssid_text,
-    told_metering,
     uevent_value,
     usual_metering,
 )
@@ -42,7 +42,7 @@ MEASURED, ASSUMED, UNKNOWN = Confidence.MEASURED, Confidence.ASSUMED, Confidence
     ],
 )
 def test_kinds_by_their_table(card, kind, confidence):
-    """By what the kernel says of the interface; a driver that phones use makes it an assumption."""
+    """By the kernel's data of the interface; a driver that phones use makes it an assumption."""
     fact = link_kind(NetInterface(name="x0", **card))
     assert (fact.value, fact.confidence) == (kind, confidence)
 
@@ -83,7 +83,7 @@ def test_a_bridge_is_what_it_is_made_of(tmp_path, lower, kind):
         (LinkKind.OTHER, None),
     ],
 )
-def test_what_is_usual_of_a_link_is_no_more_than_an_assumption(kind, metered):
+def test_metering_by_kind_of_link_is_marked_as_assumed(kind, metered):
     fact = usual_metering(Fact(kind, "x0"))
     assert (fact.value, fact.confidence) == (metered, UNKNOWN if metered is None else ASSUMED)
 
@@ -99,10 +99,10 @@ def test_what_is_usual_of_a_link_is_no_more_than_an_assumption(kind, metered):
         (77, (False, ASSUMED), (True, ASSUMED)),
     ],
 )
-def test_what_network_manager_says_of_the_costs(code, on_ethernet, on_mobile):
+def test_metering_follows_network_manager(code, on_ethernet, on_mobile):
     """Its word counts; its guess of no does not make mobile data free."""
     for kind, expected in ((LinkKind.ETHERNET, on_ethernet), (LinkKind.CELLULAR, on_mobile)):
-        fact = told_metering(code, Fact(kind, "x0"))
+        fact = reported_metering(code, Fact(kind, "x0"))
         assert (fact.value, fact.confidence) == expected
 
 

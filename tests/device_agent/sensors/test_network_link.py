@@ -1,4 +1,4 @@
-"""The interface that the route to the broker leaves by, as this kernel says."""
+"""The interface that the route to the broker leaves by, as this kernel reports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_last_known_address_serves_while_names_cannot_be_resolved(monkeypatc
         Route("localhost").interface()
 
 
-ODD = bytes.fromhex("0500160001000000")  # an attribute of five bytes, and three that say nothing
+ODD = bytes.fromhex("0500160001000000")  # an attribute of five bytes, and three without meaning
 REFUSAL = b"\x24\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0" + (-errno.ENETUNREACH).to_bytes(4, "little", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""A real message bus, and a NetworkManager on it that says what it is told to say."""
+"""A real message bus, and a NetworkManager on it with configured answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several power supplies say together."""
+"""The combined state of several power supplies."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_external_power_by_its_table(supplies, value, confidence):
         ([{"capacity": "50"}, {}], None),
     ],
 )
-def test_how_full_all_batteries_are_together(batteries, percent):
+def test_charge_of_several_batteries_is_their_total(batteries, percent):
     fact = battery_percent(_supplies(*({"type": "Battery"} | one for one in batteries)))
     assert fact.value == percent
     assert fact.known == (fact.confidence is Confidence.MEASURED)
@@ -108,7 +108,7 @@ def test_a_percentage_is_between_0_and_100(text):
 
 
 @pytest.mark.parametrize(("code", "value"), [(0, True), (1, False), (2, None)])
-def test_systemd_is_asked_where_the_battery_says_nothing(tmp_path, code, value):
+def test_systemd_is_queried_when_the_battery_has_no_status(tmp_path, code, value):
     """systemd-ac-power answers by its exit code; any other than 0 and 1 is no answer."""
     scene = Scene(tmp_path)
     scene.supply("BAT0", BATTERY | {"status": "Unknown"})

@@ -43,7 +43,7 @@ def test_a_pi_on_its_mains_adapter(scene):
 
 
 def test_a_pi_with_a_weak_adapter(scene):
-    """The kernel's alarm says under-voltage, the firmware that the processor is slowed down, the sensor that it is hot."""
+    """The kernel's alarm shows under-voltage, the firmware throttling, the sensor a high temperature."""
     _pi(scene, alarm="1", bits="0x5000d", temperature="81900")
     facts = scene.observer("wlan0").observe()
     assert _found(facts.under_voltage) == (True, MEASURED)

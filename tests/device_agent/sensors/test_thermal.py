@@ -1,4 +1,4 @@
-"""Voltage, throttling and temperature, from whatever tells them."""
+"""Voltage, throttling and temperature, from any source that has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedpatch.device_agent.sensors.timeouts import FactUnavailable
         ("0x50005", True, True),
     ],
 )
-def test_what_the_firmware_says_now(scene, bits, under_voltage, throttled):
+def test_firmware_bits_give_current_under_voltage_and_throttling(scene, bits, under_voltage, throttled):
     scene.program("vcgencmd", f'[ "$1" = get_throttled ] && echo throttled={bits}')
     supply = read_supply(SysFs(scene.root))
     assert (supply.under_voltage.value, supply.throttled.value) == (under_voltage, throttled)
@@ -52,7 +52,7 @@ def test_the_kernels_alarm_is_that_of_one_chip_and_needs_no_firmware(scene, chip
 
 
 def test_a_vcgencmd_that_may_not_ask_is_no_answer(scene):
-    """As it is for a user outside the group video; the mend is named."""
+    """As it is for a user outside the group video; the remedy is named."""
     scene.program("vcgencmd", "echo VCHI initialization failed; exit 255")
     assert "group video" in read_supply(SysFs(scene.root)).under_voltage.source
 

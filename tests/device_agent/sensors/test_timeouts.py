@@ -27,7 +27,7 @@ class NoTape(FactUnavailable):
         (ZeroDivisionError("by zero"), FactUnavailable, "ZeroDivisionError: by zero"),
     ],
 )
-def test_a_source_that_fails_says_why(error, kind, why):
+def test_failed_source_gives_its_reason(error, kind, why):
     def ask():
         raise error
 
@@ -66,7 +66,7 @@ def test_a_source_that_hangs_is_given_up_and_not_asked_twice():
 
 
 class Slow:
-    """A source that takes as long as told, and has the answer that it is told."""
+    """A source with a given duration and answer."""
 
     def __init__(self) -> None:
         self.go, self.answer = threading.Event(), ""
@@ -80,7 +80,7 @@ class Slow:
 
 @pytest.mark.parametrize("answer", ["", "nothing"])
 def test_a_source_that_took_long_for_nothing_is_not_waited_for_until_it_answers(answer, monkeypatch):
-    """It may give itself up in the end, each time: that delays whoever asks once."""
+    """It may give itself up in the end, each time: that delays one request."""
     monkeypatch.setattr(timeouts, "QUICK_S", -1.0)  # whatever it takes is long
     slow = Slow()
     source = TimedQuestion("the tape", slow, lambda found: found == "nothing")

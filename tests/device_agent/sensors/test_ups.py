@@ -52,7 +52,7 @@ def _ask(text: str, root: Path) -> Power:
         ("command:/opt/hat.py --bus 1 'a b'", UpsCommand(("/opt/hat.py", "--bus", "1", "a b"))),
     ],
 )
-def test_what_an_owner_may_write(text, ups):
+def test_ups_settings_are_parsed(text, ups):
     assert parse_ups(text) == ups
 
 
@@ -70,7 +70,7 @@ def test_no_default_lies_in_a_tmp_that_a_service_does_not_share():
         "pisugar:ho st", "command:", "command:hat.py", "command:/opt/hat.py 'open", "command:/a\0b", "apc", ":",
     ],
 )  # fmt: skip
-def test_a_word_that_names_no_ups_is_refused_with_the_mend(text):
+def test_unknown_ups_is_refused_with_a_remedy(text):
     with pytest.raises(UsageError, match=r"write|quote|leave"):
         parse_ups(text)
 
@@ -99,7 +99,7 @@ def test_any_answer_makes_facts(text):
     [("OL", True), ("OL CHRG", True), ("OB LB", False), ("OL OB", False), ("ALARM OB DISCHRG", False), ("OFF", None)],
 )
 def test_the_words_of_nut(status, external):
-    """OB wins: a UPS that says both is not to be trusted with power."""
+    """OB wins: a UPS that reports both is not to be trusted with power."""
     assert read_upsc(f"ups.status: {status}\nbattery.charge: 100\n", "upsc").external.value is external
 
 
@@ -154,7 +154,7 @@ def test_a_ups_that_cannot_be_asked_leaves_power_unknown(tmp_path):
     _is_silent("command:/does/not/exist", scene, "exist cannot be run")
 
 
-def test_a_pisugar_that_hangs_up_says_nothing(tmp_path, socket_folder):
+def test_closed_pisugar_connection_gives_an_unknown_fact(tmp_path, socket_folder):
     with PiSugarServer(socket_folder / "s") as board:
         place = board.ups
     with pytest.raises(FactUnavailable, match="does it run"):

@@ -54,7 +54,7 @@ def _driver(name: bytes | None, joined: int = 1, monkeypatch=None) -> None:
     ids=["name", "padded", "not joined", "too long", "no extensions"],
 )
 def test_the_driver_is_asked_before_iw(tree, monkeypatch, name, joined, ssid, source):
-    """What it says counts where it can be a name, at most 32 bytes; newer kernels are built without it."""
+    """Its value counts where it can be a name, at most 32 bytes; newer kernels are built without it."""
     _driver(name, joined, monkeypatch)
     found = read_network(tree, lambda *_: NmState(0, None), "wlan0", WIFI).ssid
     assert (found.value, found.source) == (ssid, source)

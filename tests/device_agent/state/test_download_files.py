@@ -34,7 +34,7 @@ def test_chunks_of_several_blobs_go_to_their_own(tmp_path):
     assert names(tmp_path) == set()
 
 
-def test_what_has_come_is_there_after_a_reboot(tmp_path):
+def test_downloaded_chunks_survive_a_reboot(tmp_path):
     """Of the blobs that are wanted still; the others make room, and chunks of one more may be there or not."""
     first = Downloads(tmp_path, STEPS[:2])
     fill(first, STEP_BLOBS[0], 1)
@@ -46,7 +46,7 @@ def test_what_has_come_is_there_after_a_reboot(tmp_path):
     again.close()
 
 
-def test_who_wants_nothing_has_nothing(tmp_path):
+def test_downloads_without_wanted_blobs_hold_no_file(tmp_path):
     first = Downloads(tmp_path, STEPS)
     fill(first, STEP_BLOBS[0])
     first.close()

@@ -30,7 +30,7 @@ from tests.device_agent.effect_runners import PlayedDevice
 from tests.device_agent.jobs import KEY, REQUEST, requested
 from tests.device_agent.toy_tasks import TOY, random_data
 from tests.support.disks import SmallDisk, small_disk
-from tests.support.specs import PUBLIC_SCHEMA, said, update
+from tests.support.specs import PUBLIC_SCHEMA, envelope_of, update
 
 PAGE_BYTES = 4096
 SIZE_BYTES = 64 * PAGE_BYTES
@@ -50,7 +50,7 @@ def manifest() -> Manifest:
 
 
 class Device(PlayedDevice):
-    """A job and its performer, whose training process never says a word."""
+    """A job and its performer, whose training process stays silent."""
 
     def __init__(self, directory: Path) -> None:
         trainer = Trainer(WorkerSetup("none", "", "", "", "pi"), lambda event: None)
@@ -58,7 +58,7 @@ class Device(PlayedDevice):
         super().__init__(directory, trainer, max_blob_bytes=SIZE_BYTES)
 
     def ask(self, round_number: int = 1, epoch: int = 1) -> list[Body]:
-        request = said(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
+        request = envelope_of(replace(REQUEST, model=manifest()), round_number, epoch=epoch)
         return self.perform(self.job.handle(requested(request), 0.0))
 
     def download(self) -> list[Body]:
@@ -73,7 +73,7 @@ class Device(PlayedDevice):
 
 @pytest.mark.usefixtures("downloads_on_disk")
 class TestDownload:
-    def test_that_finds_no_room_fails_the_round_and_gives_back_what_it_took(self, disk):
+    def test_download_on_a_full_disk_fails_the_round_and_frees_its_space(self, disk):
         device = Device(disk.path)
         device.ask()
         disk.fill(but_bytes=3 * PAGE_BYTES)
@@ -85,7 +85,7 @@ class TestDownload:
         assert device.ask(2) == [Accept(10)]
         assert device.download() == [Progress(JobPhase.TRAINING, 0, 1)]
 
-    def test_that_finds_no_room_at_all_is_accepted_all_the_same_and_then_failed(self, disk):
+    def test_download_without_any_space_is_accepted_and_then_failed(self, disk):
         device = Device(disk.path)
         disk.fill()
         assert [device.ask(), device.download()] == [[Accept(10)], [Failed(FailReason.STORAGE)]]
@@ -100,7 +100,7 @@ class TestDownload:
 
 
 class TestSpool:
-    def test_that_cannot_be_written_fails_the_round(self, disk):
+    def test_unwritable_spool_fails_the_round(self, disk):
         """An update that a reboot would not know of is not offered; no half of it stays."""
         device = Device(disk.path)
         device.ask()
@@ -115,7 +115,7 @@ class TestSpool:
         assert device.train(b"u") == [Offer(update(b"u"))]
         assert UpdateSpool(disk.path / "spool").load() is not None
 
-    def test_that_cannot_be_rewritten_keeps_the_update_and_its_old_note(self, disk):
+    def test_spool_that_cannot_be_rewritten_keeps_update_and_note(self, disk):
         """The newer epoch gets its offer; a reboot would offer it in the epoch before, and be asked again."""
         device = Device(disk.path)
         device.ask()
@@ -128,7 +128,7 @@ class TestSpool:
 
 
 def after(number: int) -> PatchState:
-    """A patch that fills a page, and can be told from others."""
+    """A patch that fills a page, and is distinguishable from others."""
     return PatchState({"bn.weight": np.full(PAGE_BYTES // 8, number, np.float32)}, number)
 
 
@@ -141,7 +141,7 @@ def saved(store: PatchStore, *rounds: int) -> None:
 class TestPatch:
     @pytest.mark.parametrize("again", [3, 2], ids=["the next round", "the same round"])
     @pytest.mark.parametrize("pages", [0, 1])
-    def test_that_cannot_be_saved_leaves_all_versions_as_they_were(self, disk, again, pages):
+    def test_failed_patch_save_leaves_all_versions_unchanged(self, disk, again, pages):
         directory = disk.path / "patches"
         store = PatchStore(directory)
         saved(store, 1, 2)
@@ -182,16 +182,16 @@ def test_a_status_that_cannot_be_written_waits_for_room(disk):
 @pytest.mark.parametrize(
     ("spoil", "code"), [(SmallDisk.fill, 0), (SmallDisk.make_readonly, 1)], ids=["full", "read-only"]
 )
-def test_an_agent_starts_on_a_full_disk_and_says_what_it_needs_on_one_that_is_read_only(
+def test_agent_starts_on_a_full_disk_and_reports_a_read_only_one(
     installed, disk: SmallDisk, spoil: Callable[[SmallDisk], None], code: int
 ):
     spoil(disk)
     options = ["--broker", "mqtt://127.0.0.1:9", "--data", "shard:0/10", "--state-dir", str(disk.path / "agent")]
     command = [sys.executable, "-m", "fedpatch.device_agent", "run", "--until-stdin-closes", *options]
     ended = subprocess.run(command, input=b"", capture_output=True, check=False, timeout=120)
-    said_so = ended.stderr.decode()
-    assert ended.returncode == code, said_so
-    assert "Traceback" not in said_so
+    stderr = ended.stderr.decode()
+    assert ended.returncode == code, stderr
+    assert "Traceback" not in stderr
     if code:
-        assert said_so.startswith(f"fedpatch-agent: {disk.path / 'agent'}: Read-only file system; ")
-        assert said_so.count("\n") == 1
+        assert stderr.startswith(f"fedpatch-agent: {disk.path / 'agent'}: Read-only file system; ")
+        assert stderr.count("\n") == 1

@@ -16,7 +16,7 @@ from tests.device_agent.effect_runners import performer_of
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.job.test_masked_job import job_of
 from tests.support.masked_group import PlayedGroup
-from tests.support.specs import said
+from tests.support.specs import envelope_of
 
 
 def states():
@@ -65,7 +65,7 @@ def test_nothing_is_sent_where_the_disk_refuses(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedpatch.device_agent.state.masking_file.write_atomic", refuse)
-    send = SendAfterSave(state, said(Accept(1)))
+    send = SendAfterSave(state, envelope_of(Accept(1)))
     [event] = runner.run_effect(send)
     assert isinstance(event, EffectFailed)
     run_effects(job_of(), [send], runner, lambda: 0.0)
@@ -77,7 +77,7 @@ def test_message_is_sent_after_its_state_is_on_disk(tmp_path):
     runner = performer_of(tmp_path, wire, None)
     seen = []
     wire.publish = lambda *_, **__: seen.append(MaskingFile(tmp_path).load())
-    runner.run_effect(SendAfterSave(states()[1], said(Accept(1))))
+    runner.run_effect(SendAfterSave(states()[1], envelope_of(Accept(1))))
     assert seen == [states()[1]]
     runner.run_effect(ForgetMasking())
     assert MaskingFile(tmp_path).load() is None

@@ -43,7 +43,7 @@ def test_the_next_model_takes_the_place_of_the_one_before(store):
 
 @given(st.data())
 def test_any_damage_is_found(tmp_path_factory, data):
-    """A bit turned over, an end cut off: what is read is what was written, or it is an error; a look tells or is silent."""
+    """A bit turned over, an end cut off: what is read is what was written, or it is an error; a check reports or is silent."""
     store = ModelCache(tmp_path_factory.mktemp("held"))
     store.write(FIRST, b"blob" * 10)
     whole = bytearray(store.path.read_bytes())
@@ -59,7 +59,7 @@ def test_any_damage_is_found(tmp_path_factory, data):
 
 
 def test_killed_before_any_write_one_of_the_two_is_held(tmp_path_factory):
-    """The one before or the next; what was half written is gone with the next start of whoever writes."""
+    """The one before or the next; what was half written is gone with the next start of the writer."""
     fatal = deaths = 0
     while True:
         fatal += 1

@@ -19,7 +19,7 @@ Rounds = tuple[int, ...]
 
 
 def patch(rounds: Rounds) -> PatchState:
-    """A patch that tells which rounds were applied to it."""
+    """A patch that records which rounds were applied to it."""
     return PatchState({"bn.weight": np.array(rounds, np.float32)}, len(rounds))
 
 
@@ -66,7 +66,7 @@ def test_a_round_that_comes_again_begins_as_it_did(tmp_path, rounds, asked, foun
 
 
 def test_an_earlier_run_is_not_gone_back_to(tmp_path):
-    """What the kept version says of another run is no answer for this one: the newest began where that one ended."""
+    """The kept version of another run is no answer for this one: the newest began where that one ended."""
     store = trained(tmp_path, [5])
     train(store, 3, "night")
     assert applied(store.load(KEY, "night", 2)) == (5,)
@@ -82,7 +82,7 @@ def test_a_repeated_round_leaves_the_kept_version_alone(tmp_path):
     assert applied(store.load(KEY, "run", 1)) == ()
 
 
-def test_a_kept_version_that_is_damaged_is_told_and_done_without(tmp_path, caplog):
+def test_damaged_kept_version_is_logged_and_skipped(tmp_path, caplog):
     store = trained(tmp_path, [1, 2, 3])
     kept = tmp_path / (KEY.file_name + ".previous")
     kept.write_bytes(kept.read_bytes()[:-1])
@@ -116,7 +116,7 @@ moves = st.lists(st.sampled_from(("train", "again", "crash", "skip", "back 1", "
 def test_no_round_is_applied_twice_as_long_as_the_way_back_is_known(tmp_path_factory, moves):
     """Any sequence of rounds, repeats, crashes before and after the save, and coordinators that go back by one or two.
 
-    The model: what each round that is known began with. It forgets as the store says that it does: a version is replaced
+    The model: what each round that is known began with. It forgets by the rule of the store: a version is replaced
     by one of the same round or an earlier one, and becomes the kept one before a later one.
     """
     directory = tmp_path_factory.mktemp("patches")

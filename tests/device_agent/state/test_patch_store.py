@@ -31,7 +31,7 @@ KEY = PatchKey("digits", "ab" * 32, "affine")
 
 
 def state(number: int) -> PatchState:
-    """A patch that can be told from others by `number`."""
+    """A patch that is distinguishable from others by `number`."""
     return PatchState(
         {"bn.weight": np.full(3, number, np.float32), "bn.weight:step": np.array(number, np.float32)}, number
     )
@@ -124,7 +124,7 @@ def test_tasks_models_and_policies_have_patches_of_their_own(directory, other):
 
 
 @given(st.data(), schemas(), st.integers(0, 2**53), st.text(max_size=64), st.integers(0, 2**53))
-def test_what_is_saved_is_what_is_loaded(tmp_path_factory, data, schema, batches_done, run, number):
+def test_saved_patch_loads_unchanged(tmp_path_factory, data, schema, batches_done, run, number):
     store = PatchStore(tmp_path_factory.mktemp("patches"))
     before, after = (PatchState(data.draw(tensors_of(schema)), batches_done + i) for i in range(2))
     store.save(PatchRecord(KEY, run, number, before, after))
@@ -144,7 +144,7 @@ def test_nobody_else_can_read_them(directory, path):
     assert [mode(file) for file in sorted(directory.iterdir())] == [0o600, 0o600]
 
 
-def test_permissions_that_are_too_wide_are_tightened_and_told(directory, path, caplog):
+def test_wide_permissions_are_tightened_and_logged(directory, path, caplog):
     saved(directory, 1)
     path.chmod(0o644)
     directory.chmod(0o755)
@@ -191,7 +191,7 @@ def test_after_a_fallback_the_good_version_is_kept(directory, path):
     assert same(store.load(KEY, "run", 4), state(1))
 
 
-def test_damage_without_another_version_is_an_error_with_its_mend(directory, path):
+def test_damaged_patch_without_another_version_raises_with_a_remedy(directory, path):
     """To begin again silently would throw away what the device has learned; that is for a person to decide."""
     store = saved(directory, 1)
     flip(path)
@@ -215,13 +215,13 @@ def test_a_patch_under_anothers_name_is_refused(directory, path):
         store.load(KEY, "run", 2)
 
 
-def test_a_directory_that_cannot_be_is_told(tmp_path):
+def test_unusable_patch_directory_raises(tmp_path):
     (tmp_path / "state").touch()
     with pytest.raises(StateError, match=r"state/patches: Not a directory; .*another state directory"):
         PatchStore(tmp_path / "state" / "patches")
 
 
-def test_a_listing_tells_what_each_patch_belongs_to(directory):
+def test_listing_has_task_and_policy_of_each_patch(directory):
     store = saved(directory, 1, 2)
     store.save(record(5, run="night", key=PatchKey("mnist", "cd" * 32, "all")))
     before = sorted(directory.iterdir())

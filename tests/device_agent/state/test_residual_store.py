@@ -48,7 +48,7 @@ def left(number: float) -> dict[str, np.ndarray]:
     return {"fc.weight:residual": np.full((64, 40), number, np.float32)}
 
 
-def told(values: dict[str, np.ndarray]) -> float:
+def number_in(values: dict[str, np.ndarray]) -> float:
     """Which number that is, 0 where nothing was left."""
     return round(float(values["fc.weight:residual"].mean()), 3) if values else 0.0
 
@@ -65,11 +65,11 @@ class TestStore:
     def test_gives_a_round_what_the_one_before_it_left(self, store):
         """And what is asked for twice is the same twice, and for the same round after it has left its own."""
         second = replace(OF, round=2)
-        assert told(store.load(KEY, second, PUBLIC)) == 1
+        assert number_in(store.load(KEY, second, PUBLIC)) == 1
         for number in (2, 2.5):
             store.save(KEY, second, PUBLIC, left(number), 6)
-            assert told(store.load(KEY, second, PUBLIC)) == 1
-        assert told(store.load(KEY, replace(OF, round=9), PUBLIC)) == 2.5
+            assert number_in(store.load(KEY, second, PUBLIC)) == 1
+        assert number_in(store.load(KEY, replace(OF, round=9), PUBLIC)) == 2.5
 
     @pytest.mark.parametrize(
         "other",
@@ -87,14 +87,14 @@ class TestStore:
         store.save(KEY, replace(OF, round=2, encoding="fp32"), PUBLIC, {}, 5)
         assert list(tmp_path.iterdir()) == []
 
-    def test_does_without_what_is_damaged_and_says_so(self, store, tmp_path, caplog):
+    def test_damaged_residual_is_logged_and_skipped(self, store, tmp_path, caplog):
         [path] = tmp_path.iterdir()
         path.write_bytes(path.read_bytes()[:-1])
         with caplog.at_level(logging.WARNING):
             assert store.load(KEY, replace(OF, round=2), PUBLIC) == {}
         assert "is damaged (its SHA-256 does not fit); the next update goes without it" in caplog.text
         store.save(KEY, replace(OF, round=2), PUBLIC, left(2), 5)
-        assert told(store.load(KEY, replace(OF, round=3), PUBLIC)) == 2
+        assert number_in(store.load(KEY, replace(OF, round=3), PUBLIC)) == 2
 
     def test_is_small_and_loses_little(self, store, tmp_path):
         """Half a byte for a value; of values of any size, a fiftieth of their energy, in no direction."""
@@ -119,14 +119,14 @@ def test_a_round_that_comes_again_finds_what_it_found_before(tmp_path_factory, m
     run, number, trained = "run", 1, 0
     for move in moves:
         of = replace(OF, run=run, round=number)
-        found = told(store.load(KEY, of, PUBLIC))
+        found = number_in(store.load(KEY, of, PUBLIC))
         assert found <= trained
         if move in ("train", "again"):
             trained += 1
             for _ in range(2 if move == "again" else 1):
                 store.save(KEY, of, PUBLIC, left(trained), 5)
-                assert told(store.load(KEY, of, PUBLIC)) == found
-            assert told(store.load(KEY, replace(of, round=number + 1), PUBLIC)) == trained
+                assert number_in(store.load(KEY, of, PUBLIC)) == found
+            assert number_in(store.load(KEY, replace(of, round=number + 1), PUBLIC)) == trained
             number += 1
         elif move == "skip":
             number += 1
@@ -149,9 +149,9 @@ def test_killed_before_any_write_a_round_finds_what_it_found_before(tmp_path_fac
             break
         deaths += 1
         PatchStore(directory)  # the next start tidies up
-        assert told(store.load(KEY, third, PUBLIC)) == 2
+        assert number_in(store.load(KEY, third, PUBLIC)) == 2
         store.save(KEY, third, PUBLIC, left(3), 5)
-        assert told(store.load(KEY, replace(OF, round=4), PUBLIC)) == 3
+        assert number_in(store.load(KEY, replace(OF, round=4), PUBLIC)) == 3
         assert len(list(directory.iterdir())) == 2
     assert deaths >= 4
 
@@ -213,7 +213,7 @@ def test_a_round_that_is_killed_before_any_write_gives_the_same_bits_again(tmp_p
     assert fatal > (10 if encoding in FEEDBACK else 7)
 
 
-def test_what_an_update_leaves_out_is_in_the_next_ones(tmp_path, encoding="delta-int4"):
+def test_residual_of_an_update_is_added_to_the_next_updates(tmp_path, encoding="delta-int4"):
     """Trained from the same model again and again, the sum of the updates is the sum of what was trained."""
     scene = Scene(tmp_path, TOY, replace(SGD, steps=1), "affine")
     steps: dict[str, list[np.ndarray]] = {"fp32": [], encoding: []}

@@ -1,4 +1,4 @@
-"""A device that cannot store what a round needs declines it, and its doctor and status say what is damaged and what to do."""
+"""A device that cannot store what a round needs declines it, and its doctor and status name the damage and the remedy."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.exported_models import describe
-from tests.device_agent.jobs import KEY, REQUEST, requested, said_back
+from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import SmallDisk, small_disk
-from tests.support.specs import RUN, TASK, TASKS, said, update
+from tests.support.specs import RUN, TASK, TASKS, envelope_of, update
 
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
 ALONE = PatchKey(TASK, REQUEST.schema, "independent")
@@ -69,7 +69,7 @@ def answer(state_dir: Path, request: WorkRequest = NOW) -> Decline | Accept:
     found = Storage(state_dir).problem(TASK, request, DownloadPlan(request.model))
     verdict = found.verdict if found else AdmissionDecision(True)
     job = Job(max_blob_bytes=10_000)
-    (body,) = said_back(job.handle(requested(said(request), TASKS, verdict), 0.0))
+    (body,) = replies(job.handle(requested(envelope_of(request), TASKS, verdict), 0.0))
     assert isinstance(body, Decline | Accept)
     return body
 

@@ -113,7 +113,7 @@ def test_a_file_is_for_everybody_and_written_once_a_minute_at_most(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whoever_reads_sees_the_old_file_or_the_new_one(tmp_path):
+def test_reader_of_metrics_sees_the_old_or_the_new_file(tmp_path):
     path = tmp_path / "fedpatch.prom"
     file = TextFile(path)
     file.show(1, lambda: "one 1\n", 0.0)
@@ -122,7 +122,7 @@ def test_whoever_reads_sees_the_old_file_or_the_new_one(tmp_path):
         assert reader.read() == "one 1\n"
 
 
-def test_a_directory_that_refuses_is_told_once_and_tried_again(tmp_path, caplog):
+def test_unwritable_directory_is_logged_once_and_retried(tmp_path, caplog):
     path = tmp_path / "later" / "fedpatch.prom"
     file = TextFile(path)
     with caplog.at_level(logging.WARNING, "fedpatch.metrics"):

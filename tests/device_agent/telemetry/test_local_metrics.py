@@ -1,4 +1,4 @@
-"""What an agent says of itself to its owner: the table of docs/reference/metrics.md, at a real endpoint and in a file."""
+"""The metrics of an agent for its owner: the table of docs/reference/metrics.md, at a real endpoint and in a file."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_endpoint_has_every_documented_metric_and_no_other(tmp_path, caplog):
     assert lint(gauges.text()) == ""
 
 
-def test_the_gauges_say_what_the_agent_does(bench):
+def test_gauges_follow_the_state_of_the_agent(bench):
     bench.owner.update_facts(
         facts(external_power=False, temperature_c=61.5, battery_percent=40.0), bench.job, [TASK], 0.0
     )
@@ -149,7 +149,7 @@ def test_an_order_that_asks_no_facts_has_its_own_answer(tmp_path, admission, wil
     assert bench.value("external_power") == 0
 
 
-def test_what_is_not_known_has_no_series(bench):
+def test_unknown_fact_has_no_series(bench):
     bench.look(1.0, task="")
     for name in ("temperature_celsius", "willing", "last_round_train_seconds", "model_user_accuracy"):
         assert bench.value(name) is None

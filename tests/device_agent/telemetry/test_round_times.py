@@ -33,7 +33,7 @@ def test_an_update_that_was_there_already_took_no_time():
     assert times.last == LastRound("r", 4, 20.0, 0.0)
 
 
-def test_an_update_of_before_a_restart_says_nothing():
+def test_update_from_before_a_restart_has_no_round_times():
     times = RoundTimes()
     times.sends(5.0)
     times.committed(KEY, 8.0)

@@ -1,4 +1,4 @@
-"""What a device tells of itself, and how often."""
+"""The vitals of a device, and how often it publishes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUND = LastRound("r", 3, 20.0, 2.0)
 
 
 def _facts() -> st.SearchStrategy[Facts]:
-    """Whatever sources may say."""
+    """Arbitrary values of sources."""
     kinds = {
         "link": st.none() | st.sampled_from(LinkKind),
         "ssid": st.none() | st.text(max_size=5),
@@ -32,7 +32,7 @@ def _facts() -> st.SearchStrategy[Facts]:
 
 
 def _fact(value: object) -> Fact:
-    return Fact.unknown("nobody tells") if value is None else Fact(value, "somewhere")
+    return Fact.unknown("no source") if value is None else Fact(value, "somewhere")
 
 
 @given(_facts())
@@ -41,13 +41,13 @@ def test_whatever_is_found_fits_the_wire(found):
     assert decode(encode(envelope)) == envelope
 
 
-def test_a_device_tells_how_it_is_and_not_where():
-    told = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
-    assert told == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
-    assert b"at home" not in encode(Envelope(told))
+def test_vitals_hold_health_and_no_location():
+    sent = vitals_of(facts(ssid="at home", battery_percent=71.4, temperature_c=48.26, free_memory_mib=900.7), ROUND)
+    assert sent == Vitals(True, 0.71, False, False, 48.3, LinkKind.WIFI, 0.1, 900 * 2**20, 9000 * 2**20, ROUND)
+    assert b"at home" not in encode(Envelope(sent))
 
 
-def test_what_nobody_can_tell_is_left_open():
+def test_unknown_facts_are_none_in_vitals():
     nothing = facts(**dict.fromkeys((one.name for one in fields(Facts)), None))
     assert vitals_of(nothing) == Vitals()
 
@@ -77,16 +77,16 @@ def test_a_round_that_is_over_matters():
 
 @given(st.lists(st.tuples(st.floats(0.1, 90.0), st.booleans()), max_size=60))
 def test_messages_are_neither_too_many_nor_too_few(looks):
-    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is told as soon as that is allowed."""
-    pace, now, power_told, times = VitalsPace(), 0.0, None, []
+    """One for each LEAST_S and one more; none missing after REPEAT_S; and a change is published as soon as that is allowed."""
+    pace, now, sent_power, times = VitalsPace(), 0.0, None, []
     for pause_s, power in looks:
         now += pause_s
         vitals = pace.next(facts(external_power=power), None, now)
         if vitals is not None:
             times.append(now)
-            power_told = power
+            sent_power = power
         assert now < times[-1] + REPEAT_S
-        if power is not power_told:
+        if power is not sent_power:
             assert len(times) > 1 and now < times[-2] + 2 * LEAST_S
     for first, since in enumerate(times):
         assert all(
@@ -97,12 +97,12 @@ def test_messages_are_neither_too_many_nor_too_few(looks):
 def test_the_first_change_need_not_wait():
     pace = VitalsPace()
     rounds = [None, *(replace(ROUND, round=number) for number in range(1, 4))]
-    told = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
-    assert told == [True, True, False, False]
+    sent = [pace.next(WELL, last, now) is not None for now, last in enumerate(rounds)]
+    assert sent == [True, True, False, False]
     assert pace.next(WELL, rounds[3], LEAST_S) is not None
 
 
-def test_whoever_is_new_hears_at_once():
+def test_new_coordinator_gets_vitals_at_once():
     pace = VitalsPace()
     assert pace.next(None, None, 0.0) is None
     assert pace.next(WELL, None, 1.0) is not None

@@ -1,4 +1,4 @@
-"""Data that change between rounds: when they are read again, what is told of it, and what becomes of errors."""
+"""Data that change between rounds: when they are read again, the reports of them, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_data_that_changed_are_read_again_once(growing, tmp_path):
 
 
 @pytest.mark.parametrize("hook", [None, lambda spec, root: None])
-def test_a_task_that_tells_no_version_is_read_once(growing, tmp_path, hook):
+def test_data_without_a_version_hook_are_read_once(growing, tmp_path, hook):
     still = ReloadingDataset(replace(TASK, data_version=hook), "count", tmp_path)
     still.load()
     _write(tmp_path, "40")
     assert still.load_changed() is None
 
 
-def test_what_is_written_while_data_are_read_is_seen_next_time(tmp_path):
+def test_change_during_a_read_is_seen_at_the_next_read(tmp_path):
     def load_and_write(spec, root):
         data = TASK.load_data(spec, root)
         _write(tmp_path, "31")
@@ -95,8 +95,8 @@ def test_a_round_trains_on_what_there_is(growing, tmp_path):
     reported = []
     for number, count in enumerate((23, 40, 5), start=1):
         _write(tmp_path, str(count))
-        told = update.take_new_data()
-        assert told == (None if count == 23 else count)
+        new_count = update.take_new_data()
+        assert new_count == (None if count == 23 else count)
         done = update.run(scene.command(round=number), lambda done, total: None, lambda: False)
         assert done is not None
         reported.append((done[1].num_examples, done[1].steps))
@@ -144,14 +144,14 @@ class _Agent:
         self.trainer = Trainer(setup, self.events.put)
 
     def round(self, number: int) -> list:
-        """What is said in a round, but for its progress."""
+        """The events of a round, except for its progress."""
         self.trainer.train(self.scene.command(round=number))
-        said: list = []
-        while not said or isinstance(said[-1], Ready):
+        received: list = []
+        while not received or isinstance(received[-1], Ready):
             event = self.events.get(timeout=TIMEOUT_S)
             if not isinstance(event, TrainProgress):
-                said.append(event)
-        return said
+                received.append(event)
+        return received
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def agent(installed, tmp_path) -> Iterator[_Agent]:
     agent.trainer.stop()
 
 
-def test_the_agent_is_told_of_new_data_and_survives_unreadable_ones(agent):
+def test_agent_gets_new_example_counts_and_survives_unreadable_data(agent):
     (trained,) = agent.round(1)
     assert isinstance(trained, Trained) and trained.report.num_examples == 23
     process = agent.trainer.pid

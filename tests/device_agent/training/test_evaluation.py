@@ -30,7 +30,7 @@ def test_set():
     return torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
 
 
-def test_it_is_the_tasks_metric_of_all_outputs(model, test_set):
+def test_evaluation_is_the_metric_of_all_outputs(model, test_set):
     """The value is that of the metric, once, on everything: not a mean over batches."""
     x, y = test_set
     lengths = []
@@ -43,7 +43,7 @@ def test_it_is_the_tasks_metric_of_all_outputs(model, test_set):
     assert lengths == [(40, 40)]
 
 
-def test_a_cancel_is_heard_between_batches(model, test_set):
+def test_evaluation_checks_cancellation_between_batches(model, test_set):
     x, y = test_set
     model.train()
     asked = []
@@ -59,7 +59,7 @@ def test_a_cancel_is_heard_between_batches(model, test_set):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 512])
-def test_how_it_is_cut_into_batches_makes_no_difference(model, test_set, batch_size):
+def test_evaluation_is_independent_of_the_batch_size(model, test_set, batch_size):
     """Running statistics are used, so an example's output does not depend on its neighbours."""
     x, y = test_set
     model.eval()

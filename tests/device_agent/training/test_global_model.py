@@ -69,7 +69,7 @@ def test_a_model_that_no_steps_will_lead_from_is_not_held(versions, store):
     assert_is(versions, 0, read(versions, None, versions.command(to=0)))
 
 
-def test_what_cannot_be_held_costs_the_round_nothing(versions, store, caplog):
+def test_failed_save_of_the_held_model_does_not_fail_the_round(versions, store, caplog):
     store.path.parent.write_text("where a directory should be")
     with caplog.at_level(logging.WARNING):
         assert_is(versions, -1, read(versions, store, versions.command()))
@@ -140,7 +140,7 @@ def _of_another_policy(versions, store):
     ],
     ids=lambda fault: fault.__name__.strip("_"),
 )
-def test_steps_that_do_not_lead_to_the_model_are_told_as_such(versions, store, fault):
+def test_deltas_that_do_not_lead_to_the_model_fail_the_download(versions, store, fault):
     versions.hold(store, 1)
     command = fault(versions, store)
     before = store.path.read_bytes() if store.path.exists() else None

@@ -131,7 +131,7 @@ def test_training_sees_neither_validation_nor_test_examples(tmp_path, made_by):
 
 
 def _counting_task(ordered: bool) -> Task:
-    """As many examples as a file says, of an endless row; each new one is added at the end."""
+    """A number of examples from a file, of an endless row; each new one is added at the end."""
 
     def data_version(spec: str, root: Path) -> str:
         return (root / spec).read_text()

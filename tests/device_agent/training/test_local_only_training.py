@@ -122,7 +122,7 @@ def test_a_round_that_is_repeated_measures_the_same_and_another_run_begins_anew(
 
 
 @pytest.mark.parametrize("fault", ["no_time", "disk", "no_room", "owner", "diverged", "model"])
-def test_what_prevents_the_measure_costs_the_round_nothing(tmp_path, fault, monkeypatch):
+def test_failed_measurement_does_not_fail_the_round(tmp_path, fault, monkeypatch):
     device = Device(tmp_path)
     if fault == "disk":
         device.patches.mkdir(exist_ok=True)
@@ -203,7 +203,7 @@ def test_wherever_it_is_killed_the_state_of_a_measure_lies_beside_the_update_of_
 
 
 def test_a_state_that_the_disk_refuses_costs_neither_update_nor_measure(tmp_path, monkeypatch, caplog):
-    """The next measure goes on from the state before it, and says less than it could: it stays a lower bound."""
+    """The next measure goes on from the state before it, and shows less than it could: it stays a lower bound."""
     device = Device(tmp_path)
     real = PatchStore.save
 

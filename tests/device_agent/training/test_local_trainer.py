@@ -86,7 +86,7 @@ def test_moments_and_place_matter(trainer, start, lost):
 
 
 @pytest.mark.parametrize("moments", [(), ("exp_avg",), MOMENTS])
-def test_only_the_moments_of_the_plan_are_handed_back(trainer, start, moments):
+def test_training_returns_only_the_moments_of_the_plan(trainer, start, moments):
     result = run(trainer, start, replace(ADAM, moments=moments))
     trainer.schema.with_moments(moments).check(result.tensors)
 
@@ -118,7 +118,7 @@ def test_dropout_repeats_and_leaves_the_generator_alone():
     np.testing.assert_array_equal(one.tensors["0.weight"], two.tensors["0.weight"])
 
 
-def test_what_goes_in_and_what_came_out_stay_as_they_are(trainer, start):
+def test_training_changes_neither_inputs_nor_earlier_outputs(trainer, start):
     given = {name: value.copy() for name, value in start.items()}
     first = run(trainer, start, ADAM)
     kept = {name: value.copy() for name, value in first.tensors.items()}
@@ -145,20 +145,20 @@ def test_a_device_that_does_not_count_has_no_user_accuracy(start):
     assert (result.steps, result.num_examples) == (5, 23)
 
 
-def test_progress_is_told_after_each_step(trainer, start):
-    told: list[tuple[int, int]] = []
-    run(trainer, start, SGD, on_step=lambda done, total: told.append((done, total)))
-    assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+def test_progress_is_reported_after_each_step(trainer, start):
+    reported: list[tuple[int, int]] = []
+    run(trainer, start, SGD, on_step=lambda done, total: reported.append((done, total)))
+    assert reported == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
 
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_cancelled_round_ends_between_steps(trainer, start, after):
-    told: list[int] = []
+    reported: list[int] = []
     result = run(
-        trainer, start, SGD, on_step=lambda done, total: told.append(done), cancelled=lambda: len(told) >= after
+        trainer, start, SGD, on_step=lambda done, total: reported.append(done), cancelled=lambda: len(reported) >= after
     )
     assert result is None
-    assert told == list(range(1, after + 1))
+    assert reported == list(range(1, after + 1))
 
 
 @pytest.mark.parametrize("asking", [1, 7])
@@ -189,8 +189,8 @@ def test_a_parameter_with_two_names_has_one_value_and_one_moment():
         np.testing.assert_array_equal(tensors[f"0.weight{suffix}"], tensors[f"1.weight{suffix}"])
 
 
-def test_a_loss_that_diverges_is_refused_with_step_and_mend(trainer, start):
-    """Values too large to multiply make the loss nan; the error says when, and what to try."""
+def test_diverging_loss_raises_with_step_and_remedy(trainer, start):
+    """Values too large to multiply make the loss nan; the error has the step and a remedy."""
     huge = start | {"fc2.weight": np.full_like(start["fc2.weight"], 3e38)}
     with pytest.raises(UpdateRefused, match=r"'toy'.* loss was \S+ at step 1 of 5.* smaller than 0\.1") as caught:
         run(trainer, huge, SGD)
@@ -211,7 +211,7 @@ def test_a_last_step_that_diverges_is_refused_with_the_tensor():
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(1, 5), (23, 1)])
 def test_batch_norm_needs_two_examples(start, examples, batch_size):
-    """A batch of one has no variance; the error says so in words."""
+    """A batch of one has no variance; the error explains that."""
     trainer = LocalTrainer(TOY, random_data("lonely", examples))
     with pytest.raises(DataError, match=rf"'toy': batch norm .* batch of one example .*has {examples}\).* at least 2"):
         run(trainer, start, replace(SGD, batch_size=batch_size))

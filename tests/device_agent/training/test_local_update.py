@@ -219,7 +219,7 @@ def test_a_damaged_control_variate_begins_at_zero(tmp_path, device, caplog):
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
 @pytest.mark.parametrize("kind", ["ditto", "pfedme"])
 def test_an_update_holds_no_trace_of_the_personal_copy(tmp_path, device, encoding, kind):
-    """Statistics of batch norm are left out: pFedMe's model and copy have the same, which travel as the policy says."""
+    """Statistics of batch norm are left out: pFedMe's model and copy have the same, which travel by the policy."""
     scene = Scene(tmp_path, TOY, replace(SGD, **make_terms(0.0, personal=f"{kind}:0.5")), "none")
     for round in (1, 2):
         device.run(scene.command(round=round, encoding=encoding))
@@ -341,7 +341,7 @@ def test_a_cancelled_round_saves_nothing(tmp_path, device):
     assert not list((device.folder / "patches").iterdir())
 
 
-def test_a_loss_beyond_what_the_wire_holds_is_told_as_the_most_it_holds(tmp_path):
+def test_loss_above_the_range_of_the_wire_is_clamped(tmp_path):
     task = replace(TOY, loss=lambda outputs, targets: 1e13 + TOY.loss(outputs, targets))
     _, report = Device(tmp_path, "ann", task).run(Scene(tmp_path, task, SGD, "none").command())
     assert report.train_loss == MAX_MEASURE

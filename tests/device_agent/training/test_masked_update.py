@@ -115,7 +115,7 @@ def test_vector_with_noise_of_the_devices_is_the_clipped_step_without_report(tmp
     assert (signed_sum(opened) - codes).tolist() == skellam_values(noise, layout.size).tolist()
 
 
-def test_what_did_not_travel_is_added_in_the_next_round(tmp_path, device):
+def test_masked_residual_is_added_in_the_next_round(tmp_path, device):
     scene = scene_of(tmp_path)
     secure = terms(scene, keep=8, seed=b"\x01" * 16)
     train(device, scene, secure)

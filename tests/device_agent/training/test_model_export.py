@@ -120,7 +120,7 @@ def test_the_model_holds_this_devices_patch_and_not_the_initial_one(tmp_path):
     ],
 )
 def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, present, new, stays):
-    """Beyond the margin of 0.1, whichever way is better; the log and the note say so, and the update leaves all the same."""
+    """Beyond the margin of 0.1, whichever way is better; the log and the note report it, and the update leaves all the same."""
     left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left, goal), keep_margin=0.1)
     device.play(1)
@@ -144,7 +144,7 @@ def test_a_worse_model_does_not_replace_the_present_one(tmp_path, caplog, goal, 
 
 
 def test_the_present_model_is_measured_anew(tmp_path):
-    """What it was said to score on other data does not count: the margin is between two models on the same data."""
+    """A score on other data does not count: the margin is between two models on the same data."""
     left = [0.5, 0.5, 0.9, 0.9]
     device = Device(tmp_path, task_scored(left), keep_margin=0.1)
     device.play(1)
@@ -170,7 +170,7 @@ def test_a_cancelled_round_leaves_no_model(tmp_path):
     assert device.models.publish("toy", "run", 1) is None
 
 
-def test_where_work_is_to_stop_the_update_is_made_and_no_model(tmp_path):
+def test_cancelled_round_makes_the_update_and_no_model(tmp_path):
     device = Device(tmp_path)
     device.play(1)
     command = device.scene.command(round=2)
@@ -311,7 +311,7 @@ def test_an_export_that_ends_its_process_is_given_up(tmp_path, caplog, deaths):
     device = Device(tmp_path)
     device.models.prepare("toy")
     for _ in range(deaths):
-        device.models.attempts.begin("toy", 9)  # and nothing more is heard of it
+        device.models.attempts.begin("toy", 9)  # and it never finishes
     assert device.play(1).steps == 5
     assert (device.models.current("toy") is None) == (deaths >= 2)
     assert ("ended its process 2 times" in caplog.text) == (deaths >= 2)

@@ -21,7 +21,7 @@ from tests.device_agent.toy_tasks import TOY
 TIMEOUT_S = 120
 
 
-def test_that_work_is_to_stop_is_told_without_waiting():
+def test_training_control_stops_at_pause_and_cancel():
     control = TrainingControl()
     assert not control.stopped()
     control.take(PauseTraining())
@@ -44,13 +44,13 @@ def setup_of(directory: Path, data: str, **more: Any) -> WorkerSetup:
         ("bug:5", "task 'toy' failed with data 'bug:5': KeyError: 'no such column'"),
     ],
 )
-def test_error_of_a_tasks_own_code_is_told_with_its_data(tmp_path, data, text):
+def test_error_of_task_code_is_reported_with_its_data(tmp_path, data, text):
     with pytest.raises(DataError) as caught:
         set_up(setup_of(tmp_path, data))
     assert error_text(caught.value).startswith(text)
 
 
-def test_ready_tells_what_the_device_has(tmp_path):
+def test_ready_holds_schema_and_number_of_examples(tmp_path):
     _, ready = set_up(setup_of(tmp_path, "ann:23"))
     schema = Scene(tmp_path, TOY, ADAM, "all").model
     assert ready == Ready("toy", schema.digest, 23, schema.specs)

@@ -34,7 +34,7 @@ def start(installed, tmp_path):
         trainer.stop()
 
 
-def test_it_gives_way_to_other_programs_and_is_the_first_to_go(start):
+def test_training_process_has_low_priority_and_a_high_oom_score(start):
     trainer, ready = start(nice=7)
     assert isinstance(ready, Ready), ready
     ours = os.getpriority(os.PRIO_PROCESS, 0)
@@ -42,7 +42,7 @@ def test_it_gives_way_to_other_programs_and_is_the_first_to_go(start):
     assert int(Path(f"/proc/{trainer.pid}/oom_score_adj").read_text()) >= 500
 
 
-def test_it_holds_no_more_data_than_it_may(start):
+def test_training_process_has_a_bounded_data_segment(start):
     trainer, ready = start(max_memory_mib=2000)
     assert isinstance(ready, Ready), ready
     limits = Path(f"/proc/{trainer.pid}/limits").read_text().splitlines()
@@ -52,7 +52,7 @@ def test_it_holds_no_more_data_than_it_may(start):
     assert space == "unlimited" or int(space) > int(data)
 
 
-def test_too_little_memory_is_told_with_the_setting_to_change(start):
+def test_too_little_memory_error_names_the_setting(start):
     _, failed = start(max_memory_mib=100)
     assert isinstance(failed, SetupFailed | Died), failed
     assert "100 MiB (max_memory_mib)" in failed.detail
@@ -89,9 +89,7 @@ def mapping(heading: str, anonymous_kb: int = 0, swap_kb: int = 0) -> str:
         "relocated, before memory",
     ],
 )
-def test_only_mappings_of_files_without_a_changed_page_are_given_back(
-    mappings: str, given_back: list[tuple[int, int]]
-) -> None:
+def test_release_returns_only_clean_file_mappings(mappings: str, given_back: list[tuple[int, int]]) -> None:
     """A changed page of a library holds relocated addresses; memory without a file has no other copy."""
     assert list(_unchanged_mappings(mappings)) == given_back
 

@@ -1,4 +1,4 @@
-"""Plays schedules from a terminal: `python -m tests.faults.simulated --seed 17` tells what happened, in virtual time."""
+"""Plays schedules from a terminal: `python -m tests.faults.simulated --seed 17` prints the log, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.simulated.world import World
 
 def main(
     seed: Annotated[int, typer.Option(help="Of the schedule, or of the first one.")] = 0,
-    count: Annotated[int, typer.Option(help="How many; the log is told of a single one only.")] = 1,
+    count: Annotated[int, typer.Option(help="How many; the log is printed for a single one only.")] = 1,
 ) -> None:
     """Exit code 1 where a schedule fails."""
     logging.disable()

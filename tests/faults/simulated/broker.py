@@ -40,7 +40,7 @@ class Session:
 
 
 class Broker:
-    """Delivers to sessions, in order. `kill` loses queues and subscriptions; `forgets` says whether also what it retained."""
+    """Delivers to sessions, in order. `kill` loses queues and subscriptions; `forgets`: retained messages too."""
 
     def __init__(self, rng: random.Random, weather: Weather) -> None:
         self.up = True
@@ -52,7 +52,7 @@ class Broker:
         self._rng = rng
 
     def kill(self, forgets: bool) -> None:
-        """Nobody is told anything but that the connection is gone; wills die with it."""
+        """Clients only notice that the connection is gone; wills die with it."""
         self.up = False
         wires = [one.wire for one in self.sessions.values() if one.wire is not None]
         self.sessions.clear()
@@ -62,7 +62,7 @@ class Broker:
             wire.close_broker()
 
     def accept(self, link: SimulatedLink, wire: Wire) -> None:
-        """A client connects; it takes the place of one with its id, whose will is then said."""
+        """A client connects; it takes the place of one with its id, whose will is then published."""
         if not self.up:
             wire.close_broker()
             return
@@ -131,7 +131,7 @@ class Broker:
             self.publish(will.topic, will.payload, retain=True)
 
     def _enqueue(self, session: Session, message: Message) -> None:
-        """Presence is spared: a broker that drops it live still has it for whoever subscribes, which is another matter."""
+        """Presence is spared: a broker that drops it live still has it for a subscriber, which is another matter."""
         presence = message.topic.endswith(("/state", "/coord"))
         if not presence and (self._rng.random() < self.weather.loss or len(session.queue) >= MAX_QUEUED):
             return

@@ -64,7 +64,7 @@ class Queue:
 
 
 class SimulatedCoordinator:
-    """On its own host; `wanted` says what is started next: run, resume, or nothing once the run is over."""
+    """On its own host; `wanted` is the command to start next: run, resume, or nothing once the run is over."""
 
     def __init__(self, world: World, directory: Path, settings: RunSettings) -> None:
         self.directory = directory
@@ -78,7 +78,7 @@ class SimulatedCoordinator:
         self.event_queue: Any = None
         self.engine: Any = None
         self.summary: RunSummary | None = None
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.started_at: list[float] = []
         self.boot, self.booted_at, self.clock_off_s = "boot-1", 0.0, 0.0
         self._world = world
@@ -105,7 +105,7 @@ class SimulatedCoordinator:
         """Ctrl-C; somebody resumes it after a pause."""
         self.pause_s = pause_s
         if self.event_queue is not None and self.process is not None:
-            self._world.say("Ctrl-C")
+            self._world.note("Ctrl-C")
             self.event_queue.put(Interrupt())
 
     def reboot(self, jump_s: float, pause_s: float) -> None:
@@ -122,15 +122,15 @@ class SimulatedCoordinator:
         self.process = Process("coordinator", world.now)
         self.process.fuse, self.next_fuse = self.next_fuse, None
         self.started_at.append(world.now)
-        world.say(f"coordinator: {self.wanted}")
+        world.note(f"coordinator: {self.wanted}")
         self.summary = None
         try:
             with world.turns.of(self.process):
                 self.summary = self._begin()
         except Killed:
-            world.say("coordinator was killed")
+            world.note("coordinator was killed")
         except (BrokerError, UsageError) as error:
-            world.say(f"coordinator could not start: {error}")
+            world.note(f"coordinator could not start: {error}")
             self.pause_s = AGAIN_S
         finally:
             for link in self._links:
@@ -140,7 +140,7 @@ class SimulatedCoordinator:
         self._what_next()
 
     def _begin(self) -> RunSummary:
-        view: Any = SimpleNamespace(show=lambda snapshot: None, say=self._say)
+        view: Any = SimpleNamespace(show=lambda snapshot: None, say=self._log)
         if self.wanted == "resume":
             return resume_run(self.directory, "last", view, ports=self._ports())
         return run_or_go_on(self.settings, view, new=self.wanted == "new", ports=self._ports())
@@ -149,15 +149,15 @@ class SimulatedCoordinator:
         self.start_at = self._world.now + self.pause_s
         self.pause_s = 1.0
         if self.summary is None:
-            # Whoever starts it again says nothing of --new, even where the first words were.
+            # A restart omits --new, even where the first command had it.
             self.wanted = "run" if self.wanted == "new" else self.wanted
             return
-        self._world.say(f"run {self.summary.run} is over: {self.summary.stopped_because}")
+        self._world.note(f"run {self.summary.run} is over: {self.summary.stopped_because}")
         self.wanted = "resume" if self.summary.stopped_because == "interrupted" else ""
 
-    def _say(self, line: str) -> None:
-        self.said.append(line)
-        self._world.say(f"coordinator says: {line}")
+    def _log(self, line: str) -> None:
+        self.lines.append(line)
+        self._world.note(f"coordinator prints: {line}")
 
     def now(self) -> BootTime:
         """Its machine's own clocks, of which the wall clock may be years off."""

@@ -55,9 +55,9 @@ class SimulatedDevice:
         self.process = Process(self.name, world.now)
         identity = Identity(FLEET, self.name, f"{self.name}-boot-{boots}")
         self.link = SimulatedLink(
-            world, self.host, client_id=identity.client_id, events=self._hearing(boots), will=identity.will()
+            world, self.host, client_id=identity.client_id, events=self._receiver(boots), will=identity.will()
         )
-        self.trainer = SimulatedTrainer(world, self.name, self.directory / "patches", self._hearing(boots))
+        self.trainer = SimulatedTrainer(world, self.name, self.directory / "patches", self._receiver(boots))
         link: Any = self.link
         trainer: Any = self.trainer
         self._alarm = Timer(world.agenda, lambda: self._act(boots))
@@ -72,7 +72,7 @@ class SimulatedDevice:
         self.process = None
         self.boots += 1
         self.link.die()
-        self.trainer.kill(told=False)
+        self.trainer.kill(notify=False)
         downloads = self._hands._downloads if hasattr(self, "_hands") else None
         if downloads is not None:
             downloads.close()
@@ -122,12 +122,12 @@ class SimulatedDevice:
         )
         self.agent.start()
 
-    def _hearing(self, boots: int) -> Any:
-        def hear(event: LinkEvent | TrainerEvent) -> None:
-            self._world.oracle.hears(self.name, event)
+    def _receiver(self, boots: int) -> Any:
+        def receive(event: LinkEvent | TrainerEvent) -> None:
+            self._world.oracle.on_event(self.name, event)
             self._act(boots, lambda: self.agent.turn(event))
 
-        return hear
+        return receive
 
     def _clock(self) -> float:
         assert self.process is not None
@@ -144,11 +144,11 @@ class SimulatedDevice:
                 else:
                     self.agent.turn(None)
         except Killed:
-            self._world.say(f"{self.name} was killed at a write")
+            self._world.note(f"{self.name} was killed at a write")
             self.kill()
             return
         except DataError as error:
-            self._world.say(f"{self.name} ends: {error}")
+            self._world.note(f"{self.name} ends: {error}")
             self.kill()
             self._world.agenda.after(AGAIN_S, self.start)
             return

@@ -61,4 +61,4 @@ class Disk:
             except Exception as error:
                 future.set_exception(error)
             except Killed:
-                pass  # whoever waits for the process hears of it
+                pass  # the waiting thread notices it

@@ -1,7 +1,7 @@
 """What the devices learn: a model of three small tensors, one of them private, and a rule instead of training.
 
 The rule is a function of what a real training depends on: the global model, the private patch before, the device, the
-round. So whoever knows these can say what a device must have made of them.
+round. These determine the result of a device.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class SimulatedLink:
         self._connect()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        self._world.oracle.says(topic, payload)
+        self._world.oracle.on_publish(topic, payload)
         queued = not self._stopped and self._outbox.put(QueuedMessage(topic, payload, qos, retain))
         self._feed()
         return queued
@@ -129,7 +129,7 @@ class SimulatedLink:
         shortest_s, longest_s = RETRY_S
         self._pause_s = min(longest_s, self._world.rng.uniform(shortest_s, 3 * self._pause_s))
         self._world.agenda.after(self._pause_s, self._connect)
-        self._tell(Disconnected("the simulated connection is gone"))
+        self._emit(Disconnected("the simulated connection is gone"))
 
     def on_connack(self, wire: Wire, present: bool) -> None:
         if self._wire is wire:
@@ -137,14 +137,14 @@ class SimulatedLink:
             self._connected = Connected("5", None, True, present)
             self._subscriptions.connected()
             self._feed()
-            self._tell(self._connected)
+            self._emit(self._connected)
 
     def on_message(self, wire: Wire, message: Message, session: Session) -> None:
-        """Something was delivered, which the broker may forget once it hears so."""
+        """Something was delivered, which the broker may forget once it is acknowledged."""
         if self._wire is wire:
             wire.up(partial(_forget, session, message))
             if self._subscriptions.want(message.topic):
-                self._tell(Received(message.topic, message.payload, message.retained))
+                self._emit(Received(message.topic, message.payload, message.retained))
 
     def _acknowledged(self, wire: Wire, key: int) -> None:
         if self._wire is wire:
@@ -167,7 +167,7 @@ class SimulatedLink:
         self._world.broker.publish(message.topic, message.payload, retain=message.retain)
         wire.down(partial(self._acknowledged, wire, key))
 
-    def _tell(self, event: LinkEvent) -> None:
+    def _emit(self, event: LinkEvent) -> None:
         if not self._stopped:
             self._events(event)
 

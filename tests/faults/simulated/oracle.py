@@ -1,6 +1,6 @@
-"""What must be true of a world, said without fedpatch's own arithmetic: which updates count, what the models and patches are.
+"""Invariants of a world, computed without fedpatch's own arithmetic: which updates count, what the models and patches are.
 
-The oracle hears of every commit of the registry, of every checkpoint and patch that takes its place on the disk, and of
+The oracle observes every commit of the registry, of every checkpoint and patch that takes its place on the disk, and of
 every word that reaches a device. It computes the same models and patches on its own and compares them bit for bit.
 """
 
@@ -53,7 +53,7 @@ class Trained:
 
 
 class Oracle:
-    """Of one world. A claim that does not hold is an AssertionError that says which."""
+    """Of one world. A violated invariant is an AssertionError that names it."""
 
     def __init__(self, world: World) -> None:
         self.models: dict[tuple[str, int], Model] = {}
@@ -85,7 +85,7 @@ class Oracle:
     # ---- what happens
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on the oracle hears of what is written to the registry, once it is."""
+        """From now on the oracle observes each write of the registry, once it is done."""
         self._after(patch, RoundLedger, "open", self._open)
         self._after(patch, RoundLedger, "add_updates", self._add)
         self._after(patch, RoundLedger, "close", self._close)
@@ -109,7 +109,7 @@ class Oracle:
         self._stands_still_since = since if known is None else min(known, since)
 
     def reboots(self) -> None:
-        """Its clocks may tell nothing of what has passed since the round was opened or taken up."""
+        """Its clocks may not show the time that has passed since the round was opened or taken up."""
         self.stands_still(self._last_opened)
 
     def saving(self, device: str, command: TrainCommand, after: PatchState) -> None:
@@ -124,15 +124,17 @@ class Oracle:
         elif place.suffix == ".patch":
             self._saved(place.parts[-3])
 
-    def hears(self, device: str, event: object) -> None:
+    def on_event(self, device: str, event: object) -> None:
         """`committed` is a promise of what is in the registry."""
         if isinstance(event, Received) and event.topic.endswith("/dn"):
             envelope = decode(event.payload)
             if isinstance(envelope.body, Committed):
                 known = (device, envelope.body.digest) in self._ever
-                assert known, f"{device} hears committed in round {envelope.round} of what the registry does not have"
+                assert known, (
+                    f"{device} receives committed in round {envelope.round} of what the registry does not have"
+                )
 
-    def says(self, topic: str, payload: bytes) -> None:
+    def on_publish(self, topic: str, payload: bytes) -> None:
         """A device publishes something: of each member of its group it reveals one secret, ever."""
         if not topic.endswith("/up"):
             return
@@ -163,22 +165,22 @@ class Oracle:
         self.summed[self.run] = counted
         return made
 
-    def _after(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
+    def _after(self, patch: pytest.MonkeyPatch, owner: type, name: str, callback: Any) -> None:
         real = getattr(owner, name)
 
         def method(tables: Any, *args: Any, **given: Any) -> Any:
             done = real(tables, *args, **given)
-            hear(*args, **given)
+            callback(*args, **given)
             return done
 
         patch.setattr(owner, name, method)
 
-    def _before(self, patch: pytest.MonkeyPatch, owner: type, name: str, hear: Any) -> None:
+    def _before(self, patch: pytest.MonkeyPatch, owner: type, name: str, callback: Any) -> None:
         """For a method of several writes: the program may be killed between the first, which counts, and the last."""
         real = getattr(owner, name)
 
         def method(tables: Any, *args: Any, **given: Any) -> Any:
-            hear(*args, **given)
+            callback(*args, **given)
             return real(tables, *args, **given)
 
         patch.setattr(owner, name, method)
@@ -186,7 +188,7 @@ class Oracle:
     def _open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
         key = (run, ledger.round)
         self._number = ledger.round
-        self.run = run  # whoever made it may have been killed before it could say so
+        self.run = run  # its process may have been killed before reporting it
         assert key not in self.records, f"round {ledger.round} opens though it is over"
         if key not in self._opened:
             self._opened[key] = self._world.now
@@ -198,7 +200,7 @@ class Oracle:
         self._base_named[key] = ledger.base
         known = self._bases.setdefault(ledger.base, base)
         assert _same(known, base), f"round {ledger.round} opens with another model than its base"
-        self._world.say(
+        self._world.note(
             f"round {ledger.round} opens: {', '.join(ledger.invited)}; committed {_names(self.committed[key])}"
         )
 
@@ -211,7 +213,7 @@ class Oracle:
             before = self.committed[key].setdefault(update.device, update.digest)
             assert before == update.digest, f"{update.device} is committed twice to round {update.round}"
             self._ever.add((update.device, update.digest))
-            self._world.say(f"round {update.round}: the update of {update.device} is in the registry")
+            self._world.note(f"round {update.round}: the update of {update.device} is in the registry")
 
     @property
     def _carries(self) -> bool:
@@ -224,7 +226,7 @@ class Oracle:
             self._pool[key] = update.digest
 
     def _close(self, run: str, devices: Collection[str]) -> None:
-        """An update that arrived with the last one that counts is forgotten; its device was not told `committed`."""
+        """An update that arrived with the last one that counts is forgotten; its device did not receive `committed`."""
         self._pool = {key: digest for key, digest in self._pool.items() if key[0] != run or key[2] in devices}
         if self._carries:
             return
@@ -261,7 +263,9 @@ class Oracle:
         key = (run, record.round)
         self.records[key] = record
         self._books(run, record)
-        self._world.say(f"round {record.round} is over: {record.outcome} {record.failure} of {record.reported} updates")
+        self._world.note(
+            f"round {record.round} is over: {record.outcome} {record.failure} of {record.reported} updates"
+        )
         aggregated = record.outcome == "aggregated"
         assert aggregated == (key in self.models), f"round {record.round} is {record.outcome}; is there a model of it?"
         policy = self._world.coordinator.settings
@@ -393,7 +397,7 @@ class Oracle:
         update, patch = learned(base, before, device, number)
         self._made[device, run, number, command.base] = update
         history.append(Trained(run, number, before, patch))
-        self._world.say(f"{device} saved its patch of round {number}")
+        self._world.note(f"{device} saved its patch of round {number}")
         rounds = ", ".join(str(one.round) for one in history)
         assert _same(state.values, patch), f"the patch of {device} is not that of rounds {rounds}, each applied once"
 

@@ -42,7 +42,7 @@ class Process:
 
 
 class Turns:
-    """Which process acts now; `replaced` hears of each file that took its place, by its path."""
+    """Which process acts now; `replaced` is called with the path of each replaced file."""
 
     def __init__(self, replaced: Callable[[str], None]) -> None:
         self.acting: Process | None = None

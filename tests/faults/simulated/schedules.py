@@ -79,7 +79,7 @@ def _strike(world: World, fault: Fault) -> None:
 
 @contextmanager
 def _directory() -> Iterator[Path]:
-    """In memory where there is such a place: to wait for a disk would tell nothing."""
+    """In memory where there is such a place: to wait for a disk would add nothing."""
     place = _MEMORY if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="fedpatch-simulated-", dir=place) as name:
         yield Path(name)
@@ -226,16 +226,16 @@ def _draw_fault(rng: random.Random, names: list[str], deadline_s: float) -> Faul
 
 def kill_coordinator(world: World, *, pause_s: float, fuse: int | None = None, then: int | None = None) -> None:
     """Now, or before the write that is `fuse` writes away; the next one before its own `then`-th write."""
-    world.say(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s{_and_then(then)}")
+    world.note(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s{_and_then(then)}")
     world.coordinator.kill(pause_s, fuse)
     world.coordinator.next_fuse = then
 
 
 def kill_at_commit(world: World, *, pause_s: float, fuse: int | None) -> None:
-    """At the next update that is in the registry: before its device can be told, or before a later write."""
+    """At the next update that is in the registry: before its device is notified, or before a later write."""
 
     def strike() -> None:
-        world.say(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s")
+        world.note(f"fault: the coordinator is killed {_when(fuse)}, for {pause_s:g} s")
         if fuse is None:
             world.coordinator.die_here(pause_s)
         world.coordinator.kill(pause_s, fuse)
@@ -245,7 +245,7 @@ def kill_at_commit(world: World, *, pause_s: float, fuse: int | None) -> None:
 
 def interrupt(world: World, *, pause_s: float) -> None:
     """Ctrl-C, and `fedpatch resume` later."""
-    world.say(f"fault: Ctrl-C, for {pause_s:g} s")
+    world.note(f"fault: Ctrl-C, for {pause_s:g} s")
     world.coordinator.interrupt(pause_s)
 
 
@@ -253,21 +253,21 @@ def stop(world: World, *, pause_s: float) -> None:
     """`fedpatch stop`: the run ends after its open round; and `fedpatch resume` later."""
     directory = world.coordinator.directory / "runs" / world.oracle.run
     if world.oracle.run and directory.is_dir():
-        world.say(f"fault: a stop after the open round, for {pause_s:g} s")
+        world.note(f"fault: a stop after the open round, for {pause_s:g} s")
         world.coordinator.pause_s = pause_s
         (directory / STOP_FILE).touch()
 
 
 def reboot(world: World, *, jump_s: float, pause_s: float) -> None:
     """The coordinator's machine starts again, with another wall clock."""
-    world.say(f"fault: the coordinator's machine reboots, for {pause_s:g} s, its clock jumps by {jump_s:g} s")
+    world.note(f"fault: the coordinator's machine reboots, for {pause_s:g} s, its clock jumps by {jump_s:g} s")
     world.oracle.reboots()
     world.coordinator.reboot(jump_s, pause_s)
 
 
 def kill_agent(world: World, *, name: str, pause_s: float, fuse: int | None = None) -> None:
     """A device is switched off, now or before a later write, and on again."""
-    world.say(f"fault: {name} is killed {_when(fuse)}, for {pause_s:g} s")
+    world.note(f"fault: {name} is killed {_when(fuse)}, for {pause_s:g} s")
     device = world.devices[name]
     if device.process is None:
         return
@@ -284,7 +284,7 @@ def _keep_alive(world: World, name: str, pause_s: float) -> None:
     def look() -> None:
         device = world.devices[name]
         if device.process is None:
-            world.say(f"{name} is switched on")
+            world.note(f"{name} is switched on")
             device.start()
         elif device.process.fuse is not None:
             world.agenda.after(max(pause_s, 1.0), look)
@@ -294,7 +294,7 @@ def _keep_alive(world: World, name: str, pause_s: float) -> None:
 
 def kill_training(world: World, *, name: str, fuse: int | None = None) -> None:
     """Only the process that trains; its agent starts another when it needs one."""
-    world.say(f"fault: the training of {name} is killed {_when(fuse)}")
+    world.note(f"fault: the training of {name} is killed {_when(fuse)}")
     device = world.devices[name]
     if device.process is None:
         return
@@ -306,12 +306,12 @@ def kill_training(world: World, *, name: str, fuse: int | None = None) -> None:
 
 def kill_broker(world: World, *, pause_s: float, forgets: bool) -> None:
     """What was queued and in flight is lost; with `forgets` also what it retained."""
-    world.say(f"fault: the broker is killed for {pause_s:g} s{' and forgets everything' if forgets else ''}")
+    world.note(f"fault: the broker is killed for {pause_s:g} s{' and forgets everything' if forgets else ''}")
     world.broker.kill(forgets)
 
     def back() -> None:
         world.broker.up = True
-        world.say("the broker is back")
+        world.note("the broker is back")
 
     world.agenda.after(pause_s, back)
 
@@ -319,13 +319,13 @@ def kill_broker(world: World, *, pause_s: float, forgets: bool) -> None:
 def separate(world: World, *, name: str, reach: str, seconds: float) -> None:
     """A device, or the coordinator (""), cannot reach the broker for a while."""
     host = world.host(name)
-    world.say(f"fault: {host.name} is separated ({reach}) for {seconds:g} s")
+    world.note(f"fault: {host.name} is separated ({reach}) for {seconds:g} s")
     if host.reach != "ok":
         return
     host.separate(reach)
 
     def heal() -> None:
-        world.say(f"{host.name} is back on the network")
+        world.note(f"{host.name} is back on the network")
         host.heal()
 
     world.agenda.after(seconds, heal)
@@ -335,7 +335,7 @@ def damage_checkpoint(world: World, *, pause_s: float) -> None:
     """The coordinator is killed, and meanwhile its newest checkpoint is damaged, if there is one before it."""
     world.coordinator.kill(pause_s)
     found = sorted(world.coordinator.directory.glob("runs/*/checkpoint-*.fp"))
-    world.say(
+    world.note(
         f"fault: the coordinator is killed for {pause_s:g} s, and of {len(found)} checkpoints the last is damaged"
     )
     if len(found) > 1:
@@ -347,7 +347,7 @@ def damage_checkpoint(world: World, *, pause_s: float) -> None:
 def damage_held(world: World, *, name: str, at: float) -> None:
     """A byte of the global model that a device holds is another one, if it holds any."""
     path = world.devices[name].directory / "held" / "global.model"
-    world.say(f"fault: what {name} holds is damaged")
+    world.note(f"fault: what {name} holds is damaged")
     if path.exists():
         data = bytearray(path.read_bytes())
         data[int(at * len(data))] ^= 1

@@ -12,7 +12,7 @@ from tests.faults.simulated.schedules import chunks, draw, play
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What a failure has to tell is in the world's own log."""
+    """The details of a failure are in the world's own log."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Schedules that each can be said in a sentence. What must hold of all of them, schedules.play checks."""
+"""Schedules that fit a sentence each. What must hold of all of them, schedules.play checks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def rounds(world: World) -> list[RoundRecord]:
     return [record for (of, _), record in sorted(world.oracle.records.items()) if of == run]
 
 
-def told(world: World, words: str) -> int:
-    """How often the log says this."""
+def times_logged(world: World, words: str) -> int:
+    """How often these words are in the log."""
     return sum(words in line for line in world.log)
 
 
@@ -53,7 +53,7 @@ def is_up(kind: type, payload: bytes) -> bool:
 def test_nobody_fails():
     world = played(lambda world: None)
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "saved its patch") == 3 * (3 + 1)
+    assert times_logged(world, "saved its patch") == 3 * (3 + 1)
 
 
 def test_everybody_goes_on_from_the_model_that_it_holds(caplog):
@@ -65,7 +65,7 @@ def test_everybody_goes_on_from_the_model_that_it_holds(caplog):
 
     world = played(watch, encoding="delta-int8")
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "comes to its model by 1 steps") == 3 + 2
+    assert times_logged(world, "comes to its model by 1 steps") == 3 + 2
     assert [
         record.getMessage().partition(":")[0] for record in caplog.records if "whole model" in record.getMessage()
     ] == ["no way from the global model that is held to that of the round"]
@@ -84,8 +84,8 @@ def test_the_coordinator_is_killed_while_the_last_update_is_on_its_way():
 
     world = played(watch)
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "round 1 goes on with 2 of 3 updates") == 1
-    assert told(world, "saved its patch of round 1") == 3 + 3  # the calm run has a round 1 too
+    assert times_logged(world, "round 1 goes on with 2 of 3 updates") == 1
+    assert times_logged(world, "saved its patch of round 1") == 3 + 3  # the calm run has a round 1 too
 
 
 def test_the_coordinator_is_killed_between_the_disk_and_the_word():
@@ -94,7 +94,7 @@ def test_the_coordinator_is_killed_between_the_disk_and_the_word():
 
     world = played(watch)
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "round 1 goes on with 1 of 3 updates") == 1
+    assert times_logged(world, "round 1 goes on with 1 of 3 updates") == 1
 
 
 def test_the_word_committed_is_lost():
@@ -119,7 +119,11 @@ def test_the_coordinator_is_killed_twice_in_one_round():
 
     world = played(watch)
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "round 1 goes on with 1 of 3 updates") == told(world, "round 1 goes on with 2 of 3 updates") == 1
+    assert (
+        times_logged(world, "round 1 goes on with 1 of 3 updates")
+        == times_logged(world, "round 1 goes on with 2 of 3 updates")
+        == 1
+    )
 
 
 @pytest.mark.parametrize(("quorum", "first"), [(0.3, ("aggregated", 1)), (1.0, ("failed", 1))])
@@ -129,7 +133,7 @@ def test_the_coordinator_comes_back_after_the_deadline(quorum, first):
 
     world = played(watch, quorum=quorum, grace_s=60.0)
     assert outcomes(world)[0] == first
-    assert told(world, "round 1 goes on with 1 of 3 updates, 0 s to its deadline") == 1
+    assert times_logged(world, "round 1 goes on with 1 of 3 updates, 0 s to its deadline") == 1
 
 
 @pytest.mark.parametrize("at_s", [8.2, 9.0, 12.0, 18.0])
@@ -153,7 +157,7 @@ def test_a_device_reboots_while_its_update_waits_and_the_coordinator_is_in_its_n
 
     world = played(watch)
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "pi-1 saved its patch of round 1") == 1 + 1
+    assert times_logged(world, "pi-1 saved its patch of round 1") == 1 + 1
 
 
 def test_the_last_checkpoint_is_damaged_while_the_coordinator_is_down():
@@ -165,8 +169,8 @@ def test_the_last_checkpoint_is_damaged_while_the_coordinator_is_down():
 
     world = played(watch)
     assert outcomes(world) == [("aggregated", 3)] * 3
-    assert told(world, "going back to that of round 1") == 1
-    assert told(world, "round 2: the update of") == 3 + 3
+    assert times_logged(world, "going back to that of round 1") == 1
+    assert times_logged(world, "round 2: the update of") == 3 + 3
     assert all(len(history) == 4 for history in world.oracle.patches.values())
 
 

@@ -95,14 +95,14 @@ class SimulatedTrainer:
 
     # ---- what happens to it
 
-    def kill(self, *, told: bool = True) -> None:
-        """Gone at once; the agent hears of it, if it is still there."""
+    def kill(self, *, notify: bool = True) -> None:
+        """Gone at once; the agent is notified, if it still runs."""
         process, self._process, self._store = self._process, None, None
         owed = (*(one.command.key for one in self._lessons), *(one.key for one in self._masking))
         self._lessons, self._masking = [], []
         if process is not None:
             process.dead = True
-            if told:
+            if notify:
                 self._world.agenda.after(PIPE_S, partial(self._events, Died("killed", owed)))
 
     @property
@@ -122,7 +122,7 @@ class SimulatedTrainer:
             with self._world.turns.of(process):
                 action()
         except Killed:
-            self._world.say(f"{process.name} was killed at a write")
+            self._world.note(f"{process.name} was killed at a write")
             self.kill()
         except FedpatchError as error:
             lesson = self._lessons[0]
@@ -139,9 +139,9 @@ class SimulatedTrainer:
                 self._answer(TrainFailed(command.key, FailReason.MASKING, str(error)))
 
     def _answer(self, event: TrainerEvent) -> None:
-        self._world.agenda.after(PIPE_S, partial(self._hear, self._process, event))
+        self._world.agenda.after(PIPE_S, partial(self._deliver, self._process, event))
 
-    def _hear(self, process: Process | None, event: TrainerEvent) -> None:
+    def _deliver(self, process: Process | None, event: TrainerEvent) -> None:
         self._events(event)
 
     def _set_up(self) -> None:
@@ -166,7 +166,7 @@ class SimulatedTrainer:
         before = self._store.load(key, command.key.run, command.key.round)
         lesson.model = read_global_model(command, PUBLIC, self._held)
         if command.held:
-            self._world.say(f"{self._device} comes to its model by {len(command.steps)} steps from what it holds")
+            self._world.note(f"{self._device} comes to its model by {len(command.steps)} steps from what it holds")
         values = before.values or FIRST_PATCH
         lesson.update, patch = learned(lesson.model, values, self._device, command.key.round)
         after = PatchState(patch, before.batches_done + 1)

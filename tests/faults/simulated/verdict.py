@@ -20,7 +20,7 @@ SETTLED_S = 120.0
 
 def judge(world: World) -> None:
     """The run ended and left nothing open; then a calm round has everybody in it, and nothing is left lying about."""
-    given_up = [line for line in world.coordinator.said if "cannot go on" in line]
+    given_up = [line for line in world.coordinator.lines if "cannot go on" in line]
     assert not given_up, "; ".join(given_up)
     _nothing_is_open(world)
     first = world.oracle.run

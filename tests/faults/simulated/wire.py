@@ -24,7 +24,7 @@ class Weather:
 
 
 class Wire:
-    """In order, or not at all. An end is told by its `lost` once it can know that the other one is gone."""
+    """In order, or not at all. An end is notified by its `lost` once it can know that the other one is gone."""
 
     def __init__(self, agenda: VirtualClock, rng: random.Random, weather: Weather) -> None:
         self._agenda, self._rng, self._weather = agenda, rng, weather
@@ -64,14 +64,14 @@ class Wire:
         self._client_notices()
 
     def fall_silent(self) -> None:
-        """Nothing passes any more; each end notices when it has heard nothing for long enough."""
+        """Nothing passes any more; each end notices when it has received nothing for long enough."""
         self._silences += 1
         self.silent = True
         for notices in (self._broker_notices, self._client_notices):
             self._agenda.after(NOTICED_S * self._rng.uniform(0.8, 1.2), partial(self._after, self._silences, notices))
 
     def heal(self) -> None:
-        """What was held passes now, in order; an end whose other is gone hears of that."""
+        """What was held passes now, in order; an end whose peer is gone is notified."""
         self.silent = False
         held, self._held = self._held, []
         for upwards, action in held:

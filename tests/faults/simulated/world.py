@@ -68,18 +68,18 @@ class World:
         """Does this `moment_s` seconds after the world began."""
         self.agenda.at(_BEGAN_S + moment_s, action)
 
-    def say(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self.log.append(f"{self.now - _BEGAN_S:9.3f}  {line}")
         for trigger in [one for one in self._triggers if one[0] in line]:
             self._triggers.remove(trigger)
             trigger[1]()
 
     def when(self, words: str, action: Action) -> None:
-        """Does this at the very moment at which the log says these words for the first time from now on."""
+        """Does this at the very moment at which these words are logged for the first time from now on."""
         self._triggers.append((words, action))
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None) -> None:
-        """Whoever acts waits: the world goes on until something is so, or time is up, or the waiting process is killed."""
+        """The acting process waits until a condition holds, the time is up, or it is killed; the world goes on."""
         waiting = self.turns.acting
         end = _BEGAN_S + LIMIT_S if timeout_s is None else self.now + max(0.0, timeout_s)
         if timeout_s and timeout_s > 0:
@@ -129,7 +129,7 @@ class World:
 
     def calm(self) -> None:
         """The faults are over: everything is switched on again and connected."""
-        self.say("all is calm from here on")
+        self.note("all is calm from here on")
         self.is_calm = True
         self.broker.up = True
         self.broker.weather = Weather()

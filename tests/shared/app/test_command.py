@@ -20,7 +20,7 @@ log = logging.getLogger("fedpatch.lamp")
 
 @pytest.fixture
 def lamp(monkeypatch, capsys) -> Callable[..., Ended]:
-    """A program `lamp on` and `lamp off`, of which `on` does what it is told to."""
+    """A program `lamp on` and `lamp off`, with a configurable `on`."""
 
     def program(deed: Callable[[], None], *argv: str) -> Ended:
         app = make_app("lamp", "A lamp.")
@@ -112,7 +112,7 @@ def test_help_shows_no_type_for_an_option_that_takes_no_value(lamp, argv, monkey
 
 @pytest.fixture
 def shed(monkeypatch, capsys) -> Callable[..., Ended]:
-    """A program `shed fill FILE... [--into DIR] [--list FILE] [--label NAME]`, which says what it was given."""
+    """A program `shed fill FILE... [--into DIR] [--list FILE] [--label NAME]`, which prints its arguments."""
     app = make_app("shed", "A shed.")
 
     @command(app, "fill", example="shed fill rake.txt")

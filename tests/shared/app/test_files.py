@@ -98,7 +98,7 @@ def test_remove_unfinished_deletes_temporary_files_alone(tmp_path):
 
 
 def test_remedy_names_the_fault_of_the_disk(tmp_path: Path):
-    """Told by the system's error, or found by looking at the disk; otherwise the caller knows better."""
+    """From the system's error, or found by a check of the disk; otherwise the caller knows better."""
     full, readonly = "free some space on this disk", "this disk is read-only"
     for number, remedy in ((errno.ENOSPC, full), (errno.EROFS, readonly), (errno.EACCES, "say please")):
         assert remedy_for(OSError(number, "no"), "say please").startswith(remedy)
@@ -123,7 +123,7 @@ def test_state_directory_that_others_may_write_is_refused(tmp_path, mode):
 
 
 def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch):
-    """Whoever owns it can replace each file in it, whatever its mode."""
+    """Its owner can replace each file in it, regardless of the mode."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UsageError, match=r"belongs to user .*--state-dir"):
         check_state_directory(tmp_path)

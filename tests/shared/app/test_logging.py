@@ -37,8 +37,8 @@ def test_text_line_has_time_level_and_logger():
 
 
 def test_logfmt_line_has_pairs():
-    told = line("round 3: training", LOGFMT, **fields(run="a-run", round=3, detail="", text='a "b"=c'))
-    assert told == (
+    logged = line("round 3: training", LOGFMT, **fields(run="a-run", round=3, detail="", text='a "b"=c'))
+    assert logged == (
         'time=2023-11-14T22:13:20.250Z level=info logger=fedpatch.agent message="round 3: training" '
         r'run=a-run round=3 detail="" text="a \"b\"=c"'
     )
@@ -60,15 +60,15 @@ def test_journal_line_has_the_priority_and_no_time(level, priority):
 @given(text=st.text(max_size=60), log_format=st.sampled_from(LogFormat), journal=st.booleans())
 def test_any_message_is_one_line_without_control_characters(text, log_format, journal):
     """Names and reasons come from elsewhere; none of them can pretend to be another event."""
-    told = line(text, log_format, journal=journal, **fields(detail=text))
-    assert len(told.splitlines()) == 1
-    assert not re.search("[\x00-\x1f\x7f-\x9f]", told)
+    logged = line(text, log_format, journal=journal, **fields(detail=text))
+    assert len(logged.splitlines()) == 1
+    assert not re.search("[\x00-\x1f\x7f-\x9f]", logged)
 
 
 @given(text=st.text(max_size=60))
 def test_a_quoted_value_reads_back(text):
-    told = line("x", LOGFMT, **fields(detail=text)).partition(" detail=")[2]
-    assert (json.loads(told) if told.startswith('"') else told) == text
+    logged = line("x", LOGFMT, **fields(detail=text)).partition(" detail=")[2]
+    assert (json.loads(logged) if logged.startswith('"') else logged) == text
 
 
 def _failed() -> logging.LogRecord:
@@ -86,12 +86,12 @@ def test_every_line_of_a_traceback_keeps_its_priority_in_the_journal():
 
 
 def test_logfmt_traceback_is_one_value():
-    told = LineFormatter(LOGFMT, journal=False).format(_failed())
-    assert "\n" not in told
-    assert "ValueError: first\nsecond" in json.loads(told.partition(" trace=")[2])
+    logged = LineFormatter(LOGFMT, journal=False).format(_failed())
+    assert "\n" not in logged
+    assert "ValueError: first\nsecond" in json.loads(logged.partition(" trace=")[2])
 
 
-def test_stderr_is_the_journal_only_where_systemd_said_so_of_this_very_stream():
+def test_stderr_is_the_journal_only_if_journal_stream_names_it():
     """A redirected stderr inherits the variable, but is another file."""
     stat = os.fstat(2)
     assert stderr_is_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"})
@@ -124,5 +124,5 @@ def test_a_command_under_systemd_writes_for_the_journal(tmp_path):
         assert subprocess.run(command, env=environ, stderr=journal, check=False).returncode == 1
     assert (tmp_path / "journal").read_text() == "<4>fedpatch.lamp: hot\n<3>lamp: no bulb\n"
     environ["FEDPATCH_LOG_FORMAT"] = "logfmt"
-    told = subprocess.run(command, env=environ, capture_output=True, text=True, check=False).stderr
-    assert re.fullmatch(r"time=\S+ level=warning logger=fedpatch.lamp message=hot\nlamp: no bulb\n", told)
+    logged = subprocess.run(command, env=environ, capture_output=True, text=True, check=False).stderr
+    assert re.fullmatch(r"time=\S+ level=warning logger=fedpatch.lamp message=hot\nlamp: no bulb\n", logged)

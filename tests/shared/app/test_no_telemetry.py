@@ -1,4 +1,4 @@
-"""Nothing of what a device does is told to the makers of the libraries that do it."""
+"""Libraries send no telemetry to their makers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_onnxruntime_leaves_no_id_of_the_machine(tmp_path, program):
     (tmp_path / "reporting_task.py").write_text(OF_A_TASK)
     home = tmp_path / "home"
     home.mkdir()
-    told = {"CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
-    environment = {name: value for name, value in os.environ.items() if name not in told}
+    overridden = {"CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in overridden}
     ending = "\nexcept FedpatchError: pass\nassert 'onnxruntime' in sys.modules"
     lines = program.replace("\n", "\n    ")
     code = f"import sys\nfrom fedpatch.shared.errors import FedpatchError\ntry:\n    {lines}{ending}"

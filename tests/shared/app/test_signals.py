@@ -17,9 +17,9 @@ import pytest
 
 from fedpatch.shared.app.signals import (
     exit_code_of,
+    forward_signals,
     ignore_signals,
     interruptible,
-    signals_told,
     stoppable,
     uninterrupted,
 )
@@ -41,7 +41,7 @@ def sigterm_before_line(line: int) -> Iterator[list[int]]:
         lines += event == "line"
         if lines == line and not sent:
             sent.append(line)
-            with suppress(KeyboardInterrupt):  # which would end the tracing, also that of whoever measures coverage
+            with suppress(KeyboardInterrupt):  # which would end the tracing, also that of a coverage measurement
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
@@ -82,7 +82,7 @@ def test_ignore_signals_keeps_a_finished_result():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stoppable_returns_true_after_a_signal(capfd, number):
-    """The first signal is only told, a second ends the work at once; the handlers are then those of before."""
+    """The first signal is only forwarded, a second ends the work at once; the handlers are then those of before."""
     before = handlers()
     with pytest.raises(KeyboardInterrupt), stoppable("stops soon") as stopped:
         assert not stopped()
@@ -106,21 +106,21 @@ def test_a_second_signal_may_come_while_the_first_is_heeded():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_is_told_to_who_waits_for_it(number, code):
+def test_signal_is_forwarded_to_the_callback(number, code):
     before = handlers()
     come: SimpleQueue[int] = SimpleQueue()
-    with signals_told(come.put):
+    with forward_signals(come.put):
         os.kill(os.getpid(), number)
         assert exit_code_of(come.get()) == code
     assert come.empty()
     assert handlers() == before
 
 
-def test_a_signal_is_told_while_the_main_thread_runs_no_python():
+def test_signal_is_forwarded_while_the_main_thread_runs_no_python():
     """As one that is asleep before the signal could wake it: here it reads in C, which starts the read again."""
     reading, writing = os.pipe()
     got = ctypes.create_string_buffer(1)
-    with signals_told(lambda number: os.write(writing, bytes((number,)))):
+    with forward_signals(lambda number: os.write(writing, bytes((number,)))):
         signal.siginterrupt(signal.SIGTERM, False)
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         ctypes.CDLL(None).read(reading, got, 1)
@@ -129,12 +129,12 @@ def test_a_signal_is_told_while_the_main_thread_runs_no_python():
     assert got.raw == bytes((signal.SIGTERM,))
 
 
-def test_signals_told_ignores_other_signals():
+def test_forward_signals_ignores_other_signals():
     come: SimpleQueue[int] = SimpleQueue()
     others: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: others.append(number))
     try:
-        with signals_told(come.put):
+        with forward_signals(come.put):
             for number in (signal.SIGUSR1, signal.SIGTERM):
                 os.kill(os.getpid(), number)
             assert (come.get(), others) == (signal.SIGTERM, [signal.SIGUSR1])
@@ -142,9 +142,9 @@ def test_signals_told_ignores_other_signals():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_is_told_elsewhere_is_told_once():
+def test_signal_within_uninterrupted_is_forwarded_once():
     come: SimpleQueue[int] = SimpleQueue()
-    with signals_told(come.put):
+    with forward_signals(come.put):
         with uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
             assert come.get() == signal.SIGTERM
@@ -152,11 +152,11 @@ def test_what_is_told_elsewhere_is_told_once():
         assert come.get() == signal.SIGINT
 
 
-def test_signals_told_closes_its_pipe():
+def test_forward_signals_closes_its_pipe():
     """No thread, no descriptor for the interpreter to write to, and none that is open: others' may come and go meanwhile."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(200):
-        with signals_told(print):
+        with forward_signals(print):
             assert "signals" in {thread.name for thread in threading.enumerate()}
     assert "signals" not in {thread.name for thread in threading.enumerate()}
     assert signal.set_wakeup_fd(-1) == -1

@@ -73,7 +73,7 @@ def test_an_option_wins_over_the_environment_over_the_file(invoke, tmp_path):
     assert call == ("hall", Lamp(watts=20.0, dim_down=False, colour="red", key="k"), 1)
 
 
-def test_wrong_options_are_told_together(invoke):
+def test_wrong_options_are_reported_together(invoke):
     result, call = invoke("hall", "--watts", "bright", "--colour", "a\0", FEDPATCH_DIM_DOWN="2")
     assert call is None
     assert isinstance(result.exception, ConfigError)
@@ -105,7 +105,7 @@ def test_print_config_shows_the_settings_and_does_nothing_else(invoke):
     ]
 
 
-def test_help_tells_what_each_option_is(invoke):
+def test_help_describes_each_option(invoke):
     output = invoke("--help")[0].output
     assert "Switch a lamp on." in output
     for part in ("Light", "--watts", "WATTS", "How bright. (above 0, at most 100; default: 40.0; env: FEDPATCH_WATTS)"):

@@ -1,4 +1,4 @@
-"""Plain MQTT to another machine: refused unless the user said so, on every side, and then told at each start."""
+"""Plain MQTT to another machine: refused without the option, on every side, and then logged at each start."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ EXPOSED, LOCAL, SECURED = "mqtt://10.1.2.3", "mqtt://localhost:1883", "mqtts://b
 def test_plain_mqtt_to_another_machine_takes_a_word(settings, needed):
     with pytest.raises(ConfigError) as caught:
         load(settings, file=None, environ={}, flags={**needed, "broker": EXPOSED})
-    (said,) = caught.value.problems
-    assert said.startswith("--broker: ") and "mqtts://" in said and "--insecure" in said
+    (problem,) = caught.value.problems
+    assert problem.startswith("--broker: ") and "mqtts://" in problem and "--insecure" in problem
     flags = {**needed, "broker": EXPOSED, "insecure": True}
     assert load(settings, file=None, environ={}, flags=flags).broker == EXPOSED
 
@@ -40,9 +40,9 @@ def test_a_demo_never_talks_to_another_machine_in_plain_text():
         load(DemoSettings, file=None, environ={}, flags={"broker": EXPOSED})
 
 
-def test_what_is_told_at_a_start_names_the_broker_and_the_danger():
-    told = exposure(parse_broker_url(EXPOSED))
-    assert "10.1.2.3:1883" in told and "passwords" in told and "\n" not in told
+def test_warning_at_the_start_names_broker_and_danger():
+    warning = exposure(parse_broker_url(EXPOSED))
+    assert "10.1.2.3:1883" in warning and "passwords" in warning and "\n" not in warning
     assert [exposure(parse_broker_url(url)) for url in (LOCAL, SECURED)] == ["", ""]
 
 

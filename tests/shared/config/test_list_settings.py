@@ -37,11 +37,11 @@ def loaded(text: str = "", environ: dict[str, str] | None = None, **flags: objec
 
 
 def problem(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> str:
-    """What is said of a wrong list, without the folder of the file."""
+    """The problem of a wrong list, without the folder of the file."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, environ, **flags)
-    (told,) = caught.value.problems
-    return told[max(0, told.find("pizza.toml")) :]
+    (found,) = caught.value.problems
+    return found[max(0, found.find("pizza.toml")) :]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_list_is_an_array_in_a_file_and_texts_between_commas_elsewhere(text, env
 
 @pytest.mark.parametrize("value", ['"ham"', "7", '["ham", 7]', "[[]]"])
 def test_anything_else_in_a_file_is_refused(value):
-    said = problem(f"\ntoppings = {value}")
-    assert said.startswith("pizza.toml:2: toppings: expected texts in quotes between [ and ], got ")
+    found = problem(f"\ntoppings = {value}")
+    assert found.startswith("pizza.toml:2: toppings: expected texts in quotes between [ and ], got ")
 
 
 def test_every_entry_keeps_to_the_rules():
@@ -75,13 +75,13 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 @given(st.lists(TEXTS, max_size=4).map(tuple))
-def test_what_is_printed_and_stored_loads_back_to_the_same(toppings):
+def test_printed_and_stored_lists_load_unchanged(toppings):
     pizza = Pizza(toppings=toppings)
     assert loaded(to_toml(pizza)) == pizza
     assert load(Pizza, file=None, environ={}, flags=public_values(pizza)) == pizza
 
 
-def test_the_reference_tells_the_default_and_the_rule_of_each_entry():
+def test_reference_has_default_and_rule_of_each_entry():
     page = reference(Pizza)
     assert "- `toppings` (`cheese, basil`): What is on it\n" in page
     assert "- `guests` (nobody): Who eats (each 1 to 32 of a-z" in page

@@ -1,4 +1,4 @@
-"""Settings from defaults, a file, the environment and flags: which place wins, and what is said of mistakes."""
+"""Settings from defaults, a file, the environment and flags: their precedence, and the reports of mistakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problems(cls=Oven, *, file=None, text=None, environ=None, **flags) -> list[str]:
-    """What is said of a wrong configuration."""
+    """The problems of a wrong configuration."""
     if text is not None:
         file.write_text(text, "utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -90,7 +90,7 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(file):
     assert places == {"dish": "default", "trays": "oven.toml:1", "share": "$OVEN_SHARE", "light": "--light"}
 
 
-def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
+def test_problems_of_all_sources_are_reported_together_with_their_place(file):
     text = '# my oven\ntrays = 9\n\n"tryas" = 1\nlight = "on"\n[preferences]\nshare = 2\n'
     assert problems(file=file, text=text, environ={"OVEN_SHARE": "1.5"}, mode="fann", dish="x") == [
         "oven.toml:2: trays: 9 is above 4",
@@ -103,7 +103,7 @@ def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("trays = 1.0", "trays: expected a whole number, got the number 1"),
         ("trays = true", "trays: expected a whole number, got true"),
@@ -125,12 +125,12 @@ def test_all_problems_of_all_places_are_told_at_once_with_their_place(file):
         ("light = 1", "light: expected true or false, got the number 1"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
-    assert problems(file=file, text=line + "\n") == [f"oven.toml:1: {said}"]
+def test_wrong_value_is_reported_with_the_expected_form(file, line, expected):
+    assert problems(file=file, text=line + "\n") == [f"oven.toml:1: {expected}"]
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "expected"),
     [
         ("TRAYS", "two", "expected a whole number, got 'two'"),
         ("TRAYS", "1.5", "expected a whole number, got '1.5'"),
@@ -140,8 +140,8 @@ def test_a_wrong_value_is_told_with_what_was_expected(file, line, said):
         ("TRAY", "2", "unknown variable; did you mean $OVEN_TRAYS?"),
     ],
 )
-def test_a_wrong_variable_is_told_by_its_name(variable, text, said):
-    assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {said}"]
+def test_wrong_environment_variable_is_named(variable, text, expected):
+    assert problems(environ={f"OVEN_{variable}": text}) == [f"$OVEN_{variable}: {expected}"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_none_takes_the_value_of_an_optional_setting_away():
     assert problems(trays="none") == ["--trays: expected a whole number, got 'none'"]
 
 
-def test_fields_that_do_not_go_together_are_told_where_the_value_came_from(file):
+def test_conflicting_fields_are_reported_at_the_source_of_the_value(file):
     assert problems(file=file, text="share = 1\n\ntrays = 2\n") == ["oven.toml:3: trays: too many for a full oven"]
     assert problems(environ={"OVEN_SHARE": "1"}, trays="3") == ["--trays: too many for a full oven"]
 
@@ -175,7 +175,7 @@ def test_fields_are_not_held_against_one_that_is_wrong_itself(file):
     assert problems(Guest, name="ada", tables="two") == ["--tables: expected a whole number, got 'two'"]
 
 
-def test_a_required_setting_says_what_to_write_beside_all_other_problems(file):
+def test_missing_required_setting_is_reported_with_an_example(file):
     assert problems(Guest, file=file, text="tables = 2\n") == [
         'name: not set; say who is coming, e.g. name = "ada"',
         "chairs: fewer than tables",
@@ -184,18 +184,18 @@ def test_a_required_setting_says_what_to_write_beside_all_other_problems(file):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("trays = 1\nshare = = 2\n", "oven.toml:2: not TOML: Invalid value (column 9)"),
         ("trays = 1\ntrays = 2\n", "oven.toml:2: not TOML: Cannot overwrite a value (column 10)"),
         ("trays = 1\n\nshare = ", "oven.toml:3: not TOML: Invalid value at the end of the file"),
     ],
 )
-def test_a_syntax_error_is_told_with_its_line(file, text, said):
-    assert problems(file=file, text=text, trays="9") == [said, "--trays: 9 is above 4"]
+def test_syntax_error_is_reported_with_its_line(file, text, expected):
+    assert problems(file=file, text=text, trays="9") == [expected, "--trays: 9 is above 4"]
 
 
-def test_a_file_that_cannot_be_read_is_told_in_words(file):
+def test_unreadable_settings_file_is_reported(file):
     assert problems(file=file) == ["oven.toml: no such file"]
     assert problems(file=file / "x") == ["oven.toml/x: no such file"]
     file.write_bytes(b"trays = 2\ndish = '\xff'\n")
@@ -231,7 +231,7 @@ OVENS = st.builds(
 
 
 @given(OVENS)
-def test_what_is_printed_loads_back_to_the_same_but_for_secrets(oven):
+def test_printed_settings_load_unchanged_except_for_secrets(oven):
     text = to_toml(oven)
     assert "s3cret!" not in text
     with tempfile.TemporaryDirectory() as folder:
@@ -245,7 +245,7 @@ def test_public_values_load_back_to_the_same(oven):
     assert public_values(load(Oven, file=None, environ={}, flags=stored)) == stored
 
 
-def test_what_is_printed_tells_where_each_value_came_from(file):
+def test_printed_settings_name_the_source_of_each_value(file):
     file.write_text("trays = 2\n")
     loaded = load_with_origins(Oven, file=file, environ={"OVEN_KEY": "s3cret!"}, flags={"share": "0.25"})
     lines = to_toml(loaded.settings, loaded.origins).splitlines()

@@ -1,4 +1,4 @@
-"""A password that lies in a file: whose it must be, what may be in it, and that nothing of it is ever told."""
+"""A password that lies in a file: whose it must be, what may be in it, and that it is never printed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_that_systemd_gives_its_service_is_taken(file, monkeypatch):
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"two\nlines\n", b"a\0b", b"\xff\xfe", b"x" * (MAX_BYTES + 1)])
-def test_what_is_no_password_is_refused_without_being_repeated(file, data):
+def test_invalid_password_file_is_refused_without_quoting_it(file, data):
     file.write_bytes(data)
     with pytest.raises(UsageError, match="password_file") as caught:
         read_password(file)
@@ -74,11 +74,11 @@ def test_one_that_is_not_there_or_no_file_is_named(tmp_path):
             read_password(path)
 
 
-def test_it_needs_a_user_name_and_no_second_password(file):
+def test_password_file_needs_a_user_name_and_no_second_password(file):
     with pytest.raises(ConfigError) as caught:
         load(RunSettings, file=None, environ={"FEDPATCH_PASSWORD": SECRET}, flags={"password_file": str(file)})
-    said = sorted(caught.value.problems)
-    assert said == [
+    reported = sorted(caught.value.problems)
+    assert reported == [
         "$FEDPATCH_PASSWORD: set without a user name; set username too",
         "--password-file: set beside a password; keep one of them",
     ]

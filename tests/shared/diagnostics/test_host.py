@@ -110,14 +110,14 @@ def test_a_clock_that_began_in_1970(checkup):
     assert "timedatectl" in found.remedy
 
 
-@pytest.mark.parametrize(("told", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
-def test_what_the_system_says_of_its_clock(checkup, tmp_path, monkeypatch, told, verdict):
+@pytest.mark.parametrize(("answer", "verdict"), [("yes", "ok"), ("no", "warn"), ("", "ok"), (None, "ok")])
+def test_clock_check_warns_only_when_timedatectl_answers_no(checkup, tmp_path, monkeypatch, answer, verdict):
     """Only a plain no is a warning; None: there is no timedatectl."""
-    if told is not None:
+    if answer is not None:
         program = tmp_path / "timedatectl"
-        program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show -p NTPSynchronized --value' ] && echo {told}\n")
+        program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show -p NTPSynchronized --value' ] && echo {answer}\n")
         program.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if told is not None else str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if answer is not None else str(tmp_path))
     check_clock(checkup, tls=False)
     assert named(checkup, "clock").verdict == verdict
 

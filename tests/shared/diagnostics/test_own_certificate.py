@@ -1,4 +1,4 @@
-"""What the doctors say of our own certificate, and of the CA of a fleet."""
+"""The doctors' checks of the own certificate, and of the CA of a fleet."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_digest_does_not_depend_on_what_may_differ_between_devices_and_epochs():
         replace(ROSTER, members=(GroupMember("pi-1", replace(KEYS, share=b"\x03" * 32)), ROSTER.members[1])),
     ],
 )
-def test_another_roster_has_another_context(roster):
+def test_each_roster_has_its_own_context(roster):
     assert MaskingGroup.of_roster(BASE, roster).context != MaskingGroup.of_roster(BASE, ROSTER).context
 
 

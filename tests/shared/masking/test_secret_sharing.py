@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any threshold of shares rebuilds the secret, fewer say nothing about it."""
+"""Shamir's secret sharing: any threshold of shares rebuilds the secret, fewer give no information about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_any_threshold_of_shares_rebuilds_the_secret(secret, size, data):
 
 
 def test_shares_below_the_threshold_fit_every_secret():
-    """For each other secret there is a polynomial through the same shares, so they say nothing."""
+    """For each other secret there is a polynomial through the same shares, so they give no information."""
     shares = split_secret(b"\x07" * 32, 5, 3, random.Random(2).randbytes)
     known = {0: shares[0], 3: shares[3]}
     values = [int.from_bytes(share) for share in known.values()]

@@ -68,7 +68,7 @@ def large(size, rule):
 @example(large(32, ThresholdRule.HALF), 8, 0)
 @example(large(64, ThresholdRule.TWO_THIRDS), 16, 0)
 def test_sum_of_any_survivors_is_that_of_whole_numbers(schedule, bits, seed):
-    """Bit for bit, whoever is lost after sharing, and whoever reveals, if at least the threshold does."""
+    """Bit for bit, for any losses after sharing, if at least the threshold reveals."""
     found, expected, opening = played(bits=bits, seed=seed, **schedule)
     assert found.tolist() == expected.tolist()
     assert opening.wrong == frozenset()

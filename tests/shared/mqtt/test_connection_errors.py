@@ -58,7 +58,7 @@ def test_url_without_scheme_is_named_as_the_cause(error, url, hint):
         (0x8A, "has banned this client", True),
     ],
 )
-def test_a_refusal_says_what_to_check_and_whether_to_wait(code, words, lasting):
+def test_refusal_has_a_remedy_and_whether_to_retry(code, words, lasting):
     fault = refused(BROKER, "pi-1", ReasonCode(PacketTypes.CONNACK, identifier=code), with_password=True)
     assert words in fault.reason
     assert fault.lasting is lasting

@@ -94,7 +94,7 @@ def test_message_that_breaks_every_connection_is_given_up():
 
 
 def test_packet_id_in_use_raises_illegal_transition():
-    """Two messages under one id could not be told apart."""
+    """Two messages under one id could not be distinguished."""
     outbox = Outbox(10)
     outbox.put(message(0))
     send_all(outbox)

@@ -29,7 +29,7 @@ class Pauses(threading.Event):
 
 
 def pauses(count: int, patient_from: int) -> list[float]:
-    """Of connections that break at once, of a link that is told to be patient in its so-manieth attempt."""
+    """Of connections that break at once, of a link with a longer limit from a given attempt."""
     session = Session(parse_broker_url("mqtt://broker.local"), 10)
     session.stopping = waited = Pauses(count)
     made: list[ConnectionAttempt] = []

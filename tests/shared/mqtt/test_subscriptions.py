@@ -1,4 +1,4 @@
-"""What a link wants to receive, told to each new connection."""
+"""The subscriptions of a link, sent on each new connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedpatch.shared.mqtt.outbox import SubscriptionChange, Subscriptions
 
 
 def wishes(subscriptions: Subscriptions) -> list[SubscriptionChange]:
-    """All that the broker is to be told."""
+    """All pending subscriptions for the broker."""
     found = []
     while wish := subscriptions.next():
         found.append(wish)

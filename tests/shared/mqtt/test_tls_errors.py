@@ -30,13 +30,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 @pytest.fixture(scope="module")
 def broker():
-    """Nobody listens there: what its certificate says cannot be asked."""
+    """Without a listener there: the certificate cannot be fetched."""
     return parse_broker_url(f"mqtts://127.0.0.1:{free_port()}")
 
 
 def _of_library(code: int) -> ssl.SSLCertVerificationError:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_code, error.verify_message = code, "as OpenSSL says it"
+    error.verify_code, error.verify_message = code, "in the words of OpenSSL"
     return error
 
 
@@ -53,7 +53,7 @@ def _alert(word: str) -> ssl.SSLError:
         (UNKNOWN_CA, "of an unknown CA", "holds another CA"),
         (REVOKED, "was revoked", "fedpatch ca broker"),
         (PURPOSE, "is a client's, not a server's", "fedpatch ca broker"),
-        (SOMETHING, "as OpenSSL says it", "check the CA file and the host name"),
+        (SOMETHING, "in the words of OpenSSL", "check the CA file and the host name"),
         (EXPIRED, "has expired; the clock here says 20", "renew it (fedpatch ca broker)"),
     ],
 )
@@ -96,7 +96,7 @@ def test_expired_ca_is_named_with_its_date(tmp_path: Path, broker, code, made, w
     ],
 )
 def test_alert_of_the_broker_has_problem_and_remedy(house: Certified, broker, word, problem, remedy):
-    """By its alert; the dates of our own files say which of several reasons it is."""
+    """By its alert; the dates of our own files select one of several reasons."""
     found = refused_by_broker(broker, house.files("pi-1"), _alert(word))
     assert found is not None and problem in found.problem and remedy in found.remedy and found.fault().lasting
 
@@ -108,7 +108,7 @@ def test_own_certificate_not_yet_valid_is_retried(house: Certified, broker):
 
 
 def test_expired_alert_with_an_expired_ca_names_the_ca(tmp_path: Path, house: Certified, broker):
-    """A device's certificate may say a later date than the CA above it."""
+    """A device's certificate may have a later date than the CA above it."""
     gone = Certified(tmp_path / "ca", now=time.time() - 99 * DAY_S, ca_days=30)
     gone.open().close()
     files = replace(house.files("pi-1"), ca_file=gone.directory / "ca.crt")

@@ -1,4 +1,4 @@
-"""Broker URLs: what is understood, and what the error says of the rest."""
+"""Broker URLs: the accepted forms, and the errors of the rest."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Special(nn.Module):
 
 @pytest.mark.parametrize("private", POLICIES)
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_what_ships_gives_torchs_outputs_under_every_policy(task, private):
+def test_exported_model_gives_the_outputs_of_torch_under_every_policy(task, private):
     """A model with one round's public values and another's private ones, for one example and for many."""
     module = task.build_model()
     schema, policy = schema_of(module), parse_policy(private)
@@ -172,7 +172,7 @@ def test_outputs_that_cannot_be_compared_are_refused(expected, why):
     ],
     ids=["width", "one", "none", "complex"],
 )
-def test_inputs_that_do_not_fit_are_told(inputs, why):
+def test_inputs_of_another_shape_are_refused(inputs, why):
     model = OnnxModel(export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1)).model, "model")
     with pytest.raises(DataError, match=why):
         model.run(inputs)
@@ -185,7 +185,7 @@ def test_inputs_of_another_number_type_are_converted(convert: Callable[..., Any]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no model at all", None], ids=["empty", "text", "cut"])
-def test_bytes_that_are_no_model_are_told(damage):
+def test_bytes_that_are_no_model_are_refused(damage):
     whole = export_onnx(digits.TASK.build_model(), samples(digits.TASK, 1)).model
     with pytest.raises(StateError, match=r"here/model\.onnx: cannot be run"):
         OnnxModel(whole[: len(whole) // 2] if damage is None else damage, "here/model.onnx")

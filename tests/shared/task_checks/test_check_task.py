@@ -1,4 +1,4 @@
-"""`fedpatch check-task` and `fedpatch-agent check-task`: every check, what it says, and the exit code."""
+"""`fedpatch check-task` and `fedpatch-agent check-task`: every check, its output, and the exit code."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ def test_a_loss_and_a_metric_that_fail_are_named():
 
 
 def test_both_commands_check_alike(agent, tmp_path):
-    told = agent("check-task", REFERENCE, "--json")
-    document = json.loads(told.out)
-    assert (told.code, document["ok"]) == (0, True), told
+    done = agent("check-task", REFERENCE, "--json")
+    document = json.loads(done.out)
+    assert (done.code, document["ok"]) == (0, True), done
     assert "step" in [one["name"] for one in document["findings"]]
 
 

@@ -172,7 +172,7 @@ def test_prepare_makes_the_inputs_of_every_part():
     assert fitted.raw_shape == (3,)
 
 
-def test_many_problems_are_told_at_once():
+def test_data_problems_are_reported_together():
     bad = np.full(8, 9, np.int64)
     nan = np.full((8, 2), np.nan, np.float32)
     text = _problem(_data(train_x=nan, train_y=bad))

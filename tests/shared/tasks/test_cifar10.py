@@ -84,7 +84,7 @@ def test_the_official_archive_is_read_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "member missing", "member cut", "member a folder"])
-def test_a_damaged_archive_is_named_with_the_mend(tmp_path, damage):
+def test_damaged_archive_is_named_with_a_remedy(tmp_path, damage):
     path = tmp_path / "archive.tar.gz"
     members = _members()
     if damage == "member missing":

@@ -23,7 +23,7 @@ def written(folder: Path, **files: str) -> Path:
 
 
 def series(*lengths: int, channels: int = 2) -> Examples:
-    """Files of these lengths; each value tells its reading."""
+    """Files of these lengths; each value identifies its reading."""
     count = sum(lengths)
     source = np.repeat(np.arange(len(lengths)), lengths)
     x = np.arange(count, dtype=np.float32)[:, None] + np.linspace(0, 0.5, channels, dtype=np.float32)

@@ -45,7 +45,7 @@ def server(monkeypatch) -> Iterator[Server]:
             self.wfile.write(sent[answer])
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state = Server(f"http://127.0.0.1:{httpd.server_port}")
@@ -68,7 +68,7 @@ def test_a_file_that_is_there_is_used_without_network(tmp_path):
     assert fetch(_file("http://127.0.0.1:9/blocks.bin"), tmp_path) == path
 
 
-def test_a_damaged_file_is_named_with_both_checksums_and_the_mend(tmp_path):
+def test_damaged_file_is_named_with_both_checksums_and_a_remedy(tmp_path):
     """What is not the promised content is never used, and never overwritten: it may be the user's."""
     path = tmp_path / "toys/blocks.bin"
     path.parent.mkdir()
@@ -113,7 +113,7 @@ def test_the_next_address_is_asked_when_one_fails(tmp_path, server, failure, cap
     ("failure", "reason"),
     [("absent", "404"), ("other", f"what came has another sha256 than {SHA256}"), ("half", "IncompleteRead")],
 )
-def test_a_failed_download_says_what_to_do_and_leaves_nothing(tmp_path, server, failure, reason):
+def test_failed_download_has_a_remedy_and_leaves_no_file(tmp_path, server, failure, reason):
     server.answers.append(failure)
     with pytest.raises(DataError) as caught:
         fetch(_file(f"{server.url}/blocks.bin"), tmp_path, retries=0)

@@ -1,4 +1,4 @@
-"""Statistics of inputs: right, bounded in size, and enough to tell raw rows from scaled ones."""
+"""Statistics of inputs: right, bounded in size, and enough to distinguish raw rows from scaled ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_statistics_of_images_are_one_number_each(shape):
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_raw_rows_are_told_from_scaled_ones_in_both_directions(count):
+def test_statistics_distinguish_raw_from_scaled_rows(count):
     raw, _ = rows(200)
     scaled = prepare(raw)
     known = statistics_of(scaled)
@@ -47,7 +47,7 @@ def test_raw_rows_are_told_from_scaled_ones_in_both_directions(count):
     assert differences(scaled[:count], statistics_of(raw)) != []
 
 
-def test_pixels_up_to_255_are_told_from_those_up_to_1():
+def test_statistics_distinguish_pixels_up_to_255_from_those_up_to_1():
     pixels = RNG.integers(0, 256, (30, 1, 20, 20)).astype(np.float32)
     assert "values from 0 to 255, trained on" in differences(pixels, statistics_of(pixels / 255))[0]
     (words,) = differences(pixels[:1] / 255, statistics_of(pixels))

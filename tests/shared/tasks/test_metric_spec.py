@@ -1,4 +1,4 @@
-"""What a task says of its metric."""
+"""The metric that a task declares."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def test_the_worst_tenth_is_the_percentile_that_numpy_gives(values):
         (("F1", "max", (0.0, math.nan)), "is not a range"),
     ],
 )
-def test_terms_that_cannot_be_are_told(terms, words):
+def test_invalid_metric_terms_are_refused(terms, words):
     with pytest.raises(UsageError, match=words):
         metric_terms(*terms)

@@ -54,6 +54,6 @@ def test_errors_by_hand(extra_axis):
 
 @pytest.mark.parametrize("metric", [metrics.mae, metrics.rmse, metrics.accuracy, metrics.macro_f1])
 @pytest.mark.parametrize(("outputs", "targets"), [((4, 2), (2, 4)), ((4, 2), (3,)), ((0, 2), (0,))])
-def test_what_does_not_belong_together_is_refused(metric, outputs, targets):
+def test_outputs_and_targets_of_different_shape_are_refused(metric, outputs, targets):
     with pytest.raises(DataError, match="shape"):
         metric(np.zeros(outputs), np.zeros(targets))

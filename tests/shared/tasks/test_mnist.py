@@ -56,7 +56,7 @@ def test_idx_files_are_read(tmp_path):
     ],
     ids=["cut off", "html", "empty", "signed", "half a header", "a byte less", "a byte more", "huge"],
 )
-def test_a_damaged_idx_file_is_named_with_the_mend(tmp_path, content, problem):
+def test_damaged_idx_file_is_named_with_a_remedy(tmp_path, content, problem):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"mnist: {path} .*{problem}.*; delete it to fetch it again"):
@@ -185,7 +185,7 @@ def test_a_wrong_spec_of_ones_own_files_is_refused(tmp_path, spec):
 
 
 def test_ones_own_files_under_mnists_names_are_not_called_damaged(tmp_path):
-    """They are whole: the message says how to train on them, and not to delete them."""
+    """They are whole: the message has the way to train on them, and not to delete them."""
     _own_files(tmp_path / "mnist", gz=True)
     with pytest.raises(DataError) as caught:
         TASK.load_data("shard:0/2", tmp_path)

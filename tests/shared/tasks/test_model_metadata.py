@@ -11,13 +11,13 @@ from fedpatch.shared.tasks.model_metadata import FORMAT, from_json, to_json
 from tests.device_agent.exported_models import describe
 
 
-def test_a_later_version_may_say_more_of_a_model():
+def test_metadata_with_unknown_keys_are_read():
     made = describe(1)
     assert from_json(to_json(made).replace(b"{", b'{"colour": "red",', 1), "m.json") == made
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b'{"task": 1}', b"[" * 9999])
-def test_what_describes_no_model_is_told_with_its_place(text):
+def test_invalid_metadata_are_refused_with_the_place(text):
     with pytest.raises(StateError, match=r"^m\.json: does not describe a model"):
         from_json(text, "m.json")
 

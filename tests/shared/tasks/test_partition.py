@@ -46,7 +46,7 @@ TEST = _labels(24, 60)
         ("shard:1/2,validation=0", DataSpec("shard", 1, 2)),
     ],
 )
-def test_spec_says_which_part_of_which_split(text, spec):
+def test_spec_selects_part_and_split(text, spec):
     assert parse_data_spec(text) == spec
 
 
@@ -124,7 +124,7 @@ def test_aligned_test_examples_go_to_exactly_one_device(seed, train, more_test):
         assert set(test[mine_test]) <= set(train[mine_train])
 
 
-def test_another_seed_is_another_split():
+def test_each_seed_has_its_own_split():
     labels = np.repeat(np.arange(10), 40)
     splits = {tuple(partition(DataSpec("shard", 0, 20, seed), labels, labels)[0]) for seed in range(8)}
     assert len(splits) > 4
@@ -151,7 +151,7 @@ def test_both_parts_are_assigned_alike():
 
 
 def _by_definition(spec, train, test):
-    """The split as its docstring says it, example by example and with no thought of time."""
+    """The split by its docstring, example by example and with no thought of time."""
     shards = 2 * spec.count
     in_order = [np.array(sorted(range(len(labels)), key=lambda at: (labels[at], at))) for labels in (train, test)]
     sizes = [[len(order) // shards + (shard < len(order) % shards) for shard in range(shards)] for order in in_order]
@@ -190,7 +190,7 @@ def test_devices_of_several_splits_can_be_asked_for_at_once(devices, train, test
         assert all(np.array_equal(*both) for both in zip(parts, partition(spec, train, test), strict=True))
 
 
-def test_too_many_devices_are_told_how_many_can_be_served():
+def test_too_many_devices_error_has_the_largest_number():
     labels = np.arange(20)
     with pytest.raises(DataError, match=r"20 training examples cannot be cut into 22 shards; at most 10 devices"):
         partition(DataSpec("shard", 0, 11), labels, labels)

@@ -1,4 +1,4 @@
-"""Tasks are found by name or by module:attribute, and what goes wrong on the way is said in one sentence."""
+"""Tasks are found by name or by module:attribute, and errors on the way are one sentence."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_import_is_not_interrupted_in_the_middle(workdir, number):
         assert signal.getsignal(number) is signal.default_int_handler
 
 
-def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
+def test_second_ctrl_c_ends_the_import_at_once(workdir):
     kill = f"os.kill(os.getpid(), {int(signal.SIGINT)})"
     (workdir / "my_endless_task.py").write_text(f"import os, time\n{kill}\n{kill}\ntime.sleep(600)\n")
     with interruptible(), pytest.raises(KeyboardInterrupt):
@@ -141,7 +141,7 @@ def test_who_presses_ctrl_c_again_is_not_kept_waiting(workdir):
         ("my_things.py:TA SK", "neither a name nor module:attribute"),
     ],
 )
-def test_a_reference_that_leads_nowhere_says_why(workdir, ref, problem):
+def test_unresolvable_task_reference_raises_with_the_reason(workdir, ref, problem):
     (workdir / "my_things.py").write_text(MODULE.format(name="things"))
     (workdir / "my_bad.py").write_text("def")
     (workdir / "my_name.py").write_text(MODULE.format(name="My Moons"))
@@ -150,7 +150,7 @@ def test_a_reference_that_leads_nowhere_says_why(workdir, ref, problem):
     assert repr(ref) in str(caught.value)
 
 
-def test_a_task_with_imports_of_version_0_1_is_told_the_line_to_change(workdir):
+def test_task_with_imports_of_version_0_1_error_names_the_line(workdir):
     (workdir / "my_old.py").write_text("from shared.task import DeviceData, Task\n")
     with pytest.raises(UsageError, match="from fedpatch import DeviceData, Task"):
         find_task("my_old:TASK")
@@ -199,7 +199,7 @@ def test_installed_task_that_cannot_be_imported_names_module_and_reason(install)
 
 
 @pytest.mark.parametrize("ref", ["nowhere:TASK", "nowhere.deeper:TASK"])
-def test_a_module_that_is_not_found_says_from_where_it_would_be(workdir, ref):
+def test_missing_module_error_has_a_remedy(workdir, ref):
     with pytest.raises(
         UsageError, match=r"; start the command in the folder that the file lies in, or install the module$"
     ):
@@ -210,8 +210,8 @@ def test_a_name_is_checked_without_importing_the_task(install):
     install("moons", {"two-moons": "moons_task:TASK"}, moons_task="raise SystemExit('imported')")
     TASKS.check_name("two-moons")
     TASKS.check_name("moons_task:TASK")
-    for wrong, said in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
-        with pytest.raises(UsageError, match=said):
+    for wrong, hint in (("two-mons", "did you mean 'two-moons'"), ("moons_task:", "neither a name nor module")):
+        with pytest.raises(UsageError, match=hint):
             TASKS.check_name(wrong)
 
 

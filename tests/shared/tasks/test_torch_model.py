@@ -37,7 +37,7 @@ class OddNorm(nn.BatchNorm1d):
 
 
 class Squeezer(nn.Module):
-    """A model whose attributes say nothing about what they are."""
+    """A model whose attribute names carry no information."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_every_batch_norm_of_torch_is_found(norm):
     assert roles(module) == expected | {f"squash.{name}": "stats" for name in STATISTICS}
 
 
-def test_names_say_nothing():
+def test_roles_follow_module_types_and_not_names():
     found = roles(Squeezer())
     assert {name for name, role in found.items() if role == "affine"} == {
         "bn10.weight",
@@ -149,7 +149,7 @@ def test_shapes_and_dtypes_are_those_of_the_module():
     assert "scratch" not in schema
 
 
-def test_what_cannot_travel_is_a_usage_error():
+def test_unsupported_tensor_is_a_usage_error():
     with pytest.raises(UsageError, match=r"weight: dtype 'bfloat16' cannot travel; use one of float16"):
         schema_of(nn.Linear(2, 2, dtype=torch.bfloat16))
     with pytest.raises(UsageError, match=r"a:b.*':' must separate"):
@@ -218,7 +218,7 @@ def test_read_only_and_strided_arrays_can_be_loaded():
         {"weight:exp_avg": np.zeros((2, 2), np.float32)},
     ],
 )
-def test_what_does_not_fit_changes_nothing(change):
+def test_values_of_another_schema_leave_the_model_unchanged(change):
     module = nn.Linear(2, 2)
     before = to_tensors(module)
     with pytest.raises(SchemaMismatch):

@@ -61,7 +61,7 @@ def test_a_split_shares_out_every_example_once_and_keeps_order_targets_and_test_
 
 @given(COUNTS, SHARES, st.randoms(use_true_random=False))
 def test_an_unordered_split_depends_on_the_example_alone(count, share, random):
-    """Shuffled, with others between them or without: whoever is held out of many is held out of fewer, and the reverse."""
+    """Shuffled, with others between them or without: an example held out of many is held out of fewer, and the reverse."""
     inputs = _inputs(count)
     held_out = dict(zip(_rows(inputs), validation_mask(inputs, share), strict=True))
     chosen = inputs[random.sample(range(count), random.randint(1, count))]
@@ -138,7 +138,7 @@ def test_data_of_one_class_are_split_like_others(ordered):
 
 
 def test_equal_inputs_share_a_side():
-    """A copy of a training example in the validation part would tell nothing."""
+    """A copy of a training example in the validation part would measure nothing."""
     inputs = np.repeat(_inputs(100), 2, axis=0)
     mask = validation_mask(inputs, 0.1)
     assert mask.any() and np.array_equal(mask[::2], mask[1::2])
@@ -159,7 +159,7 @@ def test_lists_are_split_like_arrays():
 
 
 def test_the_tasks_own_validation_part_is_left_alone():
-    """Also an empty one, which says that there is none."""
+    """Also an empty one, which stands for none."""
     own = replace(_data(100), val_x=_inputs(4, 2), val_y=np.zeros(4))
     none = replace(own, val_x=_inputs(0), val_y=np.zeros(0))
     assert split_for(TOY, own) is own

@@ -69,7 +69,7 @@ def test_fp16_returns_values_within_half_precision(values):
     assert np.all(np.abs(found["w"] - values) <= np.maximum(np.abs(values) * 2.0**-11, 2.0**-25))
 
 
-def test_only_weights_and_affine_values_are_halved():
+def test_packing_halves_weights_and_affine_values_only():
     tiny = {spec.name: np.full(spec.shape, 1e-12 if spec.dtype != "int64" else 2**60) for spec in MODEL.specs}
     tiny = {spec.name: tiny[spec.name].astype(spec.dtype) for spec in MODEL.specs}
     packed = pack(tiny, MODEL, {}, "fp16")

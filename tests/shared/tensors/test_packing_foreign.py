@@ -40,7 +40,7 @@ def container_of(*entries):
 
 
 def entry(name="w", dtype="float32", shape=(4,), values=bytes(16)):
-    """Entry of the container that fits HALF, unless told otherwise."""
+    """Entry of the container that fits HALF, by default."""
     return [name, dtype, list(shape), values]
 
 

@@ -50,7 +50,7 @@ ALL = [("begin", RUN), ("log", ROUNDS[0]), ("log", ROUNDS[1]), ("end", "max_roun
 
 
 def follow(trackers: dict[str, Recorder], timeout_s: float = 100.0) -> list[str]:
-    """The lines that are said."""
+    """The printed lines."""
     lines: list[str] = []
     followed = Tracking(trackers, RUN, lines.append)
     for one in ROUNDS:

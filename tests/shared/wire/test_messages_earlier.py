@@ -45,9 +45,9 @@ def _is_unlike(more: Any, less: Any, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(EARLIER))
 def test_message_of_the_previous_version_is_decoded(name):
-    told = msgpack.unpackb(EARLIER[name])
+    earlier = msgpack.unpackb(EARLIER[name])
     again = msgpack.unpackb(encode(decode(EARLIER[name])))
-    assert _lacks(again, told) == []
+    assert _lacks(again, earlier) == []
 
 
 @pytest.mark.parametrize("name", sorted(EARLIER))

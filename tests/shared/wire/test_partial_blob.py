@@ -1,4 +1,4 @@
-"""A download on disk: it survives restarts, notices damage, and says so when there is no room."""
+"""A download on disk: it survives restarts, notices damage, and reports a full disk."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class TestChunks:
         assert b"".join(part.data for part in parts) == blob
         assert hashlib.sha256(blob).hexdigest() == manifest.digest
 
-    def test_that_do_not_belong_do_not_fit(self):
+    def test_foreign_chunks_are_rejected(self):
         manifest = announced()
         assert fits(Chunk(manifest.digest, 2, 3, bytes(50)), manifest)
         for wrong in (
@@ -119,7 +119,7 @@ class TestSizes:
         assert MIN_CHUNK_BYTES <= small < 20_000 - CHUNK_OVERHEAD_BYTES
 
     def test_have_a_lower_end(self):
-        """A broker that takes hardly anything cannot be used, and the error says what to raise."""
+        """A broker that takes hardly anything cannot be used, and the error names the setting to raise."""
         assert chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 512) == MIN_CHUNK_BYTES
         with pytest.raises(BrokerError, match="max_packet_size"):
             chunk_bytes_within(100_000, MIN_CHUNK_BYTES + CHUNK_OVERHEAD_BYTES + 511)
@@ -136,7 +136,7 @@ class TestSizes:
         with pytest.raises(UsageError, match=f"65537 chunks of 2 bytes, at most {MAX_CHUNKS} "):
             announced(blob, 2)
 
-    def test_that_contradict_each_other_are_refused(self):
+    def test_contradictory_sizes_are_refused(self):
         """A manifest must add up before memory is taken for it."""
         with pytest.raises(WireError, match="are not 4 chunks"):
             check_manifest(Manifest("00" * 32, 250, 100, 4, "fp32", 250, SCHEMA), 1000)

@@ -1,4 +1,4 @@
-"""Each end of a transfer by itself: what it says when, and what it does with what it hears."""
+"""Each end of a transfer by itself: its messages, and its reactions to messages."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class TestUpload:
     def ack(self, *indices: int) -> Ack:
         return Ack(LONG.digest, Bitmap(10, indices).to_bytes())
 
-    def test_offers_in_ever_longer_pauses_until_it_is_heard(self):
+    def test_offer_is_repeated_with_growing_pauses_until_answered(self):
         upload, at = Upload(LONG, 5.0), []
         for _ in range(7):
             at.append(upload.next_deadline())
@@ -160,7 +160,7 @@ class TestUpload:
         upload = self.granted()
         assert upload.on_grant(Grant(LONG.digest, 4, bytes(2)), 0.1) == []
 
-    def test_what_was_under_way_counts_as_lost_after_a_pause(self):
+    def test_chunks_in_flight_count_as_lost_after_a_pause(self):
         """The offer after a pause is answered with what arrived; the rest is sent again, within the window."""
         upload = self.granted()
         assert upload.on_ack(self.ack(0), 1.0) == [SendChunk(4)]
@@ -177,7 +177,7 @@ class TestUpload:
         again = upload.on_grant(Grant(LONG.digest, 4, bytes(2)), 10.0)
         assert again == [SendChunk(i) for i in range(4)]
 
-    def test_waits_when_told_to(self):
+    def test_upload_waits_after_retry_after(self):
         upload = self.granted()
         upload.on_retry_after(7.0, 1.0)
         assert upload.next_deadline() == 8.0
@@ -185,7 +185,7 @@ class TestUpload:
         assert upload.next_deadline() == pytest.approx(1.1)
 
     def test_speaks_often_while_it_holds_a_place(self):
-        """Granted, it must be heard several times before its place is given away; waiting or alone, it need not."""
+        """Once granted, several messages must arrive before its place is given away; waiting or alone, it need not."""
         upload = self.granted()
         pauses = [self.next_pause(upload) for _ in range(4)]
         assert pauses == [GRANTED_QUIET_S] * 4

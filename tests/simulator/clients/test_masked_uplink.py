@@ -183,6 +183,6 @@ def test_terms_of_masked_groups_are_in_the_json_only_where_there_are_any():
         ({"clients": 7}, "a round has 7 clients"),
     ],
 )
-def test_what_masked_groups_cannot_do_is_refused_by_its_option(changes, option):
+def test_option_unsupported_by_masked_groups_is_refused(changes, option):
     with pytest.raises(ConfigError, match=option):
         small_study(**changes)

@@ -33,7 +33,7 @@ def of_stream(turn: Turn, count: int) -> np.ndarray:
 
 
 @given(TURNS, TURNS, st.integers(0, 100), st.integers(1, 2))
-def test_a_turn_gets_its_batches_whoever_was_expected(expected, asked, ahead, per_step):
+def test_batches_are_independent_of_the_prefetched_clients(expected, asked, ahead, per_step):
     """In the order that was foretold or in any other, again or never: the batches are those of the stream."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minibatches, "DRAWN_AHEAD", ahead)

@@ -19,7 +19,7 @@ def patches_under(private: str, moments: tuple[str, ...] = ()) -> Patches:
 
 
 @pytest.mark.parametrize("private", POLICIES)
-def test_who_never_trained_has_the_initial_values(private):
+def test_untrained_client_has_the_initial_patch(private):
     patches, initial = patches_under(private, ("exp_avg", "step")), initial_tensors(UNEVEN, 3)
     for client in range(CLIENTS):
         for name, array in patches.of(client).items():

@@ -54,7 +54,7 @@ def test_recommend_where_a_noisy_policy_is_within_the_noise_of_all_takes_the_one
     assert "+0.032 over learning alone, and 100% of the clients gain" in sentence
 
 
-def test_recommend_where_the_best_mean_is_within_the_noise_of_alone_says_that_no_policy_is_better():
+def test_recommend_finds_no_better_policy_within_the_noise_of_training_alone():
     choice, sentence = recommend([NOISY, ALONE_OF_SIX], MetricTerms())
     assert choice == ALONE
     assert sentence.startswith("no method is better than learning alone beyond the noise")
@@ -92,11 +92,14 @@ def _no_model() -> nn.Module:
 NO_MODEL = replace(DIGITS, build_model=_no_model)
 
 
-def test_compare_with_a_build_model_that_raises_is_told_as_a_failure_of_the_task():
+def test_compare_reports_a_raising_build_model_as_a_task_failure():
     task = "tests.simulator.comparison.test_compare:NO_MODEL"
     done = CliRunner().invoke(app, ["compare", "--task", task, "--clients", "2", "--rounds", "1", "--workers", "1"])
-    said = done.stderr + str(done.exception)
-    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in said, (done.output, done.exception)
+    printed = done.stderr + str(done.exception)
+    assert f"task '{task}' failed in the simulation: ValueError: no layers given" in printed, (
+        done.output,
+        done.exception,
+    )
 
 
 NO_BATCH_NORM = replace(DIGITS, build_model=_plain_model)

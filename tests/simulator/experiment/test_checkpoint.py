@@ -55,10 +55,10 @@ def test_study_interrupted_after_every_round_ends_as_one_left_alone(tmp_path, st
 
 
 def test_resumed_simulation_reports_all_points_from_the_first(tmp_path):
-    study, told = study_of(rounds=ROUNDS), list[Point]()
+    study, reported = study_of(rounds=ROUNDS), list[Point]()
     play_on(study, tmp_path, 3)
-    outcome = simulate(study, saved=tmp_path, on_point=told.append)
-    assert told == list(outcome.points)
+    outcome = simulate(study, saved=tmp_path, on_point=reported.append)
+    assert reported == list(outcome.points)
 
 
 def test_finished_simulation_returns_its_outcome_again(tmp_path):

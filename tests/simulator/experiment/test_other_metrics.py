@@ -42,7 +42,7 @@ def test_the_error_becomes_smaller_and_the_worst_is_the_greatest(outcome):
         assert point.user_accuracy < point.p10 <= point.lowest
 
 
-def test_it_ends_when_the_error_is_small_enough(outcome):
+def test_simulation_ends_at_the_target_error(outcome):
     curve = [point.user_accuracy for point in outcome.points]
     target = min(curve[:6])
     ended = simulate(_study(target_ua=target))

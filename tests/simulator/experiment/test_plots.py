@@ -40,7 +40,7 @@ def test_the_mean_the_tenth_percentile_and_the_lowest_are_drawn_by_completed_rou
     assert axes.get_title() == "digits, fedavg, private affine, 4 clients, 0.5 of them in each round"
 
 
-def test_the_target_says_whether_it_was_reached():
+def test_plot_marks_whether_the_target_was_reached():
     assert "target, reached after 3" in _labels(Outcome(STUDY, POINTS, True))
     assert "target, not reached" in _labels(Outcome(STUDY, POINTS[:3], True))
     without = replace(STUDY, target_ua=None)
@@ -74,7 +74,7 @@ def test_matplotlib_is_loaded_only_to_draw():
     assert result.stdout.strip() == "False"
 
 
-def test_where_matplotlib_is_not_installed_the_mend_is_told(monkeypatch):
+def test_missing_matplotlib_error_names_the_extra_to_install(monkeypatch):
     monkeypatch.setattr(plots, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'fedpatch\[simulator\]'"):
         plots.require_matplotlib()

@@ -36,18 +36,18 @@ def _lines(study: Study, every_s: float, points: int) -> list[str]:
 
 
 def test_outside_a_terminal_a_line_comes_every_ten_seconds_at_most():
-    said = _lines(STUDY, 4.0, 10)
-    assert [line.split(":")[0] for line in said] == ["round 2/100", "round 5/100", "round 8/100"]
+    shown = _lines(STUDY, 4.0, 10)
+    assert [line.split(":")[0] for line in shown] == ["round 2/100", "round 5/100", "round 8/100"]
 
 
 def test_slow_rounds_have_a_line_each():
     assert len(_lines(STUDY, 60.0, 3)) == 3
 
 
-def test_a_line_tells_accuracy_target_pace_and_what_is_left():
-    said = _lines(STUDY, 60.0, 3)
-    assert said[0] == "round 0/100: UA 0.900 (target 0.970)"
-    assert said[2] == "round 2/100: UA 0.900 (target 0.970), 500 ms a round, at most 49 s left"
+def test_line_has_accuracy_target_pace_and_remaining_time():
+    shown = _lines(STUDY, 60.0, 3)
+    assert shown[0] == "round 0/100: UA 0.900 (target 0.970)"
+    assert shown[2] == "round 2/100: UA 0.900 (target 0.970), 500 ms a round, at most 49 s left"
 
 
 def test_without_a_target_what_is_left_is_an_estimate():
@@ -80,7 +80,7 @@ def test_in_a_terminal_a_bar_is_drawn(monkeypatch):
 
 
 @pytest.mark.parametrize(("term", "plain"), [("dumb", False), ("xterm", True)])
-def test_where_nothing_can_be_drawn_or_logs_are_wanted_there_are_lines(monkeypatch, term, plain):
+def test_progress_is_printed_as_lines_without_a_terminal(monkeypatch, term, plain):
     monkeypatch.setenv("TERM", term)
     assert isinstance(make_progress(Terminal(), STUDY, plain=plain), ProgressLines)
 

@@ -1,4 +1,4 @@
-"""A simulation from its first round to its last: what it counts, when it ends, and what it says when it cannot go on."""
+"""A simulation from its first round to its last: its counts, its end, and its errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_population_without_counting_clients_is_refused():
 
 
 def test_cohort_of_noisy_clients_is_measured_on_those_who_count():
-    """A small cohort may consist of noisy clients alone; the study goes on, and its point says how many were counted."""
+    """A small cohort may consist of noisy clients alone; the study goes on, and its point has the number counted."""
     study = study_of(clients=2, participation=0.5, rounds=6, data="{seed}/{index};noisy-0")
     points = simulate(study).points
     assert [point.counted for point in points] == [1] * 7
@@ -113,15 +113,15 @@ def test_independent_clients_train_alone():
 
 
 def test_points_are_reported_one_by_one():
-    told: list[Point] = []
+    reported: list[Point] = []
     asked: list[int] = []
 
     def stopped() -> bool:
-        asked.append(len(told))
+        asked.append(len(reported))
         return False
 
-    outcome = simulate(study_of(rounds=3), on_point=told.append, stopped=stopped)
-    assert told == list(outcome.points)
+    outcome = simulate(study_of(rounds=3), on_point=reported.append, stopped=stopped)
+    assert reported == list(outcome.points)
     assert asked == [0, 1, 2, 3]
 
 

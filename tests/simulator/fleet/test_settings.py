@@ -95,11 +95,11 @@ def test_default_that_follows_from_a_compared_value_is_derived_in_each_combinati
 
 
 def test_a_comparison_has_a_row_for_each_combination():
-    told: list[SweepRow] = []
+    reported: list[SweepRow] = []
     rows = compare_policies(
-        SMALL, [SweepAxis("over_select", (1.0, 1.5)), SweepAxis("deadline_s", (15.0, 60.0))], told.append
+        SMALL, [SweepAxis("over_select", (1.0, 1.5)), SweepAxis("deadline_s", (15.0, 60.0))], reported.append
     )
-    assert told == rows
+    assert reported == rows
     assert [dict(row.changes) for row in rows] == [
         {"over_select": over_select, "deadline_s": deadline_s}
         for over_select in (1.0, 1.5)

@@ -31,7 +31,7 @@ BUSY: dict[str, Any] = {"devices": 40, "rounds": 3, "participation": 0.5, "messa
 
 
 def terms(**changes: Any) -> FleetTerms:
-    """A fleet of twenty in which nothing goes wrong but what `changes` say."""
+    """A fleet of twenty without faults other than `changes`."""
     found = FleetTerms(**{"devices": 20, "rounds": 2, **PERFECT, **changes})
     assert found.check() == []
     return found
@@ -106,7 +106,7 @@ def test_the_report_does_not_depend_on_the_process():
     assert runs[0] == runs[1] != ""
 
 
-def test_another_seed_is_another_fleet():
+def test_each_seed_has_its_own_fleet():
     assert as_json(played(**BUSY, seed=1)) != as_json(played(**BUSY, seed=2))
 
 
@@ -211,7 +211,7 @@ def test_memory_does_not_grow_with_the_rounds():
 
 
 def test_a_broker_notices_a_silent_device_as_late_as_the_link_lets_it():
-    """One and a half of the agent's keepalives, as MQTT says."""
+    """One and a half of the agent's keepalives, by the rule of MQTT."""
     keepalive_s = inspect.signature(MqttLink.__init__).parameters["keepalive_s"].default
     assert 1.5 * keepalive_s == WILL_S
 

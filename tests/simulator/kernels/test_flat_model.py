@@ -67,7 +67,7 @@ def test_trained_values_lie_in_one_piece_after_the_statistics(build, private):
         assert all((place.start >= trained_from) is (name in layout.trained) for name, place in places.items())
 
 
-def test_what_comes_out_of_a_vector_is_a_copy():
+def test_tensors_read_from_a_vector_are_copies():
     layout, model = layout_of(build_model, "none")
     flat = layout.flatten(random_state(model))
     taken = layout.unflatten(flat)

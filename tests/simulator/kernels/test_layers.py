@@ -281,6 +281,6 @@ class OwnLinear(nn.Linear):
         pytest.param(_sequence(_own_forward), id="a forward of its own"),
     ],
 )
-def test_what_is_not_a_plain_sequence_is_left_to_torch(model):
-    """The layers claim no model that may compute something else than its layers say."""
+def test_model_other_than_a_plain_sequence_is_run_by_torch(model):
+    """The layers claim no model that may compute something else than its layers."""
     assert layers_of(model) is None

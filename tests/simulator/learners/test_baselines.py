@@ -1,4 +1,4 @@
-"""Per-FedAvg, pFedMe and independent learning do what their papers say, whoever computes them."""
+"""Per-FedAvg, pFedMe and independent learning follow their papers with every engine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_small_task_leaves_features_out_where_it_is_sparse():
 
 @pytest.mark.parametrize("strategy", BASELINES)
 def test_measuring_a_client_leaves_no_trace(strategy):
-    """Whoever is measured, and how often, training goes on as if nobody had been, and the measure is the same each time."""
+    """For any measured clients and frequency, training continues unchanged, and the measure is the same each time."""
     looked_at, left_alone = _simulation(_study(strategy)), _simulation(_study(strategy))
     for _ in range(ROUNDS):
         points = looked_at.step(), left_alone.step()

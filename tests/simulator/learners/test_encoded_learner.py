@@ -139,7 +139,7 @@ def test_residuals_of_another_model_are_refused(tmp_path):
         simulation_of(study).restore(replace(before, versions={}))
 
 
-def test_who_was_away_takes_the_steps_it_missed_or_the_whole_model():
+def test_absent_client_downloads_missed_deltas_or_the_whole_model():
     simulation = simulation_of(study_of(encoding="delta-int8"))
     schema = simulation.strategy.travelling(simulation.public)
     state, down = simulation.server, Downlink("delta-int8", schema, 3, 0)

@@ -1,4 +1,4 @@
-"""Simulations with the bounds of a run: the coordinator's own, whoever computes them."""
+"""Simulations with the bounds of a run: the coordinator's own, with every engine."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ UNMAPPED = r"task 'toy': its model cannot be computed for many clients at once .
         (_study("fedavg", batch_size=1), _sequential, DataError, "batch norm cannot learn from a batch of one example"),
     ],
 )
-def test_what_cannot_be_stacked_is_refused(study, build_model, refusal, problem):
+def test_unstackable_study_is_refused(study, build_model, refusal, problem):
     with pytest.raises(refusal, match=problem):
         Played(study, _task(build_model), _stacked(3))
 

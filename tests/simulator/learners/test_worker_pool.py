@@ -109,17 +109,17 @@ from fedpatch.simulator.learners.worker_pool import Workers
 from tests.simulator.studies import study_of
 
 if __name__ == "__main__":
-    def tell(point):
+    def on_point(point):
         print(*(one.pid for one in multiprocessing.active_children()), flush=True)
     clients = int(sys.argv[1])
     if clients > 1000:  # die when all is handed out and nothing is taken back
         def die(self):
-            tell(None)
+            on_point(None)
             time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
         Workers._next = die
     study = study_of("fedavg", "none", clients=clients, participation=1.0, rounds=100_000)
-    simulate(study, workers=2, on_point=tell)
+    simulate(study, workers=2, on_point=on_point)
 """
 
 

@@ -59,7 +59,7 @@ def test_cells_are_computed_and_compared(program, player):
     assert lines[-1] == "computed 4"
 
 
-def test_what_is_there_is_not_computed_again(program, player):
+def test_existing_results_are_not_computed_again(program, player):
     first = program("paper", *TWO_CELLS)
     second = program("paper", *TWO_CELLS)
     assert (second.code, second.out, len(player.studies)) == (0, first.out, 2)
@@ -152,7 +152,7 @@ def test_an_interrupted_command_goes_on_when_it_is_given_again(program, player, 
     assert (ended.code, player.rounds_played) == (0, 42)
 
 
-def test_training_that_diverges_is_told(program, monkeypatch):
+def test_diverged_training_is_reported(program, monkeypatch):
     def diverging(study, **given):
         raise UpdateRefused("not_finite", "fc1.weight is not finite")
 
@@ -163,7 +163,7 @@ def test_training_that_diverges_is_told(program, monkeypatch):
     assert "0 of 2 cells finished" in ended.out
 
 
-def test_a_cell_that_another_process_has_is_told(program, tmp_path):
+def test_cell_locked_by_another_process_is_reported(program, tmp_path):
     (cell,) = select_cells("table2", "mnist/fedavg/affine/W200/C1.0")
     with Results(tmp_path / "results").claimed(cell, 0):
         ended = program("paper", *TWO_CELLS)
@@ -243,7 +243,7 @@ def test_seeds_with_other_numbers_of_rounds_are_not_drawn_together(program, tmp_
         ((), "Missing argument 'WHICH'"),
     ],
 )
-def test_what_cannot_be_is_a_sentence_and_exit_code_2(program, player, given, words):
+def test_wrong_usage_prints_one_sentence_and_exits_with_2(program, player, given, words):
     ended = program("paper", *given)
     assert (ended.code, player.studies) == (2, [])
     assert words in ended.err

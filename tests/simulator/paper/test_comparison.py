@@ -50,7 +50,7 @@ def test_there_is_one_cell_per_printed_number():
     assert {cell.private for cell in ALL_CELLS} == set(PRIVATE)
 
 
-def test_a_name_tells_the_whole_setting():
+def test_cell_name_holds_the_whole_setting():
     (cell,) = select_cells("table2", "table2/mnist/fedavg/affine/W200/C1.0")
     assert (cell.task, cell.strategy, cell.private, cell.clients, cell.participation, cell.paper) == (
         *("mnist", "fedavg", "affine"),
@@ -89,13 +89,13 @@ def test_every_cell_is_selected_by_its_name(cell: Cell):
         (" , ", "asks for nothing"),
     ],
 )
-def test_a_glob_that_finds_nothing_is_told_with_a_near_one(patterns, words):
+def test_glob_without_matches_error_suggests_a_near_name(patterns, words):
     with pytest.raises(UsageError, match=r"--cells") as raised:
         select_cells("table2", patterns)
     assert words in str(raised.value)
 
 
-def test_an_unknown_table_is_told():
+def test_unknown_table_is_an_error():
     with pytest.raises(UsageError, match="did you mean 'table2'"):
         cells_of("tabel2")
 
@@ -124,7 +124,7 @@ def test_cells_are_computed_with_the_published_rates(name, rates):
 
 
 @pytest.mark.parametrize(("which", "fraction"), [("table2", 0.0), ("table3", 0.2), ("fig5", 0.0)])
-def test_only_table_3_is_noisy(which, fraction):
+def test_noise_occurs_in_table_3_only(which, fraction):
     spec = parse_data_spec(study_of(cells_of(which)[0], 7).data.format(index=1, count=200, seed=7))
     assert (spec.noisy_fraction, spec.noise, spec.seed) == (fraction, None, 7)
 

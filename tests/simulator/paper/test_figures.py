@@ -28,7 +28,7 @@ def rising(rounds: int) -> list[float]:
 
 
 def picture_text(paths: list[Path]) -> str:
-    """What a PNG and an SVG of one picture say; the SVG's letters are drawn, but named in its comments."""
+    """The text of a PNG and an SVG of one picture; the SVG's letters are drawn, but named in its comments."""
     png, svg = paths
     assert (png.suffix, svg.suffix) == (".png", ".svg")
     assert png.read_bytes().startswith(b"\x89PNG\r\n")

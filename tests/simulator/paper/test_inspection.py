@@ -135,14 +135,14 @@ def small(task: str, private: str, seed: int, rounds: int, steps: int = 0) -> St
 
 
 @pytest.fixture
-def said(monkeypatch):
-    """Small studies, and what is said of them."""
+def printed(monkeypatch):
+    """Small studies, and their progress lines."""
     monkeypatch.setattr(inspection, "_study", small)
     return []
 
 
-def test_figure_4_has_two_curves_for_each_kind_of_patch(said, tmp_path):
-    measured = inspection.run_fig4(tmp_path, 3, rounds=2, on_progress=said.append)
+def test_figure_4_has_two_curves_for_each_kind_of_patch(printed, tmp_path):
+    measured = inspection.run_fig4(tmp_path, 3, rounds=2, on_progress=printed.append)
     assert list(measured["policies"]) == ["none", "stats", "affine", "all"]
     for curves in measured["policies"].values():
         for part in ("train", "test"):
@@ -151,7 +151,7 @@ def test_figure_4_has_two_curves_for_each_kind_of_patch(said, tmp_path):
     assert json.loads((tmp_path / "fig4" / "seed3.json").read_bytes()) == measured
 
 
-def test_private_statistics_do_not_change_what_happens_in_training(said, tmp_path):
+def test_private_statistics_do_not_change_what_happens_in_training(printed, tmp_path):
     """Batch norm trains by its batch: with private statistics and without, the final losses agree (paper, section 4.3)."""
     losses = []
     for private in ("none", "stats"):
@@ -160,9 +160,9 @@ def test_private_statistics_do_not_change_what_happens_in_training(said, tmp_pat
     assert losses[0] == pytest.approx(losses[1])
 
 
-def test_what_is_measured_already_is_not_measured_again(said, tmp_path, monkeypatch):
+def test_existing_measurement_is_not_repeated(printed, tmp_path, monkeypatch):
     path = tmp_path / "fig4" / "seed3.json"
-    first = inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=said.append)
+    first = inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
     del first["policies"]["all"]
     path.write_text(json.dumps(first))
     asked: list[str] = []
@@ -172,30 +172,30 @@ def test_what_is_measured_already_is_not_measured_again(said, tmp_path, monkeypa
         return small(task, private, seed, rounds, steps)
 
     monkeypatch.setattr(inspection, "_study", noted)
-    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=said.append)
+    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
     assert asked == ["all"]
-    inspection.run_fig4(tmp_path, 3, rounds=2, on_progress=said.append)
+    inspection.run_fig4(tmp_path, 3, rounds=2, on_progress=printed.append)
     assert asked == ["all", "none", "stats", "affine", "all"]
 
 
-def test_a_measurement_names_its_command_commit_and_processor(said, tmp_path):
+def test_a_measurement_names_its_command_commit_and_processor(printed, tmp_path):
     origin = {"command": "fedpatch simulate paper fig4", "commit": "0c32035a", "processor": "AMD EPYC"}
-    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=said.append, origin=origin)
+    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append, origin=origin)
     kept = json.loads((tmp_path / "fig4" / "seed3.json").read_bytes())
     assert {name: kept[name] for name in origin} == origin
     assert set(kept["versions"]) >= {"python", "torch"}
 
 
-def test_a_damaged_measurement_is_measured_anew(said, tmp_path):
+def test_a_damaged_measurement_is_measured_anew(printed, tmp_path):
     path = tmp_path / "fig4" / "seed3.json"
     path.parent.mkdir()
     path.write_text("{")
-    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=said.append)
+    inspection.run_fig4(tmp_path, 3, rounds=1, on_progress=printed.append)
     assert set(json.loads(path.read_bytes())["policies"]) == {"none", "stats", "affine", "all"}
 
 
-def test_figure_3_has_three_curves_and_both_sides_of_equation_10(said, tmp_path):
-    measured = inspection.run_fig3(tmp_path, 3, rounds=2, on_progress=said.append)
+def test_figure_3_has_three_curves_and_both_sides_of_equation_10(printed, tmp_path):
+    measured = inspection.run_fig3(tmp_path, 3, rounds=2, on_progress=printed.append)
     assert [len(measured[key]) for key in ("ind", "fl", "mtfl")] == [2 * 16] * 3
     entries = measured["layers"]
     assert [(one["layer"], one["round"]) for one in entries] == [
@@ -208,12 +208,12 @@ def test_figure_3_has_three_curves_and_both_sides_of_equation_10(said, tmp_path)
         assert one["mean_shift_private"] >= 0
         assert one["var_shift_federated"] >= 0
         assert 0 <= one["share_holding_mean"] <= 1
-    assert any("round 2/2" in line for line in said)
+    assert any("round 2/2" in line for line in printed)
 
 
-def test_one_client_moves_nothing_by_aggregation(said):
+def test_one_client_moves_nothing_by_aggregation(printed):
     """Where the mean is the client's own model, both sides of Eq. (10) are zero."""
-    entries = inspection._shifts(replace(small("", "all", 3, 1), clients=1), "", said.append)
+    entries = inspection._shifts(replace(small("", "all", 3, 1), clients=1), "", printed.append)
     for one in entries:
         assert (one["mean_shift_private"], one["mean_shift_federated"]) == (0, 0)
         assert (one["var_shift_private"], one["var_shift_federated"]) == (0, 0)

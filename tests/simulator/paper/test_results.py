@@ -27,7 +27,7 @@ def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def test_what_was_written_is_read_again(results):
+def test_written_result_is_read_unchanged(results):
     written = result(CELL, OTHER_SEED, 21)
     results.write(CELL, OTHER_SEED, written)
     path = results.folder / "table2/mnist/fedavg/affine/W200/C1.0-seed7.json"
@@ -113,13 +113,13 @@ DAMAGES = {
     "its curve is cut": lambda text: text.replace('"curve": [0.47,', '"curve": ['),
     "its curve is of words": lambda text: text.replace('"curve": [0.47,', '"curve": ["0.47",'),
     "its curve is no list": lambda text: text.replace('"curve": [', '"curve": 5, "rest": ['),
-    "it does not reach what it says": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": 2'),
+    "it does not reach its target": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": 2'),
     "it ends before its last round": lambda text: text.replace('"rounds_to_target": 3', '"rounds_to_target": null'),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_result_is_refused_with_the_mend(results, damage):
+def test_damaged_result_is_refused_with_a_remedy(results, damage):
     results.write(CELL, 0, result(CELL, 0, 3))
     path = results.path(CELL, 0)
     damaged = damage(path.read_text())
@@ -153,7 +153,7 @@ def test_a_finished_result_takes_the_place_of_what_was_saved(results):
     assert [path for path in (results.folder / UNFINISHED).rglob("*") if path.is_file()] == []
 
 
-def test_only_one_at_a_time_has_a_cell(results):
+def test_cell_is_locked_by_one_process_at_a_time(results):
     with results.claimed(CELL, 0) as first, results.claimed(CELL, 0) as second, results.claimed(CELL, 1) as other:
         assert (first, second, other) == (True, False, True)
     with results.claimed(CELL, 0) as again:

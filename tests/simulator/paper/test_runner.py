@@ -22,7 +22,7 @@ def results(tmp_path: Path) -> Results:
 
 
 class Diary(CellWatcher):
-    """Writes down what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -38,7 +38,7 @@ class Diary(CellWatcher):
 
 
 class Stop:
-    """Says True once it was asked more than `count` times."""
+    """Returns True once it was called more than `count` times."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -65,7 +65,7 @@ def test_nothing_is_computed_twice(results):
     assert run_paper(CELLS, range(1), results, Attempt(), simulate=player) == Sum(6, 0)
 
 
-def test_it_tells_what_it_does(results):
+def test_runner_reports_each_cell_to_its_watcher(results):
     run_paper(CELLS[:1], range(1), results, Attempt(), simulate=Player())
     diary = Diary()
     run_paper(CELLS[:1], range(2), results, Attempt(), watcher=diary, simulate=Player(needed=2))
@@ -90,7 +90,7 @@ def test_a_summary_knows_how_far_an_interrupted_cell_is(results):
     assert (results.unfinished_seeds(CELLS[0]), results.rounds_done(CELLS[0], 0)) == ([0], 2)
 
 
-def test_what_raises_loses_nothing(results):
+def test_raised_error_loses_no_result(results):
     class Failing(Player):
         def __call__(self, study, **given):
             if len(self.studies) == 2:
@@ -109,13 +109,15 @@ def test_training_that_diverges_does_not_keep_the_others_back(results):
                 raise UpdateRefused("not_finite", "fc1.weight is not finite")
             return super().__call__(study, **given)
 
-    class Told(CellWatcher):
+    class Reported(CellWatcher):
         def diverged(self, cell, seed, error):
-            told.append((cell.strategy, seed, str(error)))
+            reported.append((cell.strategy, seed, str(error)))
 
-    told: list[tuple] = []
-    assert run_paper(CELLS, range(1), results, Attempt(), watcher=Told(), simulate=Diverging()) == Sum(0, 4, diverged=2)
-    assert told == [("fedadam", 0, "fc1.weight is not finite")] * 2
+    reported: list[tuple] = []
+    assert run_paper(CELLS, range(1), results, Attempt(), watcher=Reported(), simulate=Diverging()) == Sum(
+        0, 4, diverged=2
+    )
+    assert reported == [("fedadam", 0, "fc1.weight is not finite")] * 2
     assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(4, 2)
 
 
@@ -128,7 +130,7 @@ def test_a_damaged_result_stops_the_run_before_it_computes(results):
     assert player.studies == []
 
 
-def test_what_another_process_computes_is_passed_over(results):
+def test_cell_computed_by_another_process_is_skipped(results):
     with results.claimed(CELLS[0], 0):
         assert run_paper(CELLS, range(1), results, Attempt(), simulate=Player()) == Sum(0, 5, elsewhere=1)
     assert results.read(CELLS[0], 0) is None

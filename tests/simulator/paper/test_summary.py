@@ -61,7 +61,7 @@ def of(cell, *needed: int | None, unfinished_rounds: int = 0) -> Comparison:
         (of(MISPRINTED, unfinished_rounds=480), ">480", None),
     ],
 )
-def test_ours_is_told_and_judged(comparison, ours, within):
+def test_summary_has_our_mean_range_and_verdict(comparison, ours, within):
     """The mean over the seeds with its range, and whether it is within 20 % or 3 rounds; a simulation that goes on is open."""
     assert (comparison.ours(), comparison.within) == (ours, within)
 
@@ -87,7 +87,7 @@ def test_cells_are_counted_by_what_became_of_them():
     assert str(count([of(CELL)])) == "0 of 1 cells finished"
 
 
-def test_what_is_on_disk_is_compared(tmp_path: Path):
+def test_summary_compares_the_results_on_disk(tmp_path: Path):
     results = Results(tmp_path)
     results.write(CELL, 0, result(CELL, 0, 20))
     results.write(CELL, 4, result(CELL, 4, 22))
@@ -134,7 +134,7 @@ def test_a_table_bears_the_name_of_the_data_that_were_used():
     assert tables([Comparison(CELL, (copied, result(CELL, 1, 20)))])[0].title == "MNIST (copy) and MNIST"
 
 
-def test_a_figures_cells_are_told_by_their_user_accuracy():
+def test_cells_of_a_figure_are_summarised_by_user_accuracy():
     (grid,) = tables([of(CURVE, None, None), Comparison(replace(CURVE, clients=400))])
     console = Console(width=200, no_color=True)
     with console.capture() as captured:

@@ -27,7 +27,7 @@ def _study(task: Task = MNIST, **terms: Any) -> Study:
     return make_study(**{"task": task, "task_ref": task.name, "clients": 200, "strategy": "fedavg", **terms})
 
 
-def test_what_is_not_said_comes_from_the_task():
+def test_omitted_terms_come_from_the_task():
     assert _study(private=" affine ") == Study(
         task="mnist",
         clients=200,
@@ -43,7 +43,7 @@ def test_what_is_not_said_comes_from_the_task():
     )
 
 
-def test_what_is_said_holds():
+def test_given_terms_override_the_task():
     study = _study(strategy="pfedme", learning_rate=0.2, proximity=5.0, batch_size=7, steps=4, data="mine:{index}")
     assert (study.learning_rate, study.proximity, study.batch_size, study.steps) == (0.2, 5.0, 7, 4)
     assert study.data == "mine:{index}"
@@ -132,14 +132,14 @@ def test_a_baseline_on_a_task_without_published_numbers_needs_them(strategy, nee
         ({"noisy_fraction": 0.2, "data": "shard:{index}/{count}"}, "--noisy-fraction: it adds to the task's own"),
     ],
 )
-def test_a_term_that_cannot_be_is_told_with_its_option(terms, begins):
+def test_invalid_term_is_reported_with_its_option(terms, begins):
     with pytest.raises(ConfigError) as caught:
         _study(**terms)
     (problem,) = caught.value.problems
     assert problem.startswith(begins)
 
 
-def test_all_wrong_terms_are_told_together():
+def test_invalid_terms_are_reported_together():
     with pytest.raises(ConfigError) as caught:
         _study(clients=0, rounds=0, target_ua=2.0, proximity=1.0)
     assert [one.partition(":")[0] for one in caught.value.problems] == [
@@ -161,7 +161,7 @@ def test_all_wrong_terms_are_told_together():
         ({"data": "shard:{index/{count}"}, "{index}, {count} and {seed}"),
     ],
 )
-def test_a_name_or_a_template_that_cannot_be_is_told_with_the_mend(terms, words):
+def test_invalid_name_or_template_is_reported_with_a_remedy(terms, words):
     with pytest.raises(UsageError) as caught:
         _study(**terms)
     assert words in str(caught.value)
