@@ -80,7 +80,7 @@ class PersonalModel:
 
     @property
     def is_int8(self) -> bool:
-        """Whether the int8 model is in use."""
+        """Return whether the int8 model is in use."""
         return self._int8 and self.metadata.int8 is not None
 
     @classmethod

@@ -61,7 +61,7 @@ class LocalUpdate:
     """Does the rounds of one device; with `export`, `make_model` stages a personal model after each of them.
 
     `private` is the owner's policy of the tensors that stay at least, "" for the default (device_agent.policy.private_floor).
-    `alone_every` is that of `AloneSchedule`.
+    `alone_every` has the meaning that it has in `AloneSchedule`.
     """
 
     def __init__(

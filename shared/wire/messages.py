@@ -163,7 +163,7 @@ class TrainPlan:
 
     @property
     def has_controls(self) -> bool:
-        """Whether devices keep control variates."""
+        """Return whether devices keep control variates."""
         return CONTROL in self.moments
 
     @property

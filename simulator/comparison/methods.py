@@ -54,7 +54,7 @@ class Method:
 
 
 ALONE = Method("independent", EVERYTHING)
-"""The same training with nothing federated."""
+"""Learning alone: the training of the other methods, with nothing federated."""
 
 METHODS: Mapping[str, Method] = {
     one.name: one

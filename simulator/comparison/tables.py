@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +70,7 @@ def markdown(tables: Sequence[TaskTable], target_ua: float | None) -> str:
 def draw(tables: Sequence[TaskTable], stem: Path) -> list[Path]:
     """Draw mean and worst tenth of each method, a panel for each task, as `stem`.png and `stem`.svg; return both."""
     height = 1.0 + _ROW_IN * max(len(one.rows) for one in tables)
-    options: Mapping[str, object] = {}
-    with drawing(1, len(tables), width_in=1.0 + _PANEL_IN * len(tables), height_in=height, **options) as (
-        figure,
-        panels,
-    ):
+    with drawing(1, len(tables), width_in=1.0 + _PANEL_IN * len(tables), height_in=height) as (figure, panels):
         for axes, one in zip(panels[0], tables, strict=True):
             places = range(len(one.rows))
             means, tails = [row.mean for row in one.rows], [row.p10 for row in one.rows]
