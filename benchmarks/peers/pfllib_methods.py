@@ -216,7 +216,7 @@ def compare_methods(
     """FedAvg, FedProx, FedPer, FedRep, FedBABU (without its last training) and Ditto of PFLlib beside ours."""
     folder, terms = pfllib.resolve(), Terms(rounds=rounds)
     sys.path[:0] = [str(folder / "system"), str(folder / "dataset" / "utils")]
-    head = ["git", "-C", folder, "rev-parse", "HEAD"]
+    head = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=True)  # nosec B603
     about = {**asdict(terms), "pfllib": commit.stdout.strip(), "mu": MU, "alpha": ALPHA}
     table = CellFile(out, about, PeerCell, "benchmarks.peers.pfllib_methods")
