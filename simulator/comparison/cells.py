@@ -26,7 +26,7 @@ from fedpatch.simulator.spec.study import EVERYTHING, Outcome, Study
 
 TUNING_SEED = 1000
 """The seed on which a learning rate is chosen. No figure of a comparison comes from it."""
-_OWN_TERMS = ("strategy", "private", "prox", "phases", "personal", "seed", "learning_rate", "target_ua")
+_OWN_TERMS = ("strategy", "private", "prox", "phases", "personal", "finish", "seed", "learning_rate", "target_ua")
 
 Key = tuple[str, str, float, int]
 
@@ -122,7 +122,7 @@ def _misfit(terms: TaskComparison, method: Method, rate: float | None) -> str:
             return ""
         private = parse_policy(study.private).private_names(schema)
         plan = find_strategy(study.strategy).plan(study.learning_rate, study.batch_size, study.epochs, 0, study.seed)
-        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal))
+        plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
         require_fitting(plan, [one.name for one in schema.specs if one.trainable], private)
     except UsageError as error:
         return str(error)

@@ -46,8 +46,8 @@ Methods = Annotated[
     str,
     typer.Option(
         metavar="NAME[:NUMBER],...",
-        help="Policies none, stats, affine, all; methods fedavg, mtfl, fedbn, fedper, fedrep:EPOCHS, fedbabu, ditto:LAMBDA, "
-        "pfedme:LAMBDA, fedprox:MU; published: eight of them.",
+        help="Policies none, stats, affine, all; methods fedavg, mtfl, fedbn, fedper, fedrep:EPOCHS, fedbabu:EPOCHS, "
+        "ditto:LAMBDA, pfedme:LAMBDA, fedprox:MU; published: eight of them.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]

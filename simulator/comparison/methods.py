@@ -66,13 +66,13 @@ METHODS: Mapping[str, Method] = {
         Method("fedbn", "norms"),
         Method("fedper", "head"),
         Method("fedrep", "head", {"phases": "private:{},public:1"}, 5),
-        Method("fedbabu", "head", {"phases": "public:1"}),
+        Method("fedbabu", "head", {"phases": "public:1", "finish": "private:{}"}, 5),
         Method("ditto", "none", {"personal": "ditto:{}"}, 0.1),
         Method("pfedme", "none", {"personal": "pfedme:{}"}, 1, strategy="fedavg"),
         Method("fedprox", "none", {"prox": "{}"}, 0.01),
     )
 }
-"""Sources: fedpatch's docs/how-to/personalisation.md. The number of FedRep is the epochs of its head."""
+"""Sources: fedpatch's docs/how-to/personalisation.md. The number of FedRep and FedBABU is the epochs of the head."""
 
 
 def parse_methods(text: str) -> list[Method]:
