@@ -23,7 +23,8 @@ STATE_FILE = "state.npz"
 class Saved:
     """Where a simulation stands: the server's state, every client's patch (clients first), batches taken, and the curve.
 
-    `residuals` are what encoding left of every client's updates (clients first), `versions` which model each holds.
+    `residuals` are what encoding left of every client's updates (clients first), `versions` which model each holds, `frozen`
+    the digest of the task's frozen values.
     """
 
     server: ServerState
@@ -32,6 +33,7 @@ class Saved:
     points: tuple[Point, ...]
     residuals: dict[str, Array] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    frozen: str = ""
 
 
 def save(folder: Path, study: Study, saved: Saved) -> None:
@@ -48,6 +50,7 @@ def save(folder: Path, study: Study, saved: Saved) -> None:
         "batches": saved.batches,
         "points": [asdict(one) for one in saved.points],
         "versions": dict(saved.versions),
+        "frozen": saved.frozen,
         "tensors": list(arrays),
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
@@ -82,7 +85,8 @@ def load(folder: Path, study: Study) -> Saved | None:
         past = {part: tuple(values) for part, values in meta.get("references", {}).items()}
         server = ServerState(meta["round"], parts["model"], parts["server"], past, counted=meta.get("counted", {}))
         versions = meta.get("versions", {})
-        saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions)
+        frozen = meta.get("frozen", "")
+        saved = Saved(server, parts["patch"], meta["batches"], points, parts["residual"], versions, frozen)
     except Exception as error:  # a damaged archive can raise any exception
         raise UsageError(f"{path} cannot be read ({error}); delete it to begin this simulation anew") from error
     if begun != study:

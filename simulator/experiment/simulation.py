@@ -200,6 +200,7 @@ class Simulation:
         if not any(population.counts_in_ua):
             raise DataError("no client counts in user accuracy; take fewer noisy ones")
         schema = schema_of(model)
+        self._frozen = schema.frozen.digest
         initial = initial_tensors(task, study.seed)
         whole = schema.with_moments(self.strategy.moments)
         private = _private_names(study, whole)
@@ -295,7 +296,7 @@ class Simulation:
         """Return the state to resume from."""
         patches = {name: block.numpy() for name, block in self.patches.values.items()}
         sent, held = self._wire.residuals(), self._wire.state()
-        return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held)
+        return states.Saved(self.server, patches, self._batches, tuple(self.points), sent, held, self._frozen)
 
     def restore(self, before: states.Saved) -> None:
         """Go on where `before` was taken. Raises UsageError where the task's model has changed since."""
@@ -311,6 +312,8 @@ class Simulation:
             self.strategy.optimizer_schema(self.public).check(without_residuals(before.server).server)
             check_blocks("patches", self.patches.values, before.patches)
             self._wire.restore(before.versions, before.residuals)
+            if before.frozen != self._frozen:
+                raise SchemaMismatch("its frozen values differ")
         except SchemaMismatch as error:
             raise UsageError(
                 f"what was saved of this simulation is of another version of the task's model ({error}); "

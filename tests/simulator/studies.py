@@ -25,6 +25,7 @@ from fedpatch.device_agent.training.batches import stream_seed
 from fedpatch.device_agent.training.local_trainer import LocalResult, LocalTrainer
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.bundled.classification import accuracy, cross_entropy
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.shared.tasks.torch_model import initial_tensors, schema_of
 from fedpatch.shared.tensors.arrays import Array, Tensors
@@ -174,9 +175,9 @@ class Deployed:
         self.strategy = find_strategy(study.strategy, study.server_learning_rate)
         plan = self.strategy.plan(study.learning_rate, study.batch_size, study.epochs, study.steps, study.seed)
         self.plan = replace(plan, **make_terms(study.prox, study.phases, study.personal, study.finish))
-        self.schema = schema_of(task.build_model()).with_moments(self.strategy.moments)
+        self.schema = schema_of(new_model(task)).with_moments(self.strategy.moments)
         self.policy = parse_policy(study.private)
-        self.public = self.policy.public(schema_of(task.build_model()))
+        self.public = self.policy.public(schema_of(new_model(task)))
         initial = initial_tensors(task, study.seed)
         self.state = self.strategy.init({name: initial[name] for name in self.public.names}, self.public)
         patch = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.policy.patch(self.schema).specs}

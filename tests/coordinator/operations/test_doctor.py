@@ -28,7 +28,7 @@ from fedpatch.shared.wire.messages import (
     Envelope,
     TaskCapability,
 )
-from fedpatch.shared.wire.plan_terms import PLAN_TERMS
+from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
 
@@ -132,6 +132,16 @@ def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema)
     assert "device_prox" not in plain
     assert found["device_prox"].verdict == "warn"
     assert found["device_prox"].detail == "pi-1 does not know prox, and will not be asked"
+
+
+@pytest.mark.broker
+def test_devices_without_control_variates_are_named_in_a_run_of_scaffold(settings, schema):
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=(CONTROL,))) as there:
+        plain, found = find(there), find(replace(there, strategy="scaffold"))
+    assert "device_control" not in plain
+    assert found["device_control"].verdict == "warn"
+    assert found["device_control"].detail == "pi-1 does not know control variates, and will not be asked"
+    assert "strategy fedavg" in found["device_control"].remedy
 
 
 @pytest.mark.broker

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpatch.shared.errors import UsageError
-from fedpatch.shared.tasks.task import Task
+from fedpatch.shared.tasks.task import DeviceData, Task
 from fedpatch.simulator.clients.population import load_population
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, simulate
@@ -19,6 +19,7 @@ from fedpatch.simulator.learners.cohort_training import InProcess, make_learner
 from fedpatch.simulator.learners.learner_context import LearnerContext
 from fedpatch.simulator.learners.protocols import Cohort
 from fedpatch.simulator.learners.stacked_learner import StackedCohort
+from tests.simulator.studies import assert_like_deployed, study_of, without_seconds
 from tests.support.frozen_tasks import BASE, OTHER, REFERENCE, TASK
 
 CLIENTS, ROUNDS = 3, 2
@@ -35,6 +36,11 @@ def one_by_one(task: Task, ground: LearnerContext) -> Cohort:
 
 def stacked(task: Task, ground: LearnerContext) -> Cohort:
     return StackedCohort(task, ground, "cpu", group=2)
+
+
+def by_number(spec: str, root: Path) -> DeviceData:
+    """Return the data of a client, named `seed/number`."""
+    return TASK.load_data(f"n=25,test=9,seed={spec.rpartition('/')[2]}", root)
 
 
 def played(task: Task, make_cohort: MakeCohort, **terms: Any) -> Simulation:
@@ -88,6 +94,22 @@ def test_another_base_is_another_study_and_workers_train_the_same():
     one, two, other = simulate(study, task=TASK), simulate(study, workers=2), simulate(study, task=OTHER)
     losses = [[point.train_loss for point in outcome.points] for outcome in (one, two, other)]
     assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("private", ["affine", "names:*lora_B*"])
+def test_a_simulation_with_frozen_values_is_the_deployed_system_without_the_network(private):
+    study = study_of(private=private, encoding="fp32", batch_size=10, clients=4)
+    assert_like_deployed(study, replace(TASK, load_data=by_number, validation_share=0.0), tolerance=1e-4)
+
+
+def test_a_simulation_saved_with_another_base_is_refused(tmp_path):
+    study = make_study(
+        task=TASK, task_ref=f"{REFERENCE}TASK", clients=CLIENTS, rounds=ROUNDS, strategy="fedavg", data=DATA
+    )
+    played = simulate(study, task=TASK, saved=tmp_path)
+    with pytest.raises(UsageError, match=r"frozen values differ.*delete it to begin anew"):
+        simulate(study, task=OTHER, saved=tmp_path)
+    assert without_seconds(simulate(study, task=TASK, saved=tmp_path)) == without_seconds(played)
 
 
 @pytest.mark.parametrize("strategy", ["pfedme", "per-fedavg"])
