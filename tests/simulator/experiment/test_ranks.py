@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.testbed.hosts import Hosts, why_not
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.spec.compute import rank_count, rank_number, worker_count
 from tests.support.paths import ROOT
@@ -49,6 +51,30 @@ def test_simulation_over_three_ranks_has_the_bits_of_one_process(more):
     alone = run([sys.executable, "-m", "fedpatch", "simulate", *STUDY, *more, "--workers", "1", "--json"])
     assert (ranked.returncode, alone.returncode) == (0, 0), ranked.stderr
     assert curve_of(ranked.stdout) == curve_of(alone.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_simulation_over_four_hosts_has_the_bits_of_one_process(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    names = [f"rank-{number}" for number in range(4)]
+    with Hosts(names, rate_bit_s=1e9) as hosts, ExitStack() as stack:
+        started = []
+        for name in names:
+            address = hosts.address(name)
+            where = ("--rdzv-endpoint", f"{hosts.address(names[0])}:29500", "--local-addr", address)
+            where += ("--rdzv-conf", f"is_host={int(name == names[0])}")  # all have the hostname of this machine
+            group = ("--nnodes", str(len(names)), "--nproc-per-node", "1", "--rdzv-backend", "c10d", *where)
+            command = [sys.executable, "-m", "torch.distributed.run", *group, "-m", "fedpatch", "simulate"]
+            with hosts.inside(name):
+                process = subprocess.Popen(
+                    [*command, *STUDY, "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            started.append(stack.enter_context(process))
+        printed = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0] * len(names), printed
+    alone = run([sys.executable, "-m", "fedpatch", "simulate", *STUDY, "--workers", "1", "--json"])
+    assert [curve_of(out) for out, _ in printed if out] == [curve_of(alone.stdout)]
 
 
 def children_of(process: int) -> list[int]:
