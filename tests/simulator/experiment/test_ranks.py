@@ -63,8 +63,18 @@ def test_simulation_over_four_hosts_has_the_bits_of_one_process(monkeypatch):
         for name in names:
             address = hosts.address(name)
             where = ("--rdzv-endpoint", f"{hosts.address(names[0])}:29500", "--local-addr", address)
-            where += ("--rdzv-conf", f"is_host={int(name == names[0])}")  # all have the hostname of this machine
-            group = ("--nnodes", str(len(names)), "--nproc-per-node", "1", "--rdzv-backend", "c10d", *where)
+            conf = f"is_host={int(name == names[0])}"  # all have the hostname of this machine
+            group = (
+                "--nnodes",
+                str(len(names)),
+                "--nproc-per-node",
+                "1",
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-conf",
+                conf,
+                *where,
+            )
             command = [sys.executable, "-m", "torch.distributed.run", *group, "-m", "fedpatch", "simulate"]
             with hosts.inside(name):
                 process = subprocess.Popen(
