@@ -61,20 +61,10 @@ def test_simulation_over_four_hosts_has_the_bits_of_one_process(monkeypatch):
     with Hosts(names, rate_bit_s=1e9) as hosts, ExitStack() as stack:
         started = []
         for name in names:
-            address = hosts.address(name)
-            where = ("--rdzv-endpoint", f"{hosts.address(names[0])}:29500", "--local-addr", address)
-            conf = f"is_host={int(name == names[0])}"  # all have the hostname of this machine
-            group = (
-                "--nnodes",
-                str(len(names)),
-                "--nproc-per-node",
-                "1",
-                "--rdzv-backend",
-                "c10d",
-                "--rdzv-conf",
-                conf,
-                *where,
-            )
+            mine = f"--local-addr={hosts.address(name)}"
+            # All hosts have the hostname of this machine, so that torchrun cannot find out which of them is the first.
+            first = f"--rdzv-endpoint={hosts.address(names[0])}:29500", f"--rdzv-conf=is_host={int(name == names[0])}"
+            group = ("--nnodes=4", "--nproc-per-node=1", "--rdzv-backend=c10d", *first, mine)
             command = [sys.executable, "-m", "torch.distributed.run", *group, "-m", "fedpatch", "simulate"]
             with hosts.inside(name):
                 process = subprocess.Popen(
