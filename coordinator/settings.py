@@ -410,7 +410,7 @@ class RoundSettings(Settings):
         fitting: dict[str, Any] = fitting_grace(values)
         if values["secure"] == "off":
             has_controls = CONTROL in shared_moments(values["strategy"])
-            return fitting | (dict.fromkeys(_NOT_OF_CONTROLS, "off") if has_controls else {})
+            return fitting | ({"norm_bound": "auto:3", "max_num_examples": "off"} if has_controls else {})
         return fitting | {
             "strategy": "fedavg",
             "norm_bound": "off",
@@ -532,9 +532,10 @@ class RoundSettings(Settings):
         if CONTROL not in shared_moments(self.strategy):
             return
         why = f"the control variates of {self.strategy} must be the mean of those that devices keep"
-        for name, fits in (*dict.fromkeys(_NOT_OF_CONTROLS, "off").items(), ("late", "refuse")):
-            if getattr(self, name) != fits:
-                yield name, f"{getattr(self, name)} does not fit, since {why}; use {fits}", "strategy"
+        for name, fits in (("norm_bound", "auto:F or off"), ("max_num_examples", "off"), ("late", "refuse")):
+            given = str(getattr(self, name))
+            if given.partition(":")[0] not in ("auto" if name == "norm_bound" else fits, "off", fits):
+                yield name, f"{given} does not fit, since {why}; use {fits}", "strategy"
 
     def _uncarriable(self) -> list[tuple[str, ...]]:
         """Problems of settings that do not fit buffered rounds, and of settings of these in another run."""
@@ -599,9 +600,6 @@ class RoundSettings(Settings):
         ):
             problems.append(("aggregate", why, "strategy"))
         return problems
-
-
-_NOT_OF_CONTROLS = ("norm_bound", "max_num_examples")
 
 
 def shared_moments(strategy: str) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     past: References | None = None,
     scratch: Scratch = _in_memory,
     stale: Mapping[str, Staleness] | None = None,
+    alike: bool = False,
 ) -> AggregateResult:
     """Aggregate the updates of a round.
 
@@ -123,6 +124,7 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
         past: References of earlier rounds; none in the first round.
         scratch: Makes the table of all values that the rule "trimmed" needs.
         stale: The age of each update whose base is an earlier model. Only the rule "mean" takes such updates.
+        alike: Each update weighs the same; otherwise its examples.
 
     Returns:
         The mean, and the updates that were bounded.
@@ -145,7 +147,8 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema) if alone else 0.0)
     shares: Mapping[str, float] = {}
     bound = most if limits.norm.action != "off" else None
-    bounded = _BoundedUpdates(read, weighs, counted, paces, bound, measured, schema=schema, base=base)
+    weights, reported = (dict.fromkeys(ordered, 1),) * 2 if alike else (weighs, counted)
+    bounded = _BoundedUpdates(read, weights, reported, paces, bound, measured, schema=schema, base=base)
     if limits.rule.name == "mean":
         factors = {device: stale[device].factor if device in stale else 1.0 for device in ordered} if stale else None
         mean = _mean_of(bounded, schema, factors)

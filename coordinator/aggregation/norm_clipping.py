@@ -14,6 +14,8 @@ Each part of a model has a norm of its own:
   Their bound is always a multiple of the round's reference: no number that fits the weights fits them. Each is clipped alone.
 - A moment is measured from its value after the same steps without gradients (`Pace`), so that the bound is one of the
   device's gradients. Gradients enter the second moment as squares, so the factor of its bound is a square too.
+- The control variate of SCAFFOLD has a norm of its own. Where any part of an update is clipped, its control variate counts as
+  unchanged: the device keeps the one from before, so that the server's stays the mean of the devices'.
 - Counters (step counts of moments, `num_batches_tracked`) are bounded by the steps that the plan has for as many examples as
   the update weighs.
 
@@ -36,11 +38,12 @@ from fedpatch.coordinator.aggregation.limit_settings import ExamplesCap, NormBou
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.tensors.arrays import TRAINABLE, Array, Schema, Tensors, TensorSpec, base_name, moment_name
 from fedpatch.shared.wire.messages import TrainPlan
+from fedpatch.shared.wire.plan_terms import CONTROL
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
 Part = str
-"""A part of a model with a norm of its own: "weights" (all trained tensors), "exp_avg", "exp_avg_sq", "stats NAME" for each
-tensor that is tracked and not trained, "count NAME" for each counter (the steps of a tensor's moments, a layer's batches)."""
+"""A part of a model with a norm of its own: "weights" (all trained tensors), "exp_avg", "exp_avg_sq", "control", "stats NAME"
+for each tensor that is tracked and not trained, "count NAME" for each counter (a moment's steps, a layer's batches)."""
 
 References = Mapping[Part, tuple[float, ...]]
 """References of earlier rounds by part, the newest first, at most `KEPT_REFERENCES` of each."""
@@ -314,6 +317,8 @@ def clip(
         part = _part_of(spec)
         if part == "weights":
             return together
+        if part == CONTROL:
+            return 0.0
         if not _alone(part):
             return both
         # Integers do not follow the weights: no value lies between two of them.
@@ -431,7 +436,7 @@ def _part_of(spec: TensorSpec) -> Part:
             return ""
         return f"{'count' if spec.name.endswith(_BATCHES) else 'stats'} {spec.name}"
     moment = spec.name.rpartition(":")[2]
-    return moment if moment in ("exp_avg", "exp_avg_sq") else f"count {spec.name}"
+    return moment if moment in ("exp_avg", "exp_avg_sq", CONTROL) else f"count {spec.name}"
 
 
 def _alone(part: Part) -> bool:

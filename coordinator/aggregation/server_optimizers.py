@@ -23,7 +23,7 @@ Karimireddy et al. 2020, "SCAFFOLD: Stochastic controlled averaging for federate
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -208,7 +208,13 @@ def has_controls(strategy: Strategy) -> bool:
 
 
 def add_controls(
-    state: ServerState, mean: Tensors, devices: Sequence[str], *, round_number: int, population: int
+    state: ServerState,
+    mean: Tensors,
+    devices: Sequence[str],
+    *,
+    round_number: int,
+    population: int,
+    clipped: Container[str] = (),
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """Return the mean of a round with c after it, and the last round by device: Algorithm 1, line 17.
 
@@ -222,8 +228,10 @@ def add_controls(
         devices: S, the devices whose updates are in the mean.
         round_number: Number of the round.
         population: Number of devices of the fleet, as far as it is known beforehand.
+        clipped: Devices whose update was clipped. Their c_i stays as before, and `mean` has c in its place.
     """
-    counted = dict(state.counted) | dict.fromkeys(devices, round_number)
+    moved_devices = [device for device in devices if device not in clipped]
+    counted = dict(state.counted) | dict.fromkeys(moved_devices, round_number)
     before, after = (max(population, len(known)) for known in (state.counted, counted))
     moved = dict(mean)
     for name in (name for name in mean if name.endswith(f":{CONTROL}")):

@@ -124,7 +124,7 @@ class Aggregator:
             return Aggregated(privacy=privacy)
         controls = has_controls(self._prepared.strategy)
         folded = aggregate(
-            {device: 1 if controls else num_examples[device] for device in devices},
+            {device: num_examples[device] for device in devices},
             read,
             schema=self._prepared.travelling,
             base=self.state.tensors,
@@ -133,12 +133,20 @@ class Aggregator:
             past=self.state.references,
             scratch=self._make_scratch,
             stale={device: self._staleness(work) for device, work in (carried or {}).items()},
+            alike=controls,
         )
         self._show_bounded(folded, num_examples)
         mean, counted = folded.mean, self.state.counted
         if controls:
             population = self._spec.devices
-            mean, counted = add_controls(self.state, mean, devices, round_number=round_number, population=population)
+            mean, counted = add_controls(
+                self.state,
+                mean,
+                devices,
+                round_number=round_number,
+                population=population,
+                clipped=folded.clipped,
+            )
         aimed = self._prepared.strategy.finish(self.state, mean, self._prepared.public)
         self._aim(replace(aimed, references=folded.references, counted=counted))
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())

@@ -45,7 +45,7 @@ def test_terms_that_do_not_fit_are_refused(flags, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"norm_bound": "auto:2"}, "auto:2 does not fit, since the control variates of scaffold must be the mean"),
+        ({"norm_bound": "clip:2"}, "clip:2 does not fit, since the control variates of scaffold must be the mean"),
         ({"max_num_examples": "auto:10"}, "does not fit, since the control variates"),
         ({"late": "carry"}, "carry does not fit, since the control variates"),
         ({"aggregate": "bucketed"}, "bucketed would part c of scaffold from the mean"),
@@ -61,9 +61,9 @@ def test_settings_that_would_part_the_control_variates_are_refused(flags, words)
         loaded(strategy="scaffold", **flags)
 
 
-def test_bounds_are_off_where_devices_keep_control_variates():
+def test_wider_norm_bound_and_no_cap_are_the_defaults_where_devices_keep_control_variates():
     settings = loaded(strategy="scaffold")
-    assert (settings.norm_bound, settings.max_num_examples) == ("off", "off")
+    assert (settings.norm_bound, settings.max_num_examples) == ("auto:3", "off")
     assert prepare(settings).plan.moments == ("control",)
     with pytest.raises(UsageError, match="prox: control variates correct steps of plain SGD; leave prox out"):
         prepare(loaded(strategy="scaffold", prox=0.1))

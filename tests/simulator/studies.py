@@ -209,8 +209,11 @@ class Deployed:
         assert own is not None
         return own
 
-    def play(self) -> tuple[float, float]:
-        """One round; mean user accuracy before it, and mean loss."""
+    def play(
+        self, change: Callable[[int, dict[str, Array]], dict[str, Array]] = lambda client, update: update
+    ) -> tuple[float, float]:
+        """One round; mean user accuracy before it, and mean loss. `change` returns the update that a client sends."""
+        before = list(self.controls)
         updates, counted, accuracies, losses = {}, {}, [], []
         for client in self.selected():
             trained = self._trainers[client].train(
@@ -230,8 +233,7 @@ class Deployed:
             self.copies[client] = shown.tensors if self.plan.personal else {}
             update, self.patches[client] = split(result.tensors, self.policy, self.schema)
             self._batches[client] += result.steps
-            controls = has_controls(self.strategy)
-            updates[client_id(client)], counted[client_id(client)] = update, 1 if controls else result.num_examples
+            updates[client_id(client)], counted[client_id(client)] = change(client, update), result.num_examples
             accuracies.append(shown.user_accuracy_before)
             self.accuracies_after[client] = shown.user_accuracy_after or 0.0
             losses.append(result.train_loss)
@@ -243,13 +245,22 @@ class Deployed:
             limits=limits_of(self.study),
             plan=self.plan,
             past=self.state.references,
+            alike=has_controls(self.strategy),
         )
         self.clipped += len(folded.clipped)
+        for client in range(self.study.clients):
+            if client_id(client) in folded.clipped:
+                self.controls[client] = before[client]
         average = folded.mean
         if has_controls(self.strategy):
             number, population = self.state.round + 1, self.study.clients
             average, known = add_controls(
-                self.state, average, list(counted), round_number=number, population=population
+                self.state,
+                average,
+                list(counted),
+                round_number=number,
+                population=population,
+                clipped=folded.clipped,
             )
             self.state = replace(self.state, counted=known)
         self.state = self.strategy.finish(self.state, average, self.public)

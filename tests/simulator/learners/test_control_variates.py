@@ -9,6 +9,7 @@ import pytest
 
 from fedpatch.shared.errors import ConfigError, UsageError
 from fedpatch.shared.tasks.torch_model import initial_tensors
+from fedpatch.shared.tensors.arrays import Array
 from fedpatch.simulator.experiment.options import make_study
 from fedpatch.simulator.experiment.simulation import Simulation, simulate
 from fedpatch.simulator.learners.reference_learner import control_in
@@ -51,6 +52,27 @@ def by_the_book(**changes: Any) -> tuple[Simulation, tuple[Values, Values, dict[
 
 def controls(values: Values) -> Values:
     return {f"{name}:control": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("part", ["control", "weights"])
+def test_a_clipped_update_moves_no_control_variate_and_the_servers_stays_the_mean_of_the_devices(part):
+    """One device sends values a thousand times as far away in every round."""
+    study = study_of("scaffold", participation=1.0, norm_bound="auto:3")
+    deployed, honest = Deployed(study), Deployed(study)
+
+    def far(client: int, update: dict[str, Array]) -> dict[str, Array]:
+        chosen = {name for name in update if name.endswith(":control") == (part == "control")}
+        return {name: 1000 * value if client == 2 and name in chosen else value for name, value in update.items()}
+
+    for _ in range(ROUNDS):
+        deployed.play(far), honest.play()
+    assert deployed.clipped >= ROUNDS
+    assert not deployed.controls[2] and client_id(2) not in deployed.state.counted
+    found = {name: value for name, value in deployed.state.tensors.items() if name.endswith(":control")}
+    kept = [one for one in deployed.controls if one]
+    assert_close(found, {name: np.sum([one[name] for one in kept], axis=0) / study.clients for name in found})
+    farthest = max(np.abs(value).max() for name, value in honest.state.tensors.items() if name in found)
+    assert max(np.abs(value).max() for value in found.values()) < 3 * farthest
 
 
 @pytest.mark.parametrize("eta_g", [1.0, 0.5])
