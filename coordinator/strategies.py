@@ -32,7 +32,7 @@ STRATEGIES: PluginKind[type[Strategy]] = PluginKind(
     "strategy",
     ENTRY_POINT_GROUP,
     _is_strategy,
-    "a subclass of fedpatch.Strategy with a name",
+    "a subclass of fedpatch.Strategy that sets name",
     lambda strategy: strategy.name,
     "STRATEGY",
     own={one.name: one for one in (FedAvg, FedAvgAdam, FedAvgM, FedAdam, FedYogi, FedAdagrad, Scaffold)},
@@ -95,6 +95,8 @@ def _checked(ref: str, strategy: type[Strategy]) -> type[Strategy]:
         problem = f"its moments have {unknown[0]!r}; use a selection of {', '.join(MOMENTS)}"
     elif moments and strategy.client_optimizer != "adam":
         problem = "it shares moments, which sgd does not have; use client_optimizer adam"
+    elif needed := [one.name for one in inspect.signature(strategy).parameters.values() if one.default is one.empty]:
+        problem = f"its field {needed[0]} has no default; give it one"
     if problem:
         raise UsageError(f"strategy {ref!r}: {problem}")
     return strategy

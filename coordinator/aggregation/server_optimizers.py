@@ -120,7 +120,7 @@ class FedAdam(ServerOptimizer):
     """
 
     name = "fedadam"
-    description = "clients SGD, server Adam on the mean difference (Reddi et al. 2021)"
+    description = "clients SGD, server Adam on the mean difference (after Reddi et al. 2021)"
     server_moments = ("exp_avg", "exp_avg_sq")
     rates_of = "fedadam"
 

@@ -23,6 +23,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.norm_clipping import References
+from fedpatch.shared.errors import SchemaMismatch, UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL
@@ -83,7 +84,8 @@ class Strategy:
         ...     description = "clients SGD, server half of the way to the mean"
         ...     def finish(self, state, mean, schema):
         ...         after = super().finish(state, mean, schema)
-        ...         return replace(after, tensors={name: (state.tensors[name] + mean[name]) / 2 for name in mean})
+        ...         half = {name: ((state.tensors[name] + mean[name]) / 2).astype(mean[name].dtype) for name in mean}
+        ...         return replace(after, tensors=half)
         >>> schema = Schema((TensorSpec("fc.bias", (2,), "float32", "weight"),))
         >>> strategy, ones = HalfStep(), {"fc.bias": np.ones(2, np.float32)}
         >>> state = strategy.init({"fc.bias": np.zeros(2, np.float32)}, schema)
@@ -168,6 +170,34 @@ class FedAvgAdam(Strategy):
     description = "clients Adam with shared moments, server mean of model and moments (Mills et al. 2021)"
     client_optimizer = "adam"
     moments = MOMENTS
+
+
+def apply_strategy(strategy: Strategy, state: ServerState, mean: dict[str, Array], schema: Schema) -> ServerState:
+    """Return the state after a round, by the strategy's `finish`.
+
+    Args:
+        strategy: The strategy.
+        state: The state before the round.
+        mean: The mean of the round's updates, by name.
+        schema: The public model without moments.
+
+    Raises:
+        UsageError: `finish` returned no state, or tensors of other names, shapes or dtypes.
+    """
+    after = strategy.finish(state, mean, schema)
+    problem = ""
+    if not isinstance(after, ServerState):
+        problem = f"finish returned {type(after).__name__}, not a ServerState; return replace(super().finish(...), ...)"
+    else:
+        try:
+            strategy.travelling(schema).check(after.tensors)
+        except SchemaMismatch as error:
+            problem = (
+                f"finish returned other tensors ({error}); keep names and shapes, and use .astype(mean[name].dtype)"
+            )
+    if problem:
+        raise UsageError(f"strategy {strategy.name!r}: {problem}")
+    return after
 
 
 def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:

@@ -224,9 +224,10 @@ def evaluate(
 ) -> None:
     """Measure a run's model on all its devices, without training: mean, 10th percentile, minimum, number of devices.
 
-    Each device measures the global model with its patch on its own test data and keeps all files as they are. The round is
-    added to the run, whose status stays. --json prints its record. Exit code 1: no device answered. A run with secure =
-    groups or dp is refused (exit code 2), since each device would report a figure of its own.
+    Each device measures the global model with its patch on its own test data and keeps all files as they are. In a run with
+    finish it trains a copy first, which becomes its personal model. The round is added to the run, whose status stays.
+    --json prints its record. Exit code 1: no device answered. A run with secure = groups or dp is refused (exit code 2),
+    since each device would report a figure of its own.
     """
     from fedpatch.coordinator.cli.tables import print_evaluation
     from fedpatch.coordinator.runtime.run_execution import evaluate_run

@@ -17,7 +17,7 @@ from fedpatch.coordinator.aggregation.masked_mean import masked_mean, vector_lay
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
-from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.strategies import ServerState, apply_strategy
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
@@ -120,7 +120,7 @@ class Aggregator:
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
-            self._aim(self._prepared.strategy.finish(self.state, mean, self._prepared.public))
+            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
         controls = has_controls(self._prepared.strategy)
         folded = aggregate(
@@ -147,7 +147,7 @@ class Aggregator:
                 population=population,
                 clipped=folded.clipped,
             )
-        aimed = self._prepared.strategy.finish(self.state, mean, self._prepared.public)
+        aimed = apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public)
         self._aim(replace(aimed, references=folded.references, counted=counted))
         return Aggregated(folded.bounded(), folded.bounded_devices(), folded.farthest_pulls(), folded.pull_quantiles())
 
@@ -179,7 +179,7 @@ class Aggregator:
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate_masked(self.state, round_number, groups, read, max(1, target))
-            self._aim(self._prepared.strategy.finish(self.state, mean, self._prepared.public))
+            self._aim(apply_strategy(self._prepared.strategy, self.state, mean, self._prepared.public))
             return Aggregated(privacy=privacy)
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
@@ -189,7 +189,7 @@ class Aggregator:
             self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(folded.left_out)}")
         if folded.report is None:
             return Aggregated(left_out=folded.left_out)
-        aimed = self._prepared.strategy.finish(self.state, folded.mean, self._prepared.public)
+        aimed = apply_strategy(self._prepared.strategy, self.state, folded.mean, self._prepared.public)
         scale = MaskedScale(layout.ranges, terms.clip).after(folded.report)
         self._next = self._deltas.apply(self.state, replace(aimed, scale=scale), self.base)
         pulled = AggregateResult(folded.mean, pulls=folded.pulls, num_updates=folded.report.devices)

@@ -158,6 +158,10 @@ def read_csv(
                 reader = csv.DictReader(lines, delimiter=delimiter)
                 builder.require(reader.fieldnames or ())
                 for record in reader:
+                    if None in record.values():
+                        raise DataError(
+                            f"{file.name}, line {reader.line_num}: too few columns; correct it, or leave it out"
+                        )
                     builder.add(record, reader.line_num)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file}: cannot be read: {error}") from error
@@ -346,6 +350,8 @@ def _pair(item: Any, keys: tuple[str, str] | None, where: str) -> tuple[Any, Any
     try:
         if keys is not None:
             return item[keys[0]], item[keys[1]]
+        if isinstance(item, Mapping):
+            raise TypeError("a mapping needs keys")
         found, label = item
     except (KeyError, TypeError, ValueError) as error:
         hint = 'give `keys`, such as ("image", "label")' if keys is None else f"it has {', '.join(map(str, item))}"

@@ -14,6 +14,7 @@ import torch
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared.app.provenance import processor_name, source_commit
 from fedpatch.shared.errors import UpdateRefused, UsageError
+from fedpatch.shared.tasks.frozen_values import new_model
 from fedpatch.shared.tasks.task import Task
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.patches import parse_policy
@@ -117,7 +118,7 @@ def _misfit(terms: TaskComparison, method: Method, rate: float | None) -> str:
     try:
         study = terms.study(method, rate)
         with torch.random.fork_rng(devices=[]):
-            schema = schema_of(terms.task.build_model())
+            schema = schema_of(new_model(terms.task))
         if method.private == EVERYTHING:
             return ""
         private = parse_policy(study.private).private_names(schema)
@@ -232,5 +233,5 @@ def arm_of(method: Method, cells: Sequence[ComparisonCell]) -> Arm:
         bytes_up=up,
         curves={cell.seed: tuple(cell.curve) for cell in cells},
         learning_rate=cells[0].learning_rate,
-        options=method.options(),
+        options=method.options(cells[0].strategy) + f" --learning-rate {cells[0].learning_rate:g}",
     )

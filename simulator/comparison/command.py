@@ -52,7 +52,7 @@ Methods = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds of each simulation.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0 on.")]
-Strategy = Annotated[str, typer.Option(metavar="NAME", help="fedavg, fedadam or fedavg-adam.")]
+Strategy = Annotated[str, typer.Option(metavar="NAME", help="A strategy; `fedpatch strategies` lists them.")]
 LearningRates = Annotated[
     str,
     typer.Option(
@@ -158,6 +158,8 @@ def _compared(
                 say(f"{method}: left out: {why}")
             else:
                 fitting.append(method)
+        if fitting == [ALONE]:
+            raise UsageError(f"task {terms.ref!r}: no method fits; the lines above have the reasons")
         unfinished = None if out is None else out / UNFINISHED / terms.task.name
         player = CellPlayer(terms, table, simulate, unfinished, say, hooks)
         rates = {str(method): player.tune(method) for method in fitting}

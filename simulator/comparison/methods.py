@@ -39,9 +39,9 @@ class Method:
             given["prox"] = float(given["prox"])
         return {"strategy": self.strategy or strategy, "private": self.private, **given}
 
-    def options(self) -> str:
-        """Return the method as options of `fedpatch run` and `fedpatch simulate`."""
-        return " ".join(f"--{name} {value}" for name, value in self.study_terms("").items() if value != "")
+    def options(self, strategy: str = "") -> str:
+        """Return the method as options of `fedpatch run` and `fedpatch simulate`, by the comparison's strategy if given."""
+        return " ".join(f"--{name} {value}" for name, value in self.study_terms(strategy).items() if value != "")
 
     def __str__(self) -> str:
         """Return the text that `parse_methods` reads."""
@@ -72,7 +72,8 @@ METHODS: Mapping[str, Method] = {
         Method("fedprox", "none", {"prox": "{}"}, 0.01),
     )
 }
-"""Sources: fedpatch's docs/how-to/personalisation.md. The number of FedRep and FedBABU is the epochs of the head."""
+"""Sources: fedpatch's docs/how-to/personalisation.md. The number of the methods in _EPOCHS is the epochs of the head."""
+_EPOCHS = ("fedrep", "fedbabu")
 
 
 def parse_methods(text: str) -> list[Method]:
@@ -102,6 +103,8 @@ def parse_methods(text: str) -> list[Method]:
 
 def _parse(text: str) -> Method:
     name, colon, number = text.partition(":")
+    if name == PUBLISHED_SET:
+        raise UsageError(f"--methods: {name} has no number; write {name} alone")
     if name not in METHODS:
         raise unknown_name("method", name, [*METHODS, PUBLISHED_SET])
     method = METHODS[name]
@@ -117,4 +120,6 @@ def _parse(text: str) -> Method:
         raise UsageError(
             f"--methods: {text!r} has no number above 0 and up to 1e6; write {method.name}:{method.number:g}"
         )
+    if name in _EPOCHS and not (value.is_integer() and value < 100_000):
+        raise UsageError(f"--methods: {text!r} has no whole number of epochs; write {name}:{method.number:g}")
     return replace(method, number=value)

@@ -161,6 +161,8 @@ def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
     alone = next(arm for arm in arms if arm.name == ALONE)
     policies = sorted((arm for arm in arms if arm is not alone), key=_preference)
     # Asked of each policy: to be as good within the noise is not transitive.
+    if not policies:
+        return ALONE, "no method is left to compare with learning alone"
     better = [arm for arm in policies if not _as_good(alone, arm, metric)]
     best = max(better or policies, key=lambda arm: _mean(_gains(arm, alone, metric)))
     label = metric.label

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tasks.metric_spec import ACCURACY
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from fedpatch.simulator.spec.study import BASELINES, Outcome, Study
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ def draw_outcome(outcome: Outcome) -> Figure:
 def title(study: Study) -> str:
     """A study in one line."""
     private = f", private {study.private}" if study.strategy not in BASELINES else ""
+    terms = "".join(f", {name} {value}" for name in PLAN_TERMS if (value := getattr(study, name)))
     share = f", {study.participation:.3g} of them in each round" if study.participation < 1 else ""
-    return f"{study.task}, {study.strategy}{private}, {study.clients} clients{share}"
+    return f"{study.task}, {study.strategy}{private}{terms}, {study.clients} clients{share}"
 
 
 # Okabe and Ito's colours, which people of any colour vision distinguish.

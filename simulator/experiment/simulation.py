@@ -31,7 +31,7 @@ from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, check_public
 from fedpatch.coordinator.aggregation.server_delta import without_residuals
 from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has_controls
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy
+from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import stored
 from fedpatch.coordinator.cohort.sampling import select
 from fedpatch.coordinator.strategies import find_strategy
@@ -361,7 +361,7 @@ class Simulation:
             )
             self.server = replace(self.server, counted=counted)
         self.server = (
-            self.strategy.finish(self.server, aggregate, self.public)
+            apply_strategy(self.strategy, self.server, aggregate, self.public)
             if len(self.public)
             else replace(self.server, round=self.server.round + 1)
         )

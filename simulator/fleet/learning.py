@@ -17,7 +17,7 @@ import torch
 from fedpatch.coordinator.aggregation.aggregate import aggregate
 from fedpatch.coordinator.aggregation.norm_clipping import example_weights
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
-from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.aggregation.strategies import ServerState, apply_strategy
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
 from fedpatch.shared.task_checks.trial_training import require_trainable
@@ -197,7 +197,7 @@ class FleetLearning:
             past=server.references,
             stale=stale,
         )
-        return simulation.strategy.finish(server, folded.mean, simulation.public)
+        return apply_strategy(simulation.strategy, server, folded.mean, simulation.public)
 
     def _forget(self) -> None:
         """Forget updates that no version can take any more."""

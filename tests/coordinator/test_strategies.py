@@ -40,6 +40,10 @@ class Odd(HalfStep):
 class Sideways(HalfStep):
     name, client_optimizer, moments = "sideways", "adam", ("velocity",)
 
+@dataclass(frozen=True)
+class Unset(HalfStep):
+    factor: float
+
 NUMBER = 7
 """
 
@@ -61,8 +65,9 @@ def test_strategy_of_a_file_is_found_as_module_and_attribute(workdir):
     ("ref", "message"),
     [
         ("half_step:Absent", r"no attribute 'Absent' \(there: "),
-        ("half_step:NUMBER", "'NUMBER' is of type int, not a subclass of fedpatch.Strategy with a name"),
+        ("half_step:NUMBER", "'NUMBER' is of type int, not a subclass of fedpatch.Strategy that sets name"),
         ("half_step:Loud", "its name 'Loud' is not allowed"),
+        ("half_step:Unset", "its field factor has no default; give it one"),
         ("half_step:Odd", "its client_optimizer is 'rmsprop'; devices have sgd and adam"),
         ("half_step:Momentous", "it shares moments, which sgd does not have"),
         ("half_step:Sideways", "its moments have 'velocity'"),

@@ -229,6 +229,7 @@ def test_default_patch_is_affine_and_none_for_baselines(fedpatch, engine):
         (("--workers", "0"), "--workers: 0"),
         (("--device", "gpu"), "did you mean 'cpu'"),
         (("--task", "didgits"), "did you mean 'digits'"),
+        (("--private", "names:*"), "use --strategy independent"),
         (("--seed", "7", "paper"), "--seed stands before 'paper'"),
     ],
 )

@@ -43,6 +43,8 @@ TERMS = (
     ({"phases": "private:1,public:1"}, "private,public"),
     ({"personal": "ditto:0.1"}, "ditto"),
     ({"finish": "all:1"}, ""),
+    ({"personal": "pfedme:2", "strategy": "fedavg"}, "pfedme"),
+    ({"strategy": "scaffold"}, ""),
 )
 
 

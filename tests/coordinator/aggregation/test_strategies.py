@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_optimizers import FedAdam
-from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy
+from fedpatch.coordinator.aggregation.strategies import FedAvg, ServerState, Strategy, apply_strategy
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy
 from fedpatch.shared.errors import SchemaMismatch, UsageError
@@ -32,6 +33,34 @@ SCHEMA = Schema(
 every_strategy = pytest.mark.parametrize(
     "strategy", [find_strategy(name) for name in STRATEGIES.own], ids=list(STRATEGIES.own)
 )
+
+
+class Mean(Strategy):
+    """Returns the mean itself."""
+
+    name, description = "mean", ""
+
+    def finish(self, state, mean, schema):
+        return mean
+
+
+class Doubles(Strategy):
+    """Returns float64 for each tensor."""
+
+    name, description = "doubles", ""
+
+    def finish(self, state, mean, schema):
+        return replace(state, tensors={name: value * 0.5 for name, value in mean.items()})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [(Mean(), "finish returned dict, not a ServerState"), (Doubles(), r"\(n: dtype float64, .*use \.astype")],
+)
+def test_result_of_finish_that_is_no_state_of_the_model_is_refused_with_the_strategys_name(strategy, words):
+    state = strategy.init(filled(SCHEMA, 1), SCHEMA)
+    with pytest.raises(UsageError, match=f"strategy '{strategy.name}': .*{words}"):
+        apply_strategy(strategy, state, filled(SCHEMA, 2), SCHEMA)
 
 
 def filled(schema: Schema, value: float) -> dict[str, np.ndarray]:

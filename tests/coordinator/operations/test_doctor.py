@@ -126,12 +126,16 @@ def test_devices_that_cannot_mask_are_named_in_a_masked_run(settings, schema):
 
 
 @pytest.mark.broker
-def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema):
+@pytest.mark.parametrize(
+    "term", [{"prox": 0.1}, {"phases": "all:1"}, {"personal": "ditto:1"}, {"finish": "all:1"}], ids=PLAN_TERMS
+)
+def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema, term):
+    (name,) = term
     with published(settings, pi_1=state(schema), pi_2=state(schema, features=PLAN_TERMS)) as there:
-        plain, found = find(there), find(replace(there, prox=0.1))
-    assert "device_prox" not in plain
-    assert found["device_prox"].verdict == "warn"
-    assert found["device_prox"].detail == "pi-1 does not know prox, and will not be asked"
+        plain, found = find(there), find(replace(there, **term))
+    assert f"device_{name}" not in plain
+    assert found[f"device_{name}"].verdict == "warn"
+    assert found[f"device_{name}"].detail == f"pi-1 does not know {name}, and will not be asked"
 
 
 @pytest.mark.broker

@@ -46,7 +46,7 @@ def test_folder_is_read_in_the_order_of_names_with_file_and_line_of_each_example
         ("x,state\n1,rest\nnan,walk\n", r"a\.csv, line 3, column x: 'nan' is not a finite number"),
         ("x,state\n1,rest\n1e99,walk\n", r"a\.csv, line 3, column x: '1e99' is not a finite number"),
         ("x,state\n1,rest\n,walk\n", r"a\.csv, line 3, column x: '' is no number"),
-        ("x,state\n1\n", r"a\.csv, line 2, column state: None is none of the classes rest, walk"),
+        ("x,state\n1\n", r"a\.csv, line 2: too few columns"),
         ("x,state\n1,run\n", r"a\.csv, line 2, column state: 'run' is none of the classes rest, walk"),
         ("z,state\n1,run\n", r"a\.csv: no column x; there is z, state"),
         ("", r"a\.csv: no column x, state; there is no header line"),
@@ -97,6 +97,7 @@ def test_pairs_and_mappings_of_a_data_set_are_the_same_examples():
         ([([0.0], 0), ([0.0, 1.0], 1)], r"item 1: shape \(2,\), others have \(1,\)"),
         ([([np.inf], 0)], "item 0: a value is not a finite number"),
         ([{"image": [0.0]}], "item 0: input and class are not there"),
+        ([{"image": [0.0], "label": 1}], "item 0: input and class are not there; give `keys`"),
         ([], "no items are chosen"),
     ],
 )

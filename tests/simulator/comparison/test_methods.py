@@ -47,7 +47,8 @@ def test_published_stands_for_the_eight_and_learning_alone_comes_last_and_once()
 
 @given(st.sampled_from([one for one in METHODS.values() if one.number]), st.floats(1e-3, 1e5))
 def test_a_method_with_any_number_is_read_back_from_its_text(method, number):
-    chosen = replace(method, number=float(f"{number:g}"))
+    whole = method.name in ("fedrep", "fedbabu")
+    chosen = replace(method, number=max(1.0, number // 1) if whole else float(f"{number:g}"))
     assert parse_methods(str(chosen))[0] == chosen
 
 
@@ -57,6 +58,9 @@ def test_a_method_with_any_number_is_read_back_from_its_text(method, number):
         ("", "at least one"),
         ("fedavgg", "fedavg"),
         ("fedper:2", "no number"),
+        ("published:2", "write published alone"),
+        ("fedrep:0.5", "whole number of epochs; write fedrep:5"),
+        ("fedbabu:200000", "whole number of epochs; write fedbabu:5"),
         ("ditto:x", "ditto:0.1"),
         ("ditto:-1", "above 0"),
     ],
@@ -181,6 +185,18 @@ def test_table_has_a_row_for_each_method_with_bytes_of_one_seed():
     arms = [arm("ditto", [0.9, 0.9], (0.1, 0.6, 0.9)), arm(ALONE.name, [0.5, 0.6], (0.1, 0.3, 0.55))]
     text = markdown([TaskTable("digits", 2, MetricTerms(), rows(arms, MetricTerms()))], None)
     assert "| ditto | 0.900 | 0.900 | 100% | 1 | 20 B | 30 B | 0.1 |" in text
+
+
+def test_comparison_in_which_no_method_fits_is_refused():
+    done = CliRunner().invoke(app, [*COMPARE, "--methods", "pfedme:100"])
+    assert isinstance(done.exception, UsageError)
+    assert "task 'digits': no method fits" in str(done.exception)
+    assert "pfedme:100: left out: personal: LAMBDA = 100" in done.stderr
+
+
+def test_comparison_in_which_each_method_diverged_recommends_learning_alone():
+    choice, sentence = recommend([Arm(ALONE.name, {(0, 0): 0.5}, 1, 0)], MetricTerms())
+    assert (choice, sentence) == (ALONE.name, "no method is left to compare with learning alone")
 
 
 def test_cell_whose_training_diverged_leaves_its_method_out(monkeypatch):

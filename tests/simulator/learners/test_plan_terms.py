@@ -78,6 +78,10 @@ def test_prox_is_fedprox(private):
 HEAD_PRIVATE = "names:" + ",".join(HEAD)
 
 
+def test_a_private_head_is_fedper():
+    assert_by_the_book(study_of(private=HEAD_PRIVATE), fedprox(RATE, 0.0, HEAD), HEAD)
+
+
 def test_private_then_public_is_fedrep():
     study = study_of(private=HEAD_PRIVATE, phases="private:2,public:1")
     simulation = assert_by_the_book(study, fedrep(RATE, HEAD, 2 / 3), HEAD, passes=3)
