@@ -13,11 +13,12 @@ import pytest
 
 from fedpatch.coordinator.runtime.run_execution import run_directory, start_run
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.device_agent.models.store import DIRECTORY
 from fedpatch.device_agent.state.patch_store import PERSONAL, PatchKey, PatchStore
 from fedpatch.shared.tasks.model_metadata import METADATA_FILE, from_json
 from fedpatch.shared.tasks.torch_model import schema_of
-from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema
+from fedpatch.shared.tensors.arrays import Array, Schema
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.topics import parse_topic
 from tests.support.brokers import Mosquitto, client
@@ -40,11 +41,11 @@ CASES = [(private, "fp32") for private in ("stats", "affine", "all", NAMES)] + [
     ("affine", "delta-int8"),
 ]
 TERMS = (
-    ({"phases": "private:1,public:1"}, "private,public"),
-    ({"personal": "ditto:0.1"}, "ditto"),
-    ({"finish": "all:1"}, ""),
-    ({"personal": "pfedme:2", "strategy": "fedavg"}, "pfedme"),
-    ({"strategy": "scaffold"}, ""),
+    ("affine", {"phases": "private:1,public:1"}, "private,public"),
+    ("affine", {"personal": "ditto:0.1"}, "ditto"),
+    ("affine", {"finish": "all:1"}, ""),
+    ("stats", {"personal": "pfedme:2", "strategy": "fedavg"}, "pfedme"),  # model and copy share the statistics
+    ("affine", {"strategy": "scaffold"}, ""),
 )
 
 
@@ -153,8 +154,8 @@ def _distinct(tensors: dict[str, Array]) -> set[str]:
     return {name for name, array in tensors.items() if distinct_windows(array)}
 
 
-def _whole_schema() -> Schema:
-    return schema_of(build_model()).with_moments(MOMENTS)
+def _whole_schema(strategy: str = STRATEGY) -> Schema:
+    return schema_of(build_model()).with_moments(find_strategy(strategy).moments)
 
 
 @pytest.mark.parametrize(("private", "encoding"), CASES)
@@ -167,7 +168,8 @@ def _check_what_was_private(
 ) -> None:
     run, haystack = _recorded(stage, tmp_path, private, encoding, **plan)
     policy = f"{private} {kind}".strip()
-    private_names = parse_policy(private).private_names(_whole_schema())
+    whole = _whole_schema(plan.get("strategy", STRATEGY))
+    private_names = parse_policy(private).private_names(whole)
     for device, agent in stage.fleet.agents.items():
         for patch in _patches(agent.patches, run, policy, tmp_path / device):
             assert patch.keys() == private_names
@@ -183,15 +185,15 @@ def _check_what_was_private(
         statistics = _input_statistics(agent)
         assert _distinct(statistics) and haystack.values_of(statistics) == set()
     public = _published(tmp_path, run, tmp_path / "published")
-    assert public.keys() == set(_whole_schema().names) - private_names
+    assert public.keys() == set(whole.names) - private_names
     assert haystack.names_of(public) == public.keys()
     assert haystack.values_of(public) == _distinct(public)
 
 
-@pytest.mark.parametrize(("terms", "kind"), TERMS)
-def test_neither_patch_nor_personal_copy_of_a_plan_with_terms_are_on_the_wire(stage, tmp_path, terms, kind):
+@pytest.mark.parametrize(("private", "terms", "kind"), TERMS)
+def test_neither_patch_nor_personal_copy_of_a_plan_with_terms_are_on_the_wire(stage, tmp_path, private, terms, kind):
     """Values of the copy; its names are those of the model."""
-    _check_what_was_private(stage, tmp_path, "affine", "fp32", kind, **terms)
+    _check_what_was_private(stage, tmp_path, private, "fp32", kind, **terms)
 
 
 @pytest.mark.parametrize("encoding", ["fp32", "fp32+zstd"])
