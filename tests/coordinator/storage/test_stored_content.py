@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store_update(directory, 3, "pi-1", BLOB, digest)
         registry.rounds.add_updates(run, [StoredUpdate(3, "pi-1", digest, 99, 40, "fp32")])
         save_step(directory, ServerDelta(2, "a", "b", "c", Packed(b"x" * 50, 99, "delta-int8")), ())
-        export_model(directory / "model.npz", {"w": np.full(8, 2, np.float32)})
+        export_model(directory, {"w": np.full(8, 2, np.float32)})
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=str(directory / "model.npz"))
     return state_dir
 
