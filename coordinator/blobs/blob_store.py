@@ -126,5 +126,5 @@ def open_blobs(url: str | None, directory: Path) -> BlobStore:
     try:
         from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
     except ImportError as error:
-        raise UsageError(f"blobs: {url} needs the extra s3: pip install 'fedpatch[s3]' ({error})") from error
+        raise UsageError(f"blobs: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
     return ObjectBlobs(parts.netloc, "/".join(filter(None, (*parts.path.split("/"), directory.name))))

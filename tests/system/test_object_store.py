@@ -42,7 +42,7 @@ def model_of(done: Done, url: str | None) -> bytes:
 
 
 def test_run_in_an_object_store_has_the_model_of_a_run_with_files(mosquitto: Mosquitto, s3: str, tmp_path: Path):
-    models = []
+    models: list[bytes] = []
     with LightDevices(broker=mosquitto.url, fleet="demo", task=TASK, count=4, processes=1) as devices:
         devices.wait_ready()
         for url in (None, s3):

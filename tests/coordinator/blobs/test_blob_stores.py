@@ -90,17 +90,19 @@ def test_missing_extra_is_named(monkeypatch):
     ("changes", "bucket", "message"),
     [
         ({}, "other", "s3://other/p: NoSuchBucket; make the bucket"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "fleet", "no credentials; set AWS_ACCESS_KEY_ID"),
         ({"AWS_ACCESS_KEY_ID": "reader"}, "fleet", "AccessDenied; allow s3:GetObject, s3:PutObject"),
         ({"AWS_ACCESS_KEY_ID": "nobody"}, "fleet", "InvalidAccessKeyId; correct AWS_ACCESS_KEY_ID"),
         ({"AWS_SECRET_ACCESS_KEY": "hidden-words"}, "fleet", "SignatureDoesNotMatch; correct AWS_ACCESS_KEY_ID"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "fleet", "127.0.0.1:1 does not answer; start the object store"),
     ],
-    ids=["no bucket", "only reads", "unknown key", "wrong secret", "nobody listens"],
+    ids=["no bucket", "no credentials", "only reads", "unknown key", "wrong secret", "nobody listens"],
 )
 def test_unusable_store_is_named_with_remedy_without_secrets(s3, monkeypatch, caplog, changes, bucket, message):
     monkeypatch.setattr(object_blobs, "_FIRST_RETRY_S", 0.3)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
     for name, value in changes.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     with pytest.raises(StoreUnavailable) as caught:
         ObjectBlobs(bucket, "p").check()
     assert message in str(caught.value)
