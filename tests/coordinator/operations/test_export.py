@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def _moved(array: Array, round: int) -> Array:
 
 def begin(state_dir: Path, private: str, blobs: str | None = None) -> Run:
     """A run with that policy, of two rounds."""
-    given = {"private": private, "seed": SEED, "state_dir": state_dir, "blobs": blobs}
+    given: dict[str, Any] = {"private": private, "seed": SEED, "state_dir": state_dir, "blobs": blobs}
     settings = RunSettings(broker="mqtt://b", task="digits", **given)
     prepared = prepare(settings)
     with Registry(state_dir / REGISTRY_FILE) as registry:
