@@ -313,8 +313,9 @@ def _taken_up(
     blobs = open_blobs(settings.blobs, directory)
     blobs.check()
     with _fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
-        make_directory(directory)
         reconcile(registry, run.id, blobs, prepared, view.say)
+        with refusals_of(directory):
+            make_directory(directory)
         epoch = registry.next_epoch(run.id)
         yield run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes), prepared, connection
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,10 @@ def test_run_in_an_object_store_has_the_model_of_a_run_with_files(mosquitto: Mos
 def test_kills_of_coordinator_and_store_lose_no_committed_update(
     stage: Stage, s3: str, s3_server: S3Server, tmp_path: Path
 ):
-    """Round 2 is cut by a kill of both, round 3 by a kill of the store, which comes back while an update waits for it."""
+    """Round 2 is cut by a kill of both, round 3 by a kill of the store, which comes back while an update waits for it.
+
+    Round 2 goes on with nothing but the registry's files, as on another machine.
+    """
     _, bob = stage.start_agents()
     stage.hold("ann", round=2, step=3)
     with stage.begin(blobs=s3) as coordinator:
@@ -79,6 +83,10 @@ def test_kills_of_coordinator_and_store_lose_no_committed_update(
         coordinator.kill()
     s3_server.kill()
     s3_server.start()
+    before = stage.state_dir.rename(tmp_path / "before")
+    stage.state_dir.mkdir(0o700)
+    for path in before.glob("registry.sqlite3*"):
+        shutil.copy2(path, stage.state_dir)
     stage.hold("ann", round=3, step=2)
     with stage.resume() as coordinator:
         stage.wait_held("ann", coordinator)
