@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
+from fedpatch.coordinator.blobs.blob_store import url_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.masking.group_drawing import largest_group
@@ -648,6 +649,12 @@ class RunSettings(RoundSettings, BrokerSettings):
     state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
         Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates."
     )
+    blobs: str | None = setting(
+        None,
+        group="State",
+        default_means="the state directory",
+        help="Store of checkpoints, updates, deltas and models: s3://BUCKET/PREFIX (extra s3, AWS_* environment) or file:///DIR.",
+    )
     ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group="State",
@@ -658,6 +665,8 @@ class RunSettings(RoundSettings, BrokerSettings):
     def check(self) -> list[tuple[str, ...]]:
         """Check the URL for traces too, which name devices and so need TLS on the way to another machine."""
         problems = [*super().check(), *(self.unevaluable() if self.evaluate_every else ())]
+        if self.blobs is not None and (problem := url_problem(self.blobs)):
+            problems.append(("blobs", problem))
         if self.traces is None:
             return problems
         try:

@@ -4,6 +4,7 @@
     ├── UsageError                exit code 2: an option, a name or a configuration file is wrong
     │   └── ConfigError           all problems of a configuration, each with its place
     ├── BrokerError               exit code 3: the MQTT broker cannot be used
+    ├── StoreUnavailable          exit code 3: the object store of `blobs` cannot be used
     ├── DataError                 a data set is absent, damaged or too small
     ├── StateError                a file that fedpatch wrote is damaged or of another version
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than the schema
@@ -33,7 +34,7 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
         "apply the remedy, repeat",
     ),
     2: ("wrong option, name or configuration", "correct it, repeat"),
-    3: ("unreachable or unusable broker", "repeat later"),
+    3: ("unreachable or unusable broker or object store", "repeat later"),
     EXIT_LESS: (
         "partial success: `fedpatch export` wrote an earlier round, because the newest checkpoint is damaged",
         "restore the named file",
@@ -98,6 +99,12 @@ class BrokerError(FedpatchError):
         >>> BrokerError.exit_code
         3
     """
+
+    exit_code = 3
+
+
+class StoreUnavailable(FedpatchError):
+    """The object store is unreachable or refuses a request. No StateError: what is stored there is not damaged."""
 
     exit_code = 3
 

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedpatch.device_agent.training import model_export
 from fedpatch.shared.app.plugins import disable_ort_telemetry
 from tests.support.brokers import Mosquitto
 from tests.support.programs import Program
+from tests.support.s3_server import S3Server
 from tests.support.same_examples import forget_what_is_loaded
 
 # A machine that is busy with something else fails no test; where a failure stops others, the examples are the same each time.
@@ -120,6 +122,21 @@ def agent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     from fedpatch.device_agent.cli.main import main
 
     return Program(main, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """An S3 server that runs for all tests."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty place in it, for this process and those that it starts."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://fleet/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

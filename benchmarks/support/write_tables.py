@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.coordinator import aggregation, rules
 from benchmarks.device import device
 from benchmarks.masking import cost, round_time, rounds
-from benchmarks.network import coordination_tables
+from benchmarks.network import blob_stores, coordination_tables
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
 from benchmarks.training import buffered_rounds, int8_models
@@ -27,6 +27,7 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "masked-round-time": round_time.tables,
     "masked-rounds": rounds.tables,
     "buffered-rounds": buffered_rounds.tables,
+    "blob-stores": blob_stores.tables,
     "int8-models": int8_models.tables,
 }
 _NAMES = {

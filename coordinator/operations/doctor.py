@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.pki.masking_authority import check_masking
 from fedpatch.coordinator.rounds.run_spec import encoding_for
@@ -66,6 +67,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     else:
         prepared = _check_task(settings, checkup)
     check_state_dir(directory, _space(settings, prepared), checkup, private=False)
+    _check_blobs(settings, directory, checkup)
     check_stored(directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
@@ -116,6 +118,19 @@ def _space(settings: RunSettings, prepared: Prepared | None) -> Space:
     needed = 2 * 3 * prepared.public.nbytes + cohort * max_blob_bytes(prepared.travelling)
     least = max(_LEAST_DISK_BYTES, needed)
     return Space(least, least, f"two checkpoints and the updates of {cohort} devices")
+
+
+def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> None:
+    """Check an object store by an object that is written and deleted; no check for files."""
+    if settings.blobs is None:
+        return
+    try:
+        open_blobs(settings.blobs, directory / "doctor").check()
+    except FedpatchError as error:
+        text, _, remedy = error_text(error).rpartition("; ")
+        checkup.fail("blobs", text, remedy)
+    else:
+        checkup.good("blobs", f"{settings.blobs} can be written")
 
 
 def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
 from fedpatch.coordinator.rounds.run_records import RunInfo
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, load_checkpoint_after, newest_round
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -69,11 +70,12 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         run = registry.run(name)
         records = registry.rounds.records(run.id)
     directory = state_dir / "runs" / run.id
+    blobs = run_blobs(run.settings, directory)
     last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
     # Found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
-    asked = max(last, newest_round(directory)) if round is None else round
-    state = load_checkpoint(directory)[0] if round is None else load_checkpoint_after(directory, round)
-    problem = _problem_of(directory, asked) if state.round < asked else ""
+    asked = max(last, newest_round(blobs)) if round is None else round
+    state = load_checkpoint(blobs)[0] if round is None else load_checkpoint_after(blobs, round)
+    problem = _problem_of(blobs, asked) if state.round < asked else ""
     task = find_task(str(run.settings["task"]))
     if not task.input_shape:
         raise UsageError(f"task {task.name!r} does not say its input_shape, which an export without data needs; add it")
@@ -87,13 +89,13 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
     return GlobalExport(path, metadata_path, metadata, asked, problem)
 
 
-def _problem_of(directory: Path, round: int) -> str:
+def _problem_of(blobs: BlobStore, round: int) -> str:
     """Why the state after this round cannot be used."""
     try:
-        load_checkpoint_after(directory, round)
+        load_checkpoint_after(blobs, round)
     except FedpatchError as error:
         return str(error)
-    return f"{directory}: the checkpoint after round {round} was not there yet"
+    return f"{blobs.where()}: the checkpoint after round {round} was not there yet"
 
 
 def _export(task: Task, run: RunInfo, state: ServerState) -> tuple[Exported, ModelMetadata]:

@@ -1,4 +1,4 @@
-"""The book of releases: `privacy-book.fp` in the run's directory, how often each device's updates were released.
+"""The book of releases: `privacy-book.fp` of the run, how often each device's updates were released.
 
 It is written before the checkpoint, so a release never lacks in it. A round that a crash interrupted counts once; a round that
 is repeated because its checkpoint is lost draws anew and counts again.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import msgspec
 
+from fedpatch.coordinator.blobs.blob_store import Place, blobs_at
 from fedpatch.shared.app.checksummed_file import seal, unseal
-from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.typed_values import learn_types
 from fedpatch.shared.wire.field_types import Count
@@ -38,14 +37,14 @@ class PrivacyBook:
     """The coordinator's account of one run: in how many releases each device's updates are.
 
     Args:
-        directory: Directory of the run.
+        place: Blob store of the run, or its directory.
 
     Raises:
-        StateError: The book is damaged, or the disk refuses.
+        StateError: The book is damaged, or the store refuses.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / BOOK
+    def __init__(self, place: Place) -> None:
+        self._blobs = blobs_at(place)
         self._pages = self._read()
 
     @property
@@ -66,8 +65,7 @@ class PrivacyBook:
         """
         pages = self._noted(digest, devices)
         if pages != self._pages:
-            with refusals_of(self._path):
-                write_atomic(self._path, seal(_BOOK_LINE, msgspec.msgpack.encode(pages)))
+            self._blobs.put(BOOK, seal(_BOOK_LINE, msgspec.msgpack.encode(pages)))
             self._pages = pages
 
     def _noted(self, digest: str, devices: Iterable[str]) -> _Pages:
@@ -76,15 +74,14 @@ class PrivacyBook:
         return _Pages(_totals(self._pages), digest, tuple(sorted(devices)))
 
     def _read(self) -> _Pages:
-        with refusals_of(self._path):
-            if not self._path.exists():
-                return _Pages()
-            data = self._path.read_bytes()
+        if (data := self._blobs.get(BOOK)) is None:
+            return _Pages()
+        path = self._blobs.where(BOOK)
         remedy = "restore it from a copy, or start a new run: without it the epsilon of this run is unknown"
         try:
-            return msgspec.msgpack.decode(unseal(self._path, _BOOK_LINE, data, "a privacy book"), type=_Pages)
+            return msgspec.msgpack.decode(unseal(path, _BOOK_LINE, data, "a privacy book"), type=_Pages)
         except (StateError, ValueError, RecursionError) as error:
-            raise StateError(f"{self._path}: cannot be read ({error}); {remedy}") from error
+            raise StateError(f"{path}: cannot be read ({error}); {remedy}") from error
 
 
 def _totals(pages: _Pages) -> dict[str, int]:

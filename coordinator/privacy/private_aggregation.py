@@ -11,6 +11,7 @@ from fedpatch.coordinator.aggregation.gaussian_noise import private_mean, values
 from fedpatch.coordinator.aggregation.masked_mean import private_masked_mean
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.privacy.sealed_noise import SealedNoise
@@ -24,7 +25,8 @@ class PrivateAggregation:
     """Owns the noise and the book of one run.
 
     Args:
-        directory: Files of the run.
+        blobs: Blob store of the run, for the book.
+        directory: Directory of the run, for the noise: a store may keep what is deleted.
         policy: The terms of differential privacy.
         schema: Names, shapes and dtypes of the tensors that travel.
         saved_round: The last round whose model is saved; its noise is deleted.
@@ -36,6 +38,7 @@ class PrivateAggregation:
 
     def __init__(
         self,
+        blobs: BlobStore,
         directory: Path,
         policy: PrivacyPolicy,
         schema: Schema,
@@ -45,7 +48,7 @@ class PrivateAggregation:
         self._policy = policy
         self._schema = schema
         self._noise = noise or SealedNoise(directory)
-        self._book = PrivacyBook(directory)
+        self._book = PrivacyBook(blobs)
         self.saved(saved_round)
 
     def aggregate(

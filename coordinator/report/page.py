@@ -380,7 +380,18 @@ _TELLING = (
 )  # fmt: skip
 """Settings that people compare, the most telling first."""
 _NOT_TELLING = frozenset(
-    {"state_dir", "ca_dir", "broker", "metrics", "username", "password_file", "ca_file", "cert_file", "key_file"}
+    {
+        "state_dir",
+        "blobs",
+        "ca_dir",
+        "broker",
+        "metrics",
+        "username",
+        "password_file",
+        "ca_file",
+        "cert_file",
+        "key_file",
+    }
 )
 """Settings of the place of a run, without effect on its outcome."""
 

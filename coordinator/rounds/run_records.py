@@ -341,7 +341,7 @@ class RunSummary:
         run: Name of the run.
         stopped_because: "target_ua", "max_rounds", "deadline", "interrupted" or "failed".
         user_accuracy: That of the last aggregated round (`last_user_accuracy`).
-        model: Path of the exported global model; "" if there is none.
+        model: Path or URL of the exported global model; "" if there is none.
         rounds: The records of its rounds.
 
     Example:

@@ -19,6 +19,7 @@ from fedpatch.coordinator.aggregation.server_optimizers import add_controls, has
 from fedpatch.coordinator.aggregation.stale_updates import Staleness
 from fedpatch.coordinator.aggregation.strategies import ServerState, apply_strategy
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy.private_aggregation import PrivateAggregation
@@ -50,7 +51,8 @@ class Aggregator:
 
     Args:
         state: The state after the last completed round.
-        directory: Files of the run.
+        blobs: Blob store of the run.
+        directory: Directory of the run, for files that are not kept.
         prepared: Task, strategy and schemas.
         spec: The terms of the run.
         say: Shows a line to the operator.
@@ -61,20 +63,27 @@ class Aggregator:
     """
 
     def __init__(
-        self, state: ServerState, directory: Path, prepared: Prepared, spec: RunSpec, say: Callable[[str], None]
+        self,
+        state: ServerState,
+        blobs: BlobStore,
+        directory: Path,
+        prepared: Prepared,
+        spec: RunSpec,
+        say: Callable[[str], None],
     ) -> None:
         self.state = self._next = state
         self.base = ""
+        self._blobs = blobs
         self._directory = directory
         self._prepared = prepared
         self._spec = spec
         self._say = say
-        self._deltas = DeltaHistory(directory, prepared, spec)
+        self._deltas = DeltaHistory(blobs, prepared, spec)
         self._explains_bounds = True
-        self._bases = KeptBases(directory, prepared, spec)
+        self._bases = KeptBases(blobs, prepared, spec)
         self._private = None
         if spec.privacy is not None:
-            self._private = PrivateAggregation(directory, spec.privacy, prepared.travelling, state.round)
+            self._private = PrivateAggregation(blobs, directory, spec.privacy, prepared.travelling, state.round)
 
     def publish(self, publisher: ModelPublisher) -> ModelPublished:
         """Publish the global model, and the deltas that lead to it. Raises BrokerError if the broker refuses a chunk."""
@@ -222,7 +231,7 @@ class Aggregator:
     def save(self, record: RoundRecord) -> None:
         """Save the aggregated model and the record of its round, both in one checkpoint."""
         kept = KEPT if self._spec.carry is None else KEPT + self._spec.carry.max_staleness
-        save_checkpoint(self._directory, self._next, self._prepared.public, {"record": record.to_dict()}, kept=kept)
+        save_checkpoint(self._blobs, self._next, self._prepared.public, {"record": record.to_dict()}, kept=kept)
         if self._private is not None:
             self._private.saved(self._next.round)
         self._deltas.commit()

@@ -5,8 +5,6 @@ A run without a delta encoding has none.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fedpatch.coordinator.aggregation.server_delta import (
     ServerDelta,
     chain,
@@ -15,6 +13,7 @@ from fedpatch.coordinator.aggregation.server_delta import (
     without_residuals,
 )
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.runtime.model_publisher import Blob
 from fedpatch.coordinator.runtime.run_preparation import Prepared
@@ -28,17 +27,17 @@ class DeltaHistory:
     """The model deltas of one run, which together are at most as large as one model.
 
     Args:
-        directory: Directory of the run.
+        blobs: Blob store of the run.
         prepared: The parts of the run that follow from its settings.
         spec: The terms of the run.
     """
 
-    def __init__(self, directory: Path, prepared: Prepared, spec: RunSpec) -> None:
-        self._directory = directory
+    def __init__(self, blobs: BlobStore, prepared: Prepared, spec: RunSpec) -> None:
+        self._blobs = blobs
         self._schema = prepared.travelling
         self._spec = spec
         self._active = is_delta(spec.encoding)
-        self._steps = load_steps(directory) if self._active else []
+        self._steps = load_steps(blobs) if self._active else []
         self._made: ServerDelta | None = None
         self._digest: tuple[ServerState, str] | None = None
 
@@ -66,7 +65,7 @@ class DeltaHistory:
         if self._made is None:
             return
         self._steps = [*(step for step in self._steps if step.round < self._made.round), self._made]
-        save_step(self._directory, self._made, [step.round for step in self._steps])
+        save_step(self._blobs, self._made, [step.round for step in self._steps])
         self._made = None
 
     def path_to(self, state: ServerState, most_bytes: int) -> list[tuple[Blob, ModelDelta]]:

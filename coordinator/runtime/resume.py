@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.strategies import ServerState
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import CommittedUpdate, RoundJournal, RoundStart
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
@@ -43,20 +43,20 @@ from fedpatch.shared.wire.reason_codes import RefuseReason
 Say = Callable[[str], None]
 
 
-def reconcile(registry: Registry, run: str, directory: Path, prepared: Prepared, say: Say) -> None:
+def reconcile(registry: Registry, run: str, blobs: BlobStore, prepared: Prepared, say: Say) -> None:
     """Bring the registry to the round of the newest undamaged checkpoint, forwards or backwards.
 
     Args:
         registry: The coordinator's registry.
         run: Name of the run.
-        directory: Directory of the run.
+        blobs: Blob store of the run.
         prepared: The parts of the run that follow from its settings.
         say: Takes a message for the operator.
     """
-    if not has_checkpoint(directory) and not registry.rounds.records(run):
+    if not has_checkpoint(blobs) and not registry.rounds.records(run):
         # The process was killed before it wrote the first checkpoint.
-        save_checkpoint(directory, prepared.initial, prepared.public, {})
-    state, _, meta = load_checkpoint(directory)
+        save_checkpoint(blobs, prepared.initial, prepared.public, {})
+    state, _, meta = load_checkpoint(blobs)
     reached = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
     last = reached.round if reached is not None else 0
     known = [record.round for record in registry.rounds.records(run) if record.outcome == "aggregated"]
@@ -95,32 +95,32 @@ def _still_at_work(registry: Registry, run: str, reached: RoundRecord, version: 
 
 
 def waiting_updates(
-    registry: Registry, directory: Path, spec: RunSpec, prepared: Prepared, say: Say
+    registry: Registry, blobs: BlobStore, spec: RunSpec, prepared: Prepared, say: Say
 ) -> dict[str, CommittedUpdate]:
     """Return the committed updates that wait for the next version, where no round was open.
 
     Args:
         registry: The coordinator's registry.
-        directory: Directory of the run.
+        blobs: Blob store of the run.
         spec: The terms of the run.
         prepared: The parts of the run that follow from its settings.
         say: Takes a message for the operator.
     """
     carried = registry.rounds.carried(spec.run) if spec.carry is not None else {}
-    return _kept_updates(registry, directory, spec, prepared, None, None, carried, say)
+    return _kept_updates(registry, blobs, spec, prepared, None, None, carried, say)
 
 
 class KeptBases:
     """The global models from which carried work was trained: the last ones in memory, earlier ones from the checkpoints.
 
     Args:
-        directory: Directory of the run.
+        blobs: Blob store of the run.
         prepared: The parts of the run that follow from its settings.
         spec: The terms of the run.
     """
 
-    def __init__(self, directory: Path, prepared: Prepared, spec: RunSpec) -> None:
-        self._directory = directory
+    def __init__(self, blobs: BlobStore, prepared: Prepared, spec: RunSpec) -> None:
+        self._blobs = blobs
         self._prepared = prepared
         self._spec = spec
         self._known: dict[int, tuple[str, Tensors]] = {}
@@ -154,7 +154,7 @@ class KeptBases:
 
     def _load(self, version: int) -> tuple[str, Tensors]:
         try:
-            state = load_checkpoint_after(self._directory, version)
+            state = load_checkpoint_after(self._blobs, version)
         except (StateError, UsageError) as error:
             raise UpdateRefused(RefuseReason.STALE, f"the model of version {version} is not kept any more") from error
         base = pack_model(state, self._prepared, self._spec)[1].digest
@@ -164,7 +164,7 @@ class KeptBases:
 
 def resume_round(
     registry: Registry,
-    directory: Path,
+    blobs: BlobStore,
     spec: RunSpec,
     prepared: Prepared,
     state: ServerState,
@@ -175,7 +175,7 @@ def resume_round(
 
     Args:
         registry: The coordinator's registry.
-        directory: Directory of the run.
+        blobs: Blob store of the run.
         spec: The terms of the run.
         prepared: The parts of the run that follow from its settings.
         state: The server's state after the last completed round.
@@ -192,7 +192,7 @@ def resume_round(
         if model.digest == ledger.base:
             stored = registry.rounds.committed(spec.run, ledger.round, ledger.carried)
             masking = registry.rounds.masking(spec.run, ledger.round)
-            kept = _kept_updates(registry, directory, spec, prepared, state, ledger, ledger.carried, say)
+            kept = _kept_updates(registry, blobs, spec, prepared, state, ledger, ledger.carried, say)
             # If an update is lost, its device is invited again, so the round collects again.
             # A lost masked update loses its group only.
             closing = ledger.closing and (len(kept) == len(stored) or bool(masking))
@@ -203,10 +203,10 @@ def resume_round(
             registry.rounds.roll_back(spec.run, ledger.round - 1)
     needed = {work.round for work in registry.rounds.carried(spec.run).values()}
     needed |= {opening.ledger.round} if opening is not None else set()
-    for number in kept_rounds(directory):
-        _report_lost(registry, directory, spec.run, number, say)
+    for number in kept_rounds(blobs):
+        _report_lost(registry, blobs, spec.run, number, say)
         if number not in needed:
-            drop_round(directory, number)
+            drop_round(blobs, number)
     return opening
 
 
@@ -254,7 +254,7 @@ def terms_of(prepared: Prepared, base: str, *, model: Mapping[str, Array] | None
 
 def _kept_updates(
     registry: Registry,
-    directory: Path,
+    blobs: BlobStore,
     spec: RunSpec,
     prepared: Prepared,
     state: ServerState | None,
@@ -264,7 +264,7 @@ def _kept_updates(
 ) -> dict[str, CommittedUpdate]:
     """Read the committed updates: those of the open round, whose model is `state`, and those that came of carried work."""
     kept: dict[str, CommittedUpdate] = {}
-    bases = KeptBases(directory, prepared, spec)
+    bases = KeptBases(blobs, prepared, spec)
     number = None if ledger is None else ledger.round
     for update in registry.rounds.committed(spec.run, number, carried):
         work = None if update.round == number else carried[update.device]
@@ -275,7 +275,7 @@ def _kept_updates(
                 terms = terms_of(prepared, ledger.base, model=state.tensors, limits=spec.limits)
             else:
                 terms = terms_of(prepared, work.base, model=bases.of(work), limits=spec.limits)
-            found = replace(_read_back(directory, update, terms), work=work)
+            found = replace(_read_back(blobs, update, terms), work=work)
             kept[update.device] = (
                 found if spec.privacy is None else replace(found, report=without_figures(found.report))
             )
@@ -286,17 +286,17 @@ def _kept_updates(
     return kept
 
 
-def _report_lost(registry: Registry, directory: Path, run: str, number: int, say: Say) -> None:
+def _report_lost(registry: Registry, blobs: BlobStore, run: str, number: int, say: Say) -> None:
     """Report update files without a row: of a process that was killed before the row, or of a damaged registry."""
     if number in {record.round for record in registry.rounds.records(run)}:
         return
     known = {update.device for update in registry.rounds.updates(run, number)}
-    for device in sorted(set(kept_devices(directory, number)) - known):
+    for device in sorted(set(kept_devices(blobs, number)) - known):
         say(f"the update of {device} in round {number} is not in the registry; its device is asked again")
 
 
-def _read_back(directory: Path, update: StoredUpdate, terms: UpdateRequirements) -> CommittedUpdate:
-    blob = load_update(directory, update.round, update.device)
+def _read_back(blobs: BlobStore, update: StoredUpdate, terms: UpdateRequirements) -> CommittedUpdate:
+    blob = load_update(blobs, update.round, update.device)
     if update.encoding in MASKED_ENCODINGS:
         return CommittedUpdate(update.digest, len(blob), None)
     report, _ = decode_and_validate_update(blob, terms, encoding=update.encoding, raw_bytes=update.raw_bytes)

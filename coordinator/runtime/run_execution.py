@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
+from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
@@ -44,7 +45,7 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
-from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, UsageError
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, StoreUnavailable, UsageError
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.privacy.gaussian import noise_ratio
@@ -129,6 +130,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     require_tracing(settings)
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
+    open_blobs(settings.blobs, state_dir / "new").check()
     with ExitStack() as locks, ExitStack() as stack:
         # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
         # is made after it, so that a broker that does not answer leaves nothing behind.
@@ -153,7 +155,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
             )
             directory = run_directory(state_dir, run.id)
             make_directory(directory)
-            save_checkpoint(directory, prepared.initial, prepared.public, {})
+            save_checkpoint(open_blobs(settings.blobs, directory), prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             if settings.dp != "off":
                 view.say(_privacy_outlook(settings, prepared))
@@ -307,8 +309,13 @@ def _taken_up(
             f"task {run.task!r} has schema {prepared.schema.digest[:12]} now, but run {run.id} was begun with "
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
+    directory = run_directory(state_dir, run.id)
+    blobs = open_blobs(settings.blobs, directory)
+    blobs.check()
     with _fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
-        reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
+        reconcile(registry, run.id, blobs, prepared, view.say)
+        with refusals_of(directory):
+            make_directory(directory)
         epoch = registry.next_epoch(run.id)
         yield run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes), prepared, connection
 
@@ -323,7 +330,7 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     free |= {"norm_bound"}
     now = public_values(settings)
     # A run of a version without the setting had no noise, and its rounds would be lacking in the account.
-    if run.settings.get("dp", "off") != settings.dp:
+    if run.settings.get("dp", "off") != settings.dp or run.settings.get("blobs") != settings.blobs:
         return False
     return all(run.settings[name] == now[name] for name in now.keys() & run.settings.keys() - free)
 
@@ -362,7 +369,7 @@ def _play(
         stopped = _play_rounds(spec, settings, prepared, registry, connection, view)
     except (FedpatchError, OSError) as error:
         view.say(f"the run cannot go on: {error}")
-    model = _export(directory, prepared, view)
+    model = _export(open_blobs(settings.blobs, directory), prepared, view)
     records = registry.rounds.records(spec.run)
     user_accuracy = last_user_accuracy(records)
     try:
@@ -377,9 +384,10 @@ def _play_rounds(
 ) -> Stopped:
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
-    state = load_checkpoint(directory)[0]
-    unfinished = resume_round(registry, directory, spec, prepared, state, view.say, connection.ports.boot_time())
-    waiting = waiting_updates(registry, directory, spec, prepared, view.say) if unfinished is None else {}
+    blobs = open_blobs(settings.blobs, directory)
+    state = load_checkpoint(blobs)[0]
+    unfinished = resume_round(registry, blobs, spec, prepared, state, view.say, connection.ports.boot_time())
+    waiting = waiting_updates(registry, blobs, spec, prepared, view.say) if unfinished is None else {}
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
@@ -392,19 +400,19 @@ def _play_rounds(
         view.say(printable(line))
 
     counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say, connection.ports.unix_time)
-    aggregator = Aggregator(state, directory, prepared, spec, say)
+    aggregator = Aggregator(state, blobs, directory, prepared, spec, say)
     with ExitStack() as stack:
         stack.callback(_close, publisher)
         trackers = stack.enter_context(tracked(settings, engine, say))
         tracer = stack.enter_context(traced(settings, spec, say))
         meter = stack.enter_context(observed(settings, engine, directory, view, certificates))
         updates = UpdateStore(
-            directory,
+            blobs,
             registry,
             engine,
             requirements=aggregator.requirements,
             counters=counters,
-            executor=stack.enter_context(connection.ports.executor(THREADS, "fedpatch-store")),
+            executor=stack.enter_context(connection.ports.executor(max(THREADS, blobs.concurrency), "fedpatch-store")),
             wake=lambda: connection.event_queue.put(UpdateWritten()),
             busy=lambda: connection.event_queue.waiting() > 0,
         )
@@ -430,7 +438,7 @@ def _play_rounds(
                 stop_request=StopRequest(directory),
             ).run()
         except (FedpatchError, OSError) as error:
-            event = Suspended() if isinstance(error, StateError | OSError) else Interrupted()
+            event = Suspended() if isinstance(error, StateError | StoreUnavailable | OSError) else Interrupted()
             with suppress(FedpatchError, OSError):
                 run_effects(engine, engine.handle(event, now := connection.ports.clock()), runner, lambda: now)
             raise
@@ -483,13 +491,11 @@ def _close(publisher: ModelPublisher) -> None:
         publisher.close()
 
 
-def _export(directory: Path, prepared: Prepared, view: View) -> str:
-    """Write the global model for other programs and return its path; "" if that fails, which does not fail the run."""
-    path = directory / "model.npz"
+def _export(blobs: BlobStore, prepared: Prepared, view: View) -> str:
+    """Write the global model for other programs and return its path or URL; "" if that fails, which does not fail the run."""
     try:
-        tensors = load_checkpoint(directory)[0].tensors
-        export_model(path, {name: tensors[name] for name in prepared.public.names})
+        tensors = load_checkpoint(blobs)[0].tensors
+        return export_model(blobs, {name: tensors[name] for name in prepared.public.names})
     except (FedpatchError, OSError) as error:
         view.say(str(error))
         return ""
-    return str(path)

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, round_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
+from fedpatch.coordinator.blobs.blob_store import BlobStore
+from fedpatch.coordinator.blobs.read_ahead import ReadAhead
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -35,6 +36,7 @@ from fedpatch.coordinator.storage.checkpoint import (
     load_update,
     store_update,
     sync_updates,
+    update_key,
 )
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import UpdateRefused
@@ -67,7 +69,7 @@ class UpdateStore:
     """Owns the open round on the disk: its journal, updates and record.
 
     Args:
-        directory: Files of the run.
+        blobs: Blob store of the run.
         registry: Receives a row for each update.
         engine: Knows the open round and the examples that each device registered.
         requirements: Returns the requirements of an update of the open round, or of one that came of carried work.
@@ -80,7 +82,7 @@ class UpdateStore:
 
     def __init__(  # noqa: PLR0913 - one keyword per part of the process
         self,
-        directory: Path,
+        blobs: BlobStore,
         registry: Registry,
         engine: Engine,
         *,
@@ -91,7 +93,7 @@ class UpdateStore:
         busy: Callable[[], bool] = lambda: False,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._directory = directory
+        self._blobs = blobs
         self._registry = registry
         self._engine = engine
         self._run = engine.spec.run
@@ -100,6 +102,8 @@ class UpdateStore:
         self._decoded = DecodedCache(most_bytes)
         self._wake = wake
         self._woken = False
+        self._executor = executor
+        self._ahead = ReadAhead(blobs)
         self._busy = busy
         self._writer: UpdateWriter[Checked | UpdateRefused] = UpdateWriter(self._write, self._wake_once, executor)
 
@@ -147,20 +151,27 @@ class UpdateStore:
         self._writer.discard()
         self._registry.rounds.close(self._run, effect.devices)
         committed = self._registry.rounds.committed(self._run, effect.round, effect.carried)
+        wanted = [one for one in committed if self._decoded.of(one.device) is None]
+        largest = max((one.raw_bytes for one in wanted), default=1)
+        most = min(self._blobs.concurrency, max(1, IN_PROGRESS_BYTES // max(1, largest)))
+        keys = {one.device: update_key(one.round, one.device) for one in wanted}
+        order = [device for group in effect.groups for device in group.devices] or sorted(keys)
+        ahead = [keys[device] for device in order if device in keys]
+        self._ahead = ReadAhead(self._blobs, ahead, self._executor, most)
         return {update.device: update for update in committed}
 
     def read(self, update: StoredUpdate, work: CarriedWork | None = None) -> Mapping[str, Array]:
         """Return the tensors of a committed update, from memory or from the disk; `work` is the carried one it came of."""
         if (known := self._decoded.of(update.device)) is not None:
             return known
-        blob = load_update(self._directory, update.round, update.device)
+        blob = load_update(self._ahead, update.round, update.device)
         return decode_and_validate_update(
             blob, self._requirements(work), encoding=update.encoding, raw_bytes=update.raw_bytes
         )[1]
 
     def read_masked(self, update: StoredUpdate, terms: SecureTerms) -> MaskedUpdate:
         """Return a committed masked update; its form was checked before it was stored."""
-        blob = load_update(self._directory, update.round, update.device)
+        blob = load_update(self._ahead, update.round, update.device)
         layout = round_layout(self._requirements(None).schema, terms, self._engine.spec.privacy)
         return read_masked_blob(blob, layout)
 
@@ -175,26 +186,27 @@ class UpdateStore:
         self._registry.rounds.finish(self._run, effect.record, carried)
         self._writer.discard()
         self._decoded.clear()
+        self._ahead = ReadAhead(self._blobs)
         if self._engine.spec.carry is None:
-            self._writer.run_later(lambda: drop_round(self._directory, number))
+            self._writer.run_later(lambda: drop_round(self._blobs, number))
             return
         # Devices with carried work may write into the folder of their round at any time, so only names go there.
         waits = {(work.round, device) for device, work in carried.items()}
         gone = [(one.round, one.device) for one in used if (one.round, one.device) not in waits]
-        unused = set(kept_rounds(self._directory)) - {work.round for work in carried.values()}
+        unused = set(kept_rounds(self._blobs)) - {work.round for work in carried.values()}
         self._writer.run_later(lambda: self._drop(gone, unused))
 
     def _drop(self, gone: Sequence[tuple[int, str]], unused: Collection[int]) -> None:
-        drop_updates(self._directory, gone)
+        drop_updates(self._blobs, gone)
         for number in sorted(unused):
-            drop_round(self._directory, number)
+            drop_round(self._blobs, number)
 
     def _write(self, effect: StoreUpdate) -> Checked | UpdateRefused:
         """Check an update, then write its file."""
         manifest = effect.manifest
         try:
             checked = self._check(effect)
-            store_update(self._directory, effect.base_round, effect.device, effect.blob, manifest.digest)
+            store_update(self._blobs, effect.base_round, effect.device, effect.blob, manifest.digest)
         except UpdateRefused as error:
             return error
         return checked
@@ -225,7 +237,7 @@ class UpdateStore:
         others: dict[str, str] = {}
         if rows:
             for number in sorted({row.round for row in rows}):
-                sync_updates(self._directory, number)
+                sync_updates(self._blobs, number)
             others = self._registry.rounds.add_updates(self._run, rows, self._counters.accepted)
             self._counters.accepted.clear()
         written = {row.device for row in rows}

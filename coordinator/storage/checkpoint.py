@@ -1,11 +1,12 @@
-"""The global model on disk: a checkpoint per round, the updates that are not aggregated yet, and the exported model.
+"""The blobs of a run's global model: a checkpoint per round, the updates that are not aggregated yet, and the exported model.
 
-    <run directory>/
-        checkpoint-000012.fp        the state after 12 rounds; the last two are kept, more in a run with buffered rounds
-        updates/000013/pi-07.fp     the packed update of a device
+    checkpoint-000012.fp        the state after 12 rounds; the last two are kept, more in a run with buffered rounds
+    updates/000013/pi-07.fp     the packed update of a device
+    model.npz                   the global model for other programs
 
-Each file has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged file is
-used for training. The content is on disk when a function returns, and its name too, except after `store_update`.
+Each .fp has a line with the format, the SHA-256 of the content, and the content. So damage is found, and no damaged blob is
+used for training. The content is durable when a function returns, and its name too, except after `store_update`. Names with
+further parts are no checkpoints and no updates, so a later version may add some.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import io
 import logging
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,9 @@ import numpy as np
 
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore, Place, blobs_at
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.app.checksummed_file import file_head, unseal
-from fedpatch.shared.app.files import (
-    make_directory,
-    open_atomic,
-    remedy_for,
-    remove_unfinished,
-    sync_directory,
-    write_atomic,
-)
 from fedpatch.shared.config.fields import NAME
 from fedpatch.shared.errors import SchemaMismatch, StateError, UsageError, WireError
 from fedpatch.shared.tensors.arrays import Schema, Tensors, TensorSpec, base_name
@@ -46,32 +39,35 @@ ENCODING = "fp32"
 
 _ENCODING_BEFORE = "fp32+zstd"  # of checkpoints that do not name theirs
 KEPT = 2
+MODEL_NPZ = "model.npz"
 
 _CHECKPOINT = b"fedpatch checkpoint 1\n"
 _UPDATE = b"fedpatch update 1\n"
-_FILE_NAME = re.compile(r"checkpoint-(\d{6,})\.fp")
+_FILE_NAME = re.compile(r"checkpoint-(\d{6,})\.fp/?")  # a repaired file system may hold a directory there
 _NEW_RUN = "start a new run"
+_UPDATES = "updates"
+_SUFFIX = ".fp"
 
 log = logging.getLogger("fedpatch.checkpoint")
 
 
 def save_checkpoint(
-    directory: Path, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = KEPT
-) -> Path:
+    place: Place, state: ServerState, schema: Schema, meta: Mapping[str, Any], *, kept: int = KEPT
+) -> str:
     """Save the state of the server bit for bit, and keep older checkpoints.
 
     Args:
-        directory: Directory of the run.
+        place: Blob store of the run, or its directory.
         state: The state, with the moments of the server optimizer.
         schema: Schema of the public model.
         meta: Plain data that `load_checkpoint` returns.
         kept: Checkpoints that are kept, this one among them.
 
     Returns:
-        The path of the checkpoint.
+        The key of the checkpoint.
 
     Raises:
-        StateError: The disk refused the write; earlier checkpoints are unchanged.
+        StateError: The store refused the write; earlier checkpoints are unchanged.
     """
     content = {"round": state.round, "schema": schema.to_lists(), "meta": dict(meta)}
     content["references"] = {part: list(values) for part, values in state.references.items()}
@@ -88,20 +84,15 @@ def save_checkpoint(
             "raw_bytes": packed.raw_bytes,
             "blob": packed.blob,
         }
-    path = directory / f"checkpoint-{state.round:06d}.fp"
-    with _disk_errors(directory):
-        remove_unfinished(directory)
-        if path.is_dir():  # a repaired file system may hold anything; a rename cannot replace a directory by a file
-            path.rename(path.with_name(f"{path.name}.damaged"))
-    _write(path, _CHECKPOINT, msgpack.packb(content))
-    with _disk_errors(directory):
-        older = [found for found in _checkpoints(directory) if found != path and not found.is_dir()]
-        for stale in older[kept - 1 :]:
-            stale.unlink(missing_ok=True)
-    return path
+    blobs = blobs_at(place)
+    name = f"checkpoint-{state.round:06d}.fp"
+    _write(blobs, name, _CHECKPOINT, msgpack.packb(content))
+    older = [found for found in _checkpoints(blobs) if found != name and not found.endswith("/")]
+    blobs.delete(*older[kept - 1 :])
+    return name
 
 
-def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
+def load_checkpoint(place: Place) -> tuple[ServerState, Schema, dict[str, Any]]:
     """Return the newest undamaged state, its public schema and its meta; log the damaged ones.
 
     The run may continue meanwhile.
@@ -109,94 +100,102 @@ def load_checkpoint(directory: Path) -> tuple[ServerState, Schema, dict[str, Any
     Raises:
         StateError: There is no undamaged checkpoint.
     """
+    blobs = blobs_at(place)
     problems = []
-    for path in _checkpoints(directory):
+    for name in _checkpoints(blobs):
         try:
-            loaded = _load(path)
+            loaded = _load(blobs, name)
         except StateError as error:
-            if path not in _checkpoints(directory):  # the run has newer ones by now
-                return load_checkpoint(directory)
+            if name not in _checkpoints(blobs):  # the run has newer ones by now
+                return load_checkpoint(blobs)
             problems.append(str(error))
             continue
         for problem in problems:
-            log.warning("%s; carrying on from round %d (%s)", problem, loaded[0].round, path.name)
+            log.warning("%s; carrying on from round %d (%s)", problem, loaded[0].round, name)
         return loaded
     if problems:
-        raise StateError("\n".join([*problems, f"no checkpoint in {directory} is whole; {_NEW_RUN}"]))
-    raise StateError(f"{directory}: holds no checkpoint, so there is nothing to resume from; {_NEW_RUN}")
+        raise StateError("\n".join([*problems, f"no checkpoint in {blobs.where()} is whole; {_NEW_RUN}"]))
+    raise StateError(f"{blobs.where()}: holds no checkpoint, so there is nothing to resume from; {_NEW_RUN}")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's file that was read to its end.
+    """A checkpoint that was read to its end.
 
     Attributes:
-        path: Path of the file.
+        name: Its key.
         round: Number of completed rounds.
         record: Record of the last round; None for the initial model.
         model_sha256: SHA-256 of the .npz file of its model.
         problem: Description of the damage; None without damage.
     """
 
-    path: Path
+    name: str
     round: int
     record: RoundRecord | None = None
     model_sha256: str = ""
     problem: str | None = None
 
 
-def checkpoints(directory: Path) -> list[Checkpoint]:
+def checkpoints(place: Place) -> list[Checkpoint]:
     """Read all checkpoints, the newest first; one that the run replaces meanwhile is left out."""
+    blobs = blobs_at(place)
     found = []
-    for path in _checkpoints(directory):
-        number = int(path.stem.partition("-")[2])
+    for name in _checkpoints(blobs):
+        number = _round_of(name)
         try:
-            state, public, meta = _load(path)
+            state, public, meta = _load(blobs, name)
             record = RoundRecord.from_dict(meta["record"]) if "record" in meta else None
-            problem = None if state.round == number else f"{path}: holds the state after round {state.round}"
+            problem = (
+                None if state.round == number else f"{blobs.where(name)}: holds the state after round {state.round}"
+            )
             model = model_bytes({name: state.tensors[name] for name in public.names})
-            found.append(Checkpoint(path, number, record, hashlib.sha256(model).hexdigest(), problem))
+            found.append(Checkpoint(name, number, record, hashlib.sha256(model).hexdigest(), problem))
         except (StateError, KeyError, TypeError, AttributeError, ValueError) as error:
-            if path in _checkpoints(directory):
-                found.append(Checkpoint(path, number, problem=str(error)))
+            if name in _checkpoints(blobs):
+                found.append(Checkpoint(name, number, problem=str(error)))
     return found
 
 
-def newest_round(directory: Path) -> int:
+def newest_round(place: Place) -> int:
     """Return the round of the newest checkpoint, damaged or not; raise StateError if there is none."""
-    found = _checkpoints(directory)
-    if not found:
-        raise StateError(f"{directory}: holds no checkpoint")
-    return int(found[0].stem.partition("-")[2])
+    blobs = blobs_at(place)
+    if found := _checkpoints(blobs):
+        return _round_of(found[0])
+    raise StateError(f"{blobs.where()}: holds no checkpoint")
 
 
-def load_checkpoint_after(directory: Path, round: int) -> ServerState:
+def load_checkpoint_after(place: Place, round: int) -> ServerState:
     """Return the state after `round` rounds.
 
     Raises:
         UsageError: There is no checkpoint of that round; the error names the rounds that exist.
         StateError: The checkpoint is damaged.
     """
-    for path in _checkpoints(directory):
-        if int(path.stem.partition("-")[2]) == round:
-            return _load(path)[0]
-    kept = ", ".join(str(int(path.stem.partition("-")[2])) for path in _checkpoints(directory)) or "none"
-    raise UsageError(f"{directory}: holds no checkpoint after round {round}; there are those after: {kept}")
+    blobs = blobs_at(place)
+    found = {_round_of(name): name for name in _checkpoints(blobs)}
+    if round in found:
+        return _load(blobs, found[round])[0]
+    kept = ", ".join(map(str, found)) or "none"
+    raise UsageError(f"{blobs.where()}: holds no checkpoint after round {round}; there are those after: {kept}")
 
 
-def has_checkpoint(directory: Path) -> bool:
+def has_checkpoint(place: Place) -> bool:
     """Return whether there is a checkpoint, damaged or not."""
-    return bool(_checkpoints(directory))
+    return bool(_checkpoints(blobs_at(place)))
 
 
-def export_model(path: Path, tensors: Tensors) -> None:
+def export_model(place: Place, tensors: Tensors) -> str:
     """Write the model among `tensors`, without moments, as an .npz file for numpy.load; equal tensors give equal bytes.
 
-    Only the owner may read the file (mode 0600), since a model reveals something about its training data.
+    Only the owner may read a file (mode 0600), since a model reveals something about its training data.
+
+    Returns:
+        Its path or URL.
     """
-    with _disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, model_bytes(tensors))
+    blobs = blobs_at(place)
+    blobs.put(MODEL_NPZ, model_bytes(tensors))
+    return blobs.where(MODEL_NPZ)
 
 
 def model_bytes(tensors: Tensors) -> bytes:
@@ -213,83 +212,76 @@ def model_bytes(tensors: Tensors) -> bytes:
     return buffer.getvalue()
 
 
-def store_update(directory: Path, round: int, device: str, blob: bytes, digest: str = "") -> Path:
-    """Save the packed update of a device; an existing one is replaced. Its bytes are on disk then, its name may not be.
+def store_update(place: Place, round: int, device: str, blob: bytes, digest: str = "") -> str:
+    """Save the packed update of a device; an existing one is replaced. Its bytes are durable then, its name may not be.
 
     Args:
-        directory: Directory of the run.
+        place: Blob store of the run, or its directory.
         round: Number of the round.
         device: The device.
         blob: The packed update.
         digest: Its SHA-256 in hex, if it is known; this saves a second computation.
 
     Returns:
-        The path of the file.
+        Its key.
 
     Raises:
-        StateError: The disk refused the write.
+        StateError: The store refused the write.
     """
-    path = _update_path(directory, round, device)
-    _write(path, _UPDATE, blob, bytes.fromhex(digest), durable_name=False)
-    return path
+    key = update_key(round, device)
+    _write(blobs_at(place), key, _UPDATE, blob, bytes.fromhex(digest), durable_name=False)
+    return key
 
 
-def sync_updates(directory: Path, round: int) -> None:
+def sync_updates(place: Place, round: int) -> None:
     """Flush the names of the updates of a round, of many with one wait for the disk; raise StateError if it refuses."""
-    spool = _update_path(directory, round, "any").parent
-    with _disk_errors(spool):
-        sync_directory(spool)
+    blobs_at(place).sync(_round_folder(round))
 
 
-def load_update(directory: Path, round: int, device: str) -> bytes:
+def load_update(place: Path | BlobReader, round: int, device: str) -> bytes:
     """Return the packed update of a device.
 
     Args:
-        directory: Directory of the run.
+        place: Blob store of the run, or its directory.
         round: Number of the round.
         device: The device.
 
     Raises:
         StateError: The update is missing or damaged.
     """
-    return bytes(_read(_update_path(directory, round, device), _UPDATE, "an update"))
+    return bytes(_read(blobs_at(place), update_key(round, device), _UPDATE, "an update"))
 
 
-def drop_round(directory: Path, round: int) -> None:
+def drop_round(place: Place, round: int) -> None:
     """Delete the updates of a round."""
-    spool = _update_path(directory, round, "any").parent
-    with _disk_errors(spool):
-        if spool.is_dir():
-            for path in spool.iterdir():
-                path.unlink(missing_ok=True)
-            spool.rmdir()
+    blobs_at(place).delete(f"{_round_folder(round)}/")
 
 
-def drop_updates(directory: Path, updates: Iterable[tuple[int, str]]) -> None:
+def drop_updates(place: Place, updates: Iterable[tuple[int, str]]) -> None:
     """Delete updates, each given by its round and its device, where a round's folder may still get others."""
-    for round, device in updates:
-        path = _update_path(directory, round, device)
-        with _disk_errors(path):
-            path.unlink(missing_ok=True)
+    blobs_at(place).delete(*(update_key(round, device) for round, device in updates))
 
 
-def kept_rounds(directory: Path) -> list[int]:
-    """Return the numbers of the rounds that have updates on disk."""
-    with _disk_errors(directory):
-        spools = (directory / "updates").glob("[0-9]*")
-        return sorted(int(path.name) for path in spools if path.name.isdecimal())
+def kept_rounds(place: Place) -> list[int]:
+    """Return the numbers of the rounds that have updates in the store."""
+    return sorted(int(name[:-1]) for name in blobs_at(place).list(_UPDATES) if re.fullmatch(r"\d+/", name))
 
 
-def kept_devices(directory: Path, round: int) -> list[str]:
-    """Return the devices that have an update of a round on disk."""
-    with _disk_errors(directory):
-        return sorted(path.stem for path in _update_path(directory, round, "any").parent.glob("*.fp"))
+def kept_devices(place: Place, round: int) -> list[str]:
+    """Return the devices that have an update of a round in the store."""
+    names = blobs_at(place).list(_round_folder(round))
+    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
-def _update_path(directory: Path, round: int, device: str) -> Path:
+def update_key(round: int, device: str) -> str:
+    """Return the key of a device's update."""
     if not re.fullmatch(NAME.regex, device):
         raise ValueError(f"{device!r} is no device's name")  # and could be a path to anywhere
-    return directory / "updates" / f"{round:06d}" / f"{device}.fp"
+    return f"{_round_folder(round)}/{device}{_SUFFIX}"
+
+
+def _round_folder(round: int) -> str:
+    return f"{_UPDATES}/{round:06d}"
 
 
 def _schema_of(tensors: Tensors, public: Schema) -> Schema:
@@ -301,16 +293,18 @@ def _schema_of(tensors: Tensors, public: Schema) -> Schema:
     return Schema(tuple(specs))
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """Return the paths of all checkpoints, the newest first."""
-    with _disk_errors(directory):
-        found = [path for path in directory.glob("checkpoint-*.fp") if _FILE_NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
+def _checkpoints(blobs: BlobStore) -> list[str]:
+    """Return the names of all checkpoints, the newest first."""
+    return sorted(filter(_FILE_NAME.fullmatch, blobs.list()), key=_round_of, reverse=True)
 
 
-def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
+def _round_of(name: str) -> int:
+    return int(name.partition("-")[2].partition(".")[0])
+
+
+def _load(blobs: BlobStore, name: str) -> tuple[ServerState, Schema, dict[str, Any]]:
     try:
-        content = msgpack.unpackb(_read(path, _CHECKPOINT, "a checkpoint"))
+        content = msgpack.unpackb(_read(blobs, name, _CHECKPOINT, "a checkpoint"))
         parts = []
         for part in (content["tensors"], content["server"]):
             own = Schema.from_lists(part["schema"])
@@ -329,7 +323,7 @@ def _load(path: Path) -> tuple[ServerState, Schema, dict[str, Any]]:
         WireError,
         SchemaMismatch,
     ) as error:
-        raise StateError(f"{path}: cannot be read back ({error})") from error
+        raise StateError(f"{blobs.where(name)}: cannot be read back ({error})") from error
 
 
 def _scale_of(content: Mapping[str, Any] | None) -> MaskedScale | None:
@@ -338,26 +332,14 @@ def _scale_of(content: Mapping[str, Any] | None) -> MaskedScale | None:
     return MaskedScale(tuple(map(float, content["ranges"])), float(content["clip"]))
 
 
-def _write(path: Path, line: bytes, content: bytes, digest: bytes = b"", *, durable_name: bool = True) -> None:
-    with _disk_errors(path):
-        make_directory(path.parent)
-        with open_atomic(path, durable_name=durable_name) as file:
-            file.write(file_head(line, content, digest))
-            file.write(content)
+def _write(
+    blobs: BlobStore, key: str, line: bytes, content: bytes, digest: bytes = b"", *, durable_name: bool = True
+) -> None:
+    blobs.put(key, file_head(line, content, digest), content, durable_name=durable_name)
 
 
-def _read(path: Path, line: bytes, kind: str) -> memoryview:
-    with _disk_errors(path, "make sure that it may be read"):
-        data = path.read_bytes()
-    return unseal(path, line, data, kind)
-
-
-@contextmanager
-def _disk_errors(path: Path, remedy: str = "make sure there is space and that it may be written") -> Iterator[None]:
-    """Raise StateError for errors of the disk, with the path, the system's message and a remedy."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise StateError(f"{error.filename or path}: is not there") from error
-    except OSError as error:
-        raise StateError(f"{error.filename or path}: {error.strerror or error}; {remedy_for(error, remedy)}") from error
+def _read(blobs: BlobReader, key: str, line: bytes, kind: str) -> memoryview:
+    data = blobs.get(key)
+    if data is None:
+        raise StateError(f"{blobs.where(key)}: is not there")
+    return unseal(blobs.where(key), line, data, kind)

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, StoredUpdate
-from fedpatch.coordinator.storage.checkpoint import Checkpoint, checkpoints, load_update
+from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints, load_update
 from fedpatch.coordinator.storage.database import copy_of, exists, problem_of, rebuild_hint
-from fedpatch.coordinator.storage.delta_cache import step_problem
+from fedpatch.coordinator.storage.delta_cache import step_problems
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
@@ -23,7 +24,6 @@ from fedpatch.shared.errors import FedpatchError, StateError
 from fedpatch.shared.tasks.model_metadata import MODEL_FILE, from_json
 
 _SHOWN = 5
-_MODEL_NPZ = "model.npz"
 
 
 def check_stored(state_dir: Path, checkup: Checkup) -> None:
@@ -91,10 +91,18 @@ def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
         if not directory.is_dir():
             continue  # somebody deleted it, or it was never begun
         yield from _journal_problems(known, directory / FILE, rebuild_hint(path))
-        kept = checkpoints(directory)
-        yield from _checkpoint_problems(run, records, directory, kept)
-        yield from _file_problems(run, directory, kept)
-        yield from _update_problems(directory, updates)
+        try:
+            blobs = run_blobs(run.settings, directory)
+            kept = checkpoints(blobs)
+            yield from _checkpoint_problems(run, records, blobs, kept, rebuild_hint(path))
+            yield from _blob_problems(run, blobs, kept)
+            yield from _update_problems(blobs, updates)
+        except FedpatchError as error:
+            text, _, remedy = error_text(error).rpartition("; ")
+            yield True, text, remedy
+        onnx = directory / MODEL_FILE
+        if onnx.is_file() and (problem := _onnx_problem(onnx)):
+            yield False, f"{onnx}: is damaged ({problem})", f"delete it; `fedpatch export {run.id}` writes it again"
 
 
 def _journal_problems(known: Known, path: Path, remedy: str) -> Iterator[_Problem]:
@@ -142,7 +150,7 @@ def _differing_fields(run: RunInfo, written: RunInfo) -> list[str]:
 
 
 def _checkpoint_problems(
-    run: RunInfo, records: Sequence[RoundRecord], directory: Path, kept: Sequence[Checkpoint]
+    run: RunInfo, records: Sequence[RoundRecord], blobs: BlobStore, kept: Sequence[Checkpoint], rebuild: str
 ) -> Iterator[_Problem]:
     last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
     whole = [one for one in kept if one.problem is None]
@@ -153,36 +161,32 @@ def _checkpoint_problems(
             remedy = f"restore it from a backup; without it `fedpatch resume` and `fedpatch export` go back to {to}"
             yield one.round == kept[0].round or not whole, one.problem, remedy
     if kept and kept[0].round < last:
-        text = f"{directory}: the newest checkpoint is of round {kept[0].round}, and round {last} was aggregated"
+        text = f"{blobs.where()}: the newest checkpoint is of round {kept[0].round}, and round {last} was aggregated"
         yield True, text, "restore it from a backup; `fedpatch resume` plays the rounds since then again"
     if not kept and records:
         yield (
             True,
-            f"{directory}: holds no checkpoint",
+            f"{blobs.where()}: holds no checkpoint",
             "restore one from a backup; without it the run cannot be resumed",
         )
     by_round = {one.round: one for one in records}
     for one in whole:
         if one.record is not None and by_round.get(one.round, one.record) != one.record:
-            text = f"run {run.id}: the registry's record of round {one.round} is not that of {one.path.name}"
-            yield True, text, rebuild_hint(directory.parent.parent / REGISTRY_FILE)
+            text = f"run {run.id}: the registry's record of round {one.round} is not that of {one.name}"
+            yield True, text, rebuild
 
 
-def _file_problems(run: RunInfo, directory: Path, kept: Sequence[Checkpoint]) -> Iterator[_Problem]:
-    for path in sorted(directory.glob("delta-*.fp")):
-        if problem := step_problem(path):
-            yield False, problem, "delete it: devices download the whole model instead"
-    npz, onnx = directory / _MODEL_NPZ, directory / MODEL_FILE
-    if npz.is_file() and (problem := _npz_problem(npz, run, kept)):
-        yield False, f"{npz}: is damaged ({problem})", "delete it; it is written again when the run goes on and ends"
-    if onnx.is_file() and (problem := _onnx_problem(onnx)):
-        yield False, f"{onnx}: is damaged ({problem})", f"delete it; `fedpatch export {run.id}` writes it again"
+def _blob_problems(run: RunInfo, blobs: BlobStore, kept: Sequence[Checkpoint]) -> Iterator[_Problem]:
+    for problem in step_problems(blobs):
+        yield False, problem, "delete it: devices download the whole model instead"
+    if (npz := blobs.get(MODEL_NPZ)) is not None and (bad := _npz_problem(npz, run, kept)):
+        text = f"{blobs.where(MODEL_NPZ)}: is damaged ({bad})"
+        yield False, text, "delete it; it is written again when the run goes on and ends"
 
 
-def _npz_problem(path: Path, run: RunInfo, kept: Sequence[Checkpoint]) -> str | None:
+def _npz_problem(data: bytes, run: RunInfo, kept: Sequence[Checkpoint]) -> str | None:
     """Return the problem of an exported model. A run at work may have written it after a round without a checkpoint."""
     try:
-        data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() in {one.model_sha256 for one in kept}:
             return None
         if run.status == "finished" and all(one.problem is None for one in kept):
@@ -190,7 +194,7 @@ def _npz_problem(path: Path, run: RunInfo, kept: Sequence[Checkpoint]) -> str | 
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             bad = archive.testzip()
         return None if bad is None else f"the checksum of {bad} does not fit"
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         return str(error)
 
 
@@ -207,10 +211,10 @@ def _onnx_problem(path: Path) -> str | None:
         return error_text(error)
 
 
-def _update_problems(directory: Path, updates: Sequence[StoredUpdate]) -> Iterator[_Problem]:
+def _update_problems(blobs: BlobStore, updates: Sequence[StoredUpdate]) -> Iterator[_Problem]:
     for one in updates:
         try:
-            blob = load_update(directory, one.round, one.device)
+            blob = load_update(blobs, one.round, one.device)
             fine = hashlib.sha256(blob).hexdigest() == one.digest
             problem = (
                 "" if fine else f"the update of {one.device} in round {one.round} is not the one that was committed"

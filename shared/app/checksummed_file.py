@@ -35,11 +35,11 @@ def content_start(line: bytes) -> int:
     return len(line) + _DIGEST_BYTES
 
 
-def unseal(path: Path, line: bytes, data: bytes, kind: str) -> memoryview:
+def unseal(path: Path | str, line: bytes, data: bytes, kind: str) -> memoryview:
     """Check a file's bytes and return its content.
 
     Args:
-        path: The file, for messages.
+        path: The file or its URL, for messages.
         line: The format line that it must begin with.
         data: All bytes of the file.
         kind: Noun for the file with its article, for messages: `a patch`.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -16,6 +17,13 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 def prepared() -> Prepared:
     """FedAvg of the whole digits model."""
     return prepare(RunSettings(strategy="fedavg", private="none"))
+
+
+@pytest.fixture(params=["files", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    """The blob store of a run, in a directory and in an object store."""
+    url = request.getfixturevalue("s3") if request.param == "s3" else None
+    return open_blobs(url, tmp_path / "runs" / "r-1")
 
 
 @pytest.fixture

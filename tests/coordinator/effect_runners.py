@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedpatch.coordinator.blobs.blob_store import BlobStore
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.guard.quarantine import LOOK_EVERY_S, Quarantine
 from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
 from fedpatch.coordinator.rounds.run_events import (
@@ -51,6 +53,7 @@ class Bench:
         registry: Registry,
         run: str = "",
         writing: dict[str, Any] | None = None,
+        blobs: BlobStore | None = None,
         **changes: Any,
     ) -> None:
         self.prepared, self.registry, self.directory = prepared, registry, directory
@@ -61,10 +64,11 @@ class Bench:
         terms = {"devices": 2, "rounds": 1, "quorum": 0.1, "encoding": "fp32+zstd", "norm_bound": "off", **changes}
         settings = RunSettings(**terms)
         run = run or new_run(registry, schema=prepared.schema.digest).id
-        reconcile(registry, run, directory, prepared, self.lines.append)
+        blobs = self.blobs = FileBlobs(directory) if blobs is None else blobs
+        reconcile(registry, run, blobs, prepared, self.lines.append)
         spec = run_spec(run, registry.next_epoch(run), settings, prepared, 2**16)
-        state = load_checkpoint(directory)[0]
-        unfinished = resume_round(registry, directory, spec, prepared, state, self.lines.append, BootTime.now())
+        state = load_checkpoint(blobs)[0]
+        unfinished = resume_round(registry, blobs, spec, prepared, state, self.lines.append, BootTime.now())
         records = registry.rounds.records(run)
         self.quarantine = Quarantine(registry, "demo", settings.quarantine_after, self.lines.append)
         self.engine = Engine(
@@ -82,9 +86,9 @@ class Bench:
             self.lines.append(printable(line))
 
         counters = DeviceCounters(registry, "demo", spec, self.quarantine, say)
-        self.aggregator = Aggregator(state, directory, prepared, spec, say)
+        self.aggregator = Aggregator(state, blobs, directory, prepared, spec, say)
         self.updates = UpdateStore(
-            directory,
+            blobs,
             registry,
             self.engine,
             requirements=self.aggregator.requirements,
@@ -124,7 +128,14 @@ class Bench:
 
     def again(self, **changes: Any) -> Bench:
         """The coordinator was killed; another takes up what it finds on the disk."""
-        return Bench(self.directory, self.prepared, self.registry, self.engine.spec.run, **{**self._changes, **changes})
+        return Bench(
+            self.directory,
+            self.prepared,
+            self.registry,
+            self.engine.spec.run,
+            blobs=self.blobs,
+            **{**self._changes, **changes},
+        )
 
     def perform(self, effects: list[Any]) -> None:
         """As the service does."""

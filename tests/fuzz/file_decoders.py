@@ -266,10 +266,12 @@ def _meta(state: bytes) -> bytes:
 
 
 def _file_decoders() -> Iterator[Decoder]:
-    state, update = (StateError,), _kept_bytes(lambda folder: store_update(folder, 1, "a", b"blob"))
+    state, update = (StateError,), _kept_bytes(lambda folder: folder / store_update(folder, 1, "a", b"blob"))
     patch = _kept_bytes(_written_patch)
     kept = _kept_bytes(
-        lambda folder: save_checkpoint(folder, ServerState(1, TENSORS, {"beta": np.array(0.9)}), PUBLIC, {"a": 1})
+        lambda folder: (
+            folder / save_checkpoint(folder, ServerState(1, TENSORS, {"beta": np.array(0.9)}), PUBLIC, {"a": 1})
+        )
     )
     yield Decoder("patch", _patch, state, (patch,))
     yield Decoder("sealed patch", lambda data, folder: _patch(_sealed(MAGIC, data), folder), state,

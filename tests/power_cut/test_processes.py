@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.runtime.resume import reconcile
 from fedpatch.coordinator.runtime.run_execution import run_directory
 from fedpatch.coordinator.runtime.run_preparation import prepare
@@ -87,7 +88,7 @@ def _coordinator_keeps(state: Path, marks: Marks, end: Mark) -> Iterator[str]:
         if run.epoch < max(one["epoch"] for one in marks):
             yield f"a newer epoch was published, and the registry is at {run.epoch}"
         directory = run_directory(state, run.id)
-        reconcile(registry, run.id, directory, prepare(RunSettings(task="digits")), lambda line: None)
+        reconcile(registry, run.id, FileBlobs(directory), prepare(RunSettings(task="digits")), lambda line: None)
         records = {record.round: record for record in registry.rounds.records(run.id)}
         if len(records) < max(asked) - 1:
             yield f"devices had been asked for round {max(asked)}, and {len(records)} are recorded"

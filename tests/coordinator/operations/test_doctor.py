@@ -210,6 +210,13 @@ def test_disk_too_small_for_the_updates_of_a_cohort_fails(settings, tmp_path):
     assert many.verdict == "fail" and "updates of 1000 devices" in many.detail and "free some space" in many.remedy
 
 
+def test_object_store_is_tried_and_named_with_a_remedy(settings, s3):
+    assert find(replace(settings, blobs=s3))["blobs"].verdict == "ok"
+    found = find(replace(settings, blobs="s3://nowhere/p"))["blobs"]
+    assert found.verdict == "fail" and "NoSuchBucket" in found.detail and "make the bucket" in found.remedy
+    assert "blobs" not in find(settings)
+
+
 def test_without_a_broker_the_other_checks_go_on(settings):
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")

@@ -6,12 +6,14 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
@@ -48,9 +50,10 @@ def _moved(array: Array, round: int) -> Array:
     return (array * (1 + 0.1 * round)).astype(array.dtype)
 
 
-def begin(state_dir: Path, private: str) -> Run:
+def begin(state_dir: Path, private: str, blobs: str | None = None) -> Run:
     """A run with that policy, of two rounds."""
-    settings = RunSettings(broker="mqtt://b", task="digits", private=private, seed=SEED, state_dir=state_dir)
+    given: dict[str, Any] = {"private": private, "seed": SEED, "state_dir": state_dir, "blobs": blobs}
+    settings = RunSettings(broker="mqtt://b", task="digits", **given)
     prepared = prepare(settings)
     with Registry(state_dir / REGISTRY_FILE) as registry:
         run = new_run(
@@ -59,8 +62,8 @@ def begin(state_dir: Path, private: str) -> Run:
     made = Run(state_dir, run, prepared)
     for round in (2, 3):
         public = {name: made.tensors(round)[name] for name in prepared.public.names}
-        directory = state_dir / "runs" / run
-        save_checkpoint(directory, ServerState(round, public, {}), prepared.public, {})
+        place = open_blobs(blobs, state_dir / "runs" / run)
+        save_checkpoint(place, ServerState(round, public, {}), prepared.public, {})
     return made
 
 
@@ -89,8 +92,9 @@ def test_export_is_the_global_model_with_initial_private_values(fedpatch, tmp_pa
     assert known["class_names"] == list("0123456789")
 
 
-def test_export_takes_file_and_round(fedpatch, tmp_path):
-    run = begin(tmp_path / "state", "affine")
+@pytest.mark.parametrize("store", ["files", "s3"])
+def test_export_takes_file_and_round(fedpatch, tmp_path, request, store):
+    run = begin(tmp_path / "state", "affine", request.getfixturevalue("s3") if store == "s3" else None)
     out = tmp_path / "new" / "kitchen.onnx"
     ended = fedpatch("export", run.id[:15], "--out", out, "--round", 2, "--state-dir", tmp_path / "state", "--json")
     assert ended.code == 0, ended.err

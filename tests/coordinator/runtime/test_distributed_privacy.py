@@ -13,6 +13,7 @@ import pytest
 
 from fedpatch.coordinator.aggregation.masked_mean import private_masked_mean
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.masking.group import OpenGroup
 from fedpatch.coordinator.privacy import private_aggregation
 from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
@@ -197,7 +198,7 @@ def test_kill_before_any_write_releases_the_same_sum_and_counts_it_once(tmp_path
 
 def test_run_beyond_its_epsilon_releases_nothing(tmp_path):
     policy, prepared = PrivacyPolicy(1.7, 0.5, max_epsilon=1.0, steps=300), prepare_private()
-    private = PrivateAggregation(tmp_path, policy, prepared.travelling, 0)
+    private = PrivateAggregation(FileBlobs(tmp_path), tmp_path, policy, prepared.travelling, 0)
     groups = [OpenGroup(("pi-1", "pi-2"), ())]
     with pytest.raises(UsageError, match="max_epsilon is 1"):
         private.aggregate_masked(prepared.initial, 1, groups, _no_update, 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,15 +120,18 @@ def test_model_that_could_not_be_saved_is_not_the_state(bench, monkeypatch):
     assert bench.aggregator.state.round == 0
 
 
-def test_updates_are_folded_alike_from_memory_and_from_the_disk(tmp_path, prepared):
+def test_updates_are_folded_alike_from_memory_and_from_the_store(tmp_path, prepared, blobs):
     models = []
     for number, room in enumerate((0, 2**30)):
         directory = tmp_path / str(number)
         directory.mkdir()
-        with Registry(directory / REGISTRY_FILE) as registry:
-            bench = Bench(directory, prepared, registry, writing={"most_bytes": room}).begin()
+        blobs.delete(*blobs.list())
+        with Registry(directory / REGISTRY_FILE) as registry, ThreadPoolExecutor(2) as pool:
+            writing = {"most_bytes": room, "executor": pool}
+            bench = Bench(directory, prepared, registry, writing=writing, blobs=blobs).begin()
             bench.upload("a", 0.1)
             bench.upload("b", 0.3)
+            bench.finish_updates(wait=True)
             models.append(bench.aggregator.state.tensors)
     assert models[0].keys() == models[1].keys()
     assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])

@@ -15,12 +15,12 @@ import pytest
 
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.runtime.run_preparation import Prepared
-from fedpatch.coordinator.storage import checkpoint, run_journal
+from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
 from fedpatch.coordinator.storage.run_journal import read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.sqlite_table import Tables
-from fedpatch.shared.app.files import append_durably, write_atomic
+from fedpatch.shared.app.files import append_durably
 from fedpatch.shared.wire.messages import Offer
 from tests.coordinator.effect_runners import Bench
 from tests.coordinator.registry_builders import new_run
@@ -57,7 +57,6 @@ class Guillotine:
 
     def installed(self, patch: pytest.MonkeyPatch) -> None:
         """At every transaction, before it and at its commit, at every file that is written, renamed or deleted."""
-        patch.setattr(checkpoint, "write_atomic", self.before(write_atomic))
         patch.setattr(run_journal, "append_durably", self.before(append_durably))
         patch.setattr(Path, "unlink", self.before(Path.unlink))
         patch.setattr(Path, "rmdir", self.before(Path.rmdir))

@@ -189,20 +189,20 @@ def test_noise_of_another_size_is_refused(tmp_path):
         noise.of_round(1, 6)
 
 
-def test_book_counts_a_repeated_draw_once_and_another_draw_again(tmp_path):
-    book = PrivacyBook(tmp_path)
+def test_book_counts_a_repeated_draw_once_and_another_draw_again(blobs):
+    book = PrivacyBook(blobs)
     book.note("one", ["a"])
     book.note("one", ["a", "b"])
-    assert PrivacyBook(tmp_path).most_used == 1
-    PrivacyBook(tmp_path).note("other", ["b"])
-    assert PrivacyBook(tmp_path).most_used == 2
-    assert PrivacyBook(tmp_path).most_used_with("third", ["a"]) == 2
+    assert PrivacyBook(blobs).most_used == 1
+    PrivacyBook(blobs).note("other", ["b"])
+    assert PrivacyBook(blobs).most_used == 2
+    assert PrivacyBook(blobs).most_used_with("third", ["a"]) == 2
 
 
-def test_damaged_book_ends_the_run_instead_of_counting_from_zero(tmp_path):
-    (tmp_path / BOOK).write_bytes(b"fedpatch privacy book 1\n")
+def test_damaged_book_ends_the_run_instead_of_counting_from_zero(blobs):
+    blobs.put(BOOK, b"fedpatch privacy book 1\n")
     with pytest.raises(StateError, match="the epsilon of this run is unknown"):
-        PrivacyBook(tmp_path)
+        PrivacyBook(blobs)
 
 
 def test_release_beyond_max_epsilon_is_refused_before_it_is_counted(tmp_path, prepared, registry):

@@ -1,4 +1,4 @@
-"""Resuming a run from the files of a killed coordinator."""
+"""Resuming a run from the blobs of a killed coordinator, in both stores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, State
 from fedpatch.coordinator.rounds.run_events import Interrupted
 from fedpatch.coordinator.rounds.run_records import RoundRecord
@@ -14,23 +15,42 @@ from fedpatch.coordinator.runtime.effect_runner import EffectRunner
 from fedpatch.coordinator.runtime.resume import seen_devices
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.checkpoint import kept_rounds, load_checkpoint, save_checkpoint, store_update
+from fedpatch.coordinator.storage.checkpoint import (
+    kept_devices,
+    kept_rounds,
+    load_checkpoint,
+    save_checkpoint,
+    store_update,
+)
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry, Sighting
 from fedpatch.shared.errors import StateError
 from tests.coordinator.effect_runners import Bench
 
 
 @pytest.fixture
-def bench(tmp_path: Path, prepared: Prepared, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(
+    tmp_path: Path, prepared: Prepared, registry: Registry, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> Bench:
     moment, now = BootTime.now(), time.monotonic()
     monkeypatch.setattr(BootTime, "now", lambda: moment)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    return Bench(tmp_path, prepared, registry).begin()
+    return Bench(tmp_path, prepared, registry, blobs=blobs).begin()
 
 
 def bits(bench: Bench) -> dict[str, bytes]:
-    """The global model on the disk."""
-    return {name: array.tobytes() for name, array in load_checkpoint(bench.directory)[0].tensors.items()}
+    """The global model in the store."""
+    return {name: array.tobytes() for name, array in load_checkpoint(bench.blobs)[0].tensors.items()}
+
+
+def checkpoint_names(bench: Bench) -> list[str]:
+    """Their keys, the newest last."""
+    return [name for name in bench.blobs.list() if name.startswith("checkpoint-")]
+
+
+def kept(bench: Bench) -> dict[int, list[str]]:
+    """Devices of the updates in the store, by round; an object store may list a round whose updates are gone."""
+    found = {number: kept_devices(bench.blobs, number) for number in kept_rounds(bench.blobs)}
+    return {number: devices for number, devices in found.items() if devices}
 
 
 def states(bench: Bench) -> dict[str, State]:
@@ -83,7 +103,7 @@ class TestOpenRound:
         bench.upload("a", 1.0)
         run = bench.engine.spec.run
         bench.registry.rounds.close(run, "ab")
-        store_update(bench.directory, 1, "a", b"not what it was")
+        store_update(bench.blobs, 1, "a", b"not what it was")
         later = bench.again()
         assert states(later) == {"a": State.LOST, "b": State.LOST}
         later.begin()
@@ -99,13 +119,13 @@ class TestOpenRound:
         assert bench.registry.rounds.unfinished(run, BootTime.now()).closing
 
     def test_update_unknown_to_the_registry_is_named(self, bench):
-        store_update(bench.directory, 1, "b", b"blob")
+        store_update(bench.blobs, 1, "b", b"blob")
         later = bench.again()
         assert "the update of b in round 1 is not in the registry; its device is asked again" in later.lines
 
     def test_unreadable_update_is_dropped_and_asked_for_again(self, bench):
         bench.upload("a", 1.0)
-        store_update(bench.directory, 1, "a", b"not what it was")
+        store_update(bench.blobs, 1, "a", b"not what it was")
         later = bench.again()
         assert states(later)["a"] is State.LOST
         assert any("update of a in round 1 cannot be read" in line for line in later.lines)
@@ -121,12 +141,12 @@ class TestOpenRound:
         later = bench.again()
         assert later.engine.open is None
         assert "round 1 was open with another model; it starts again" in later.lines
-        assert (later.registry.rounds.updates(run, 1), kept_rounds(bench.directory)) == ([], [])
+        assert (later.registry.rounds.updates(run, 1), kept(bench)) == ([], {})
 
     def test_updates_of_other_rounds_are_deleted(self, bench):
-        store_update(bench.directory, 9, "a", b"blob")
+        store_update(bench.blobs, 9, "a", b"blob")
         bench.again()
-        assert kept_rounds(bench.directory) == []
+        assert kept(bench) == {}
 
     def test_interrupted_round_keeps_its_time(self, bench, monkeypatch):
         started = BootTime.now()
@@ -146,7 +166,7 @@ class TestCheckpoint:
     def test_record_of_the_checkpoint_is_added_to_the_registry(self, bench):
         run, state = bench.engine.spec.run, bench.aggregator.state
         saved = RoundRecord(1, "aggregated", 2, 2, 0, 2, user_accuracy=0.75)
-        save_checkpoint(bench.directory, state, bench.prepared.public, {"record": saved.to_dict()})
+        save_checkpoint(bench.blobs, state, bench.prepared.public, {"record": saved.to_dict()})
         later = bench.again()
         assert later.registry.rounds.records(run) == [saved]
         assert later.registry.rounds.unfinished(run, BootTime.now()) is None
@@ -163,8 +183,8 @@ class TestCheckpoint:
             bench = bench.again(rounds=3).begin()
         run = bench.engine.spec.run
         assert [record.round for record in bench.registry.rounds.records(run)] == [1, 2]
-        newest = max(bench.directory.glob("checkpoint-*.fp"))
-        newest.write_bytes(newest.read_bytes()[:-1])
+        newest = checkpoint_names(bench)[-1]
+        bench.blobs.put(newest, bench.blobs.get(newest)[:-1])
         later = bench.again()
         assert [record.round for record in later.registry.rounds.records(run)] == [1]
         assert (
@@ -181,20 +201,17 @@ class TestCheckpoint:
         bench.registry.rounds.finish(run, RoundRecord(2, "failed", 2, 0, 2, 0, failure="too_few_accepted"))
         bench = bench.again(rounds=4).begin()
         bench.upload("ab", 2.0)
-        newest = max(bench.directory.glob("checkpoint-*.fp"))
-        newest.write_bytes(b"")
+        bench.blobs.put(checkpoint_names(bench)[-1], b"")
         later = bench.again()
         assert [record.round for record in later.registry.rounds.records(run)] == [1, 2]
 
     def test_missing_first_checkpoint_is_made(self, bench):
-        for path in bench.directory.glob("checkpoint-*.fp"):
-            path.unlink()
+        bench.blobs.delete(*checkpoint_names(bench))
         assert bench.again().aggregator.state.round == 0
 
     def test_lost_checkpoints_of_played_rounds_raise(self, bench):
         bench.upload("ab", 1.0)
-        for path in bench.directory.glob("checkpoint-*.fp"):
-            path.unlink()
+        bench.blobs.delete(*checkpoint_names(bench))
         with pytest.raises(StateError, match="holds no checkpoint"):
             bench.again()
 

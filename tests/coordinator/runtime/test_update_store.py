@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.blobs.blob_store import BlobStore, Place
 from fedpatch.coordinator.rounds.run_effects import StoreUpdate
 from fedpatch.coordinator.rounds.run_events import TimePassed
 from fedpatch.coordinator.rounds.run_records import StoredUpdate
@@ -111,9 +112,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     """The disk of a coordinator, which writes a device's update once the test allows it."""
     disk = Disk("a", "b")
 
-    def write(directory: Path, round: int, device: str, *rest: Any) -> Path:
+    def write(blobs: Place, round: int, device: str, *rest: Any) -> str:
         assert disk.may[device].wait(LONG_S)
-        return store_update(directory, round, device, *rest)
+        return store_update(blobs, round, device, *rest)
 
     monkeypatch.setattr("fedpatch.coordinator.runtime.update_store.store_update", write)
     yield disk
@@ -132,12 +133,14 @@ def bench(
     tmp_path: Path,
     prepared: Prepared,
     registry: Registry,
+    blobs: BlobStore,
     slow: Disk,
     woken: threading.Semaphore,
     executor: ThreadPoolExecutor,
 ) -> Iterator[Bench]:
     """A round in which both devices have accepted, and their updates are written beside."""
-    yield Bench(tmp_path, prepared, registry, writing={"executor": executor, "wake": woken.release}).begin()
+    writing = {"executor": executor, "wake": woken.release}
+    yield Bench(tmp_path, prepared, registry, writing=writing, blobs=blobs).begin()
     for may in slow.may.values():
         may.set()
 

@@ -1,8 +1,10 @@
-"""Checkpoints and updates on disk: every bit is kept, damage is found, and the model is exported."""
+"""Checkpoints and updates in both stores: every bit is kept, damage is found, and the model is exported."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import logging
 import os
 import resource
@@ -20,14 +22,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.strategies import ServerState, zeros
+from fedpatch.coordinator.blobs.blob_store import BlobStore, Place
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.storage import checkpoint
 from fedpatch.coordinator.storage.checkpoint import (
     drop_round,
+    drop_updates,
     export_model,
+    kept_devices,
+    kept_rounds,
     load_checkpoint,
     load_update,
     save_checkpoint,
     store_update,
+    sync_updates,
 )
 from fedpatch.coordinator.strategies import STRATEGIES, find_strategy
 from fedpatch.shared.errors import StateError
@@ -52,16 +60,16 @@ def state_of(round: int, fill: float = 1.5) -> ServerState:
     return ServerState(round, {**shared, "fc1.weight": np.full((3, 2), fill, np.float32)}, server)
 
 
-def save(directory: Path, *rounds: int) -> Path:
-    """Save checkpoints of these rounds; the path of the last one."""
-    return [save_checkpoint(directory, state_of(number), PUBLIC, {}) for number in rounds][-1]
+def save(place: Place, *rounds: int) -> str:
+    """Save checkpoints of these rounds; the key of the last one."""
+    return [save_checkpoint(place, state_of(number), PUBLIC, {}) for number in rounds][-1]
 
 
-def test_rounds_that_counted_are_kept_and_other_checkpoints_have_no_key_for_them(tmp_path):
-    plain = save(tmp_path, 1).read_bytes()
+def test_rounds_that_counted_are_kept_and_other_checkpoints_have_no_key_for_them(blobs):
+    plain = bytes_of(blobs, save(blobs, 1))
     counted = replace(state_of(2), counted={"ann": 2, "bob": 1})
-    save_checkpoint(tmp_path, counted, PUBLIC, {})
-    assert load_checkpoint(tmp_path)[0].counted == counted.counted
+    save_checkpoint(blobs, counted, PUBLIC, {})
+    assert load_checkpoint(blobs)[0].counted == counted.counted
     assert b"counted" not in plain
 
 
@@ -70,11 +78,17 @@ def equal(one: ServerState, other: ServerState) -> bool:
     return one.round == other.round and same(one.tensors, other.tensors) and same(one.server, other.server)
 
 
-def flip(path: Path, place: float) -> None:
-    """Turn over one bit of a file, at a fraction of its length."""
-    data = bytearray(path.read_bytes())
+def bytes_of(blobs: BlobStore, key: str) -> bytes:
+    data = blobs.get(key)
+    assert data is not None
+    return data
+
+
+def flip(blobs: BlobStore, key: str, place: float) -> None:
+    """Turn over one bit of a blob, at a fraction of its length."""
+    data = bytearray(bytes_of(blobs, key))
     data[int(place * (len(data) - 1))] ^= 0x10
-    path.write_bytes(data)
+    blobs.put(key, bytes(data))
 
 
 @st.composite
@@ -99,7 +113,15 @@ def test_checkpoint_round_trip_keeps_every_bit(drawn):
     assert all(array.flags.writeable for array in loaded.tensors.values())  # no window on the file
 
 
-def test_last_two_checkpoints_are_kept_and_leftovers_removed(tmp_path):
+def test_last_two_checkpoints_are_kept(blobs):
+    save(blobs, *range(1, 8))
+    assert blobs.list() == ["checkpoint-000006.fp", "checkpoint-000007.fp"]
+    save_checkpoint(blobs, state_of(8), PUBLIC, {}, kept=3)
+    assert blobs.list() == ["checkpoint-000006.fp", "checkpoint-000007.fp", "checkpoint-000008.fp"]
+    assert load_checkpoint(blobs)[0].round == 8
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     run = tmp_path / "runs" / "r-1"
     for number in range(1, 12):
         save(run, number)
@@ -113,34 +135,35 @@ def test_last_two_checkpoints_are_kept_and_leftovers_removed(tmp_path):
 @given(place=st.floats(0, 1), truncate=st.booleans())
 def test_damage_anywhere_falls_back_to_the_checkpoint_before(place, truncate):
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        save_checkpoint(directory, state_of(1), PUBLIC, {"n": 1})
-        path = save_checkpoint(directory, state_of(2), PUBLIC, {"n": 2})
+        blobs = FileBlobs(Path(folder))
+        save_checkpoint(blobs, state_of(1), PUBLIC, {"n": 1})
+        key = save_checkpoint(blobs, state_of(2), PUBLIC, {"n": 2})
         if truncate:
-            path.write_bytes(path.read_bytes()[: int(place * (path.stat().st_size - 1))])
+            data = bytes_of(blobs, key)
+            blobs.put(key, data[: int(place * (len(data) - 1))])
         else:
-            flip(path, place)
-        loaded, _, meta = load_checkpoint(directory)
+            flip(blobs, key, place)
+        loaded, _, meta = load_checkpoint(blobs)
         assert equal(loaded, state_of(1))
         assert meta == {"n": 1}
 
 
-def test_fallback_is_logged_and_ends_with_the_next_save(tmp_path, caplog):
-    damaged = save(tmp_path, 1, 2)
-    flip(damaged, 0.9)
+def test_fallback_is_logged_and_ends_with_the_next_save(blobs, caplog):
+    damaged = save(blobs, 1, 2)
+    flip(blobs, damaged, 0.9)
     with caplog.at_level(logging.WARNING):
-        load_checkpoint(tmp_path)
+        load_checkpoint(blobs)
     (line,) = caplog.messages
     assert line == (
-        f"{damaged}: is damaged (its SHA-256 does not fit); carrying on from round 1 (checkpoint-000001.fp)"
+        f"{blobs.where(damaged)}: is damaged (its SHA-256 does not fit); carrying on from round 1 (checkpoint-000001.fp)"
     )
-    save_checkpoint(tmp_path, state_of(2, fill=7.0), PUBLIC, {})
-    assert equal(load_checkpoint(tmp_path)[0], state_of(2, fill=7.0))
+    save_checkpoint(blobs, state_of(2, fill=7.0), PUBLIC, {})
+    assert equal(load_checkpoint(blobs)[0], state_of(2, fill=7.0))
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 100, None], ids=["empty", "zeros", "a directory"])
 def test_garbage_in_place_of_the_newest_falls_back(tmp_path, caplog, left):
-    damaged = save(tmp_path, 1, 2)
+    damaged = tmp_path / save(tmp_path, 1, 2)
     damaged.unlink()
     damaged.mkdir() if left is None else damaged.write_bytes(left)
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
@@ -149,22 +172,22 @@ def test_garbage_in_place_of_the_newest_falls_back(tmp_path, caplog, left):
     assert sorted(path.name for path in tmp_path.glob("*.fp")) == ["checkpoint-000002.fp", "checkpoint-000003.fp"]
 
 
-def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(tmp_path, caplog, monkeypatch):
-    save(tmp_path, 1)
+def test_checkpoint_deleted_while_it_is_read_is_followed_by_the_newer(blobs, caplog, monkeypatch):
+    save(blobs, 1)
     read = checkpoint._read
 
     def late(*arguments: Any) -> memoryview:
         monkeypatch.undo()
-        save(tmp_path, 2, 3)
+        save(blobs, 2, 3)
         return read(*arguments)
 
     monkeypatch.setattr(checkpoint, "_read", late)
-    assert equal(load_checkpoint(tmp_path)[0], state_of(3))
+    assert equal(load_checkpoint(blobs)[0], state_of(3))
     assert caplog.text == ""
 
 
 def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
-    newest = save(tmp_path, 1, 2)
+    newest = tmp_path / save(tmp_path, 1, 2)
     read = Path.read_bytes
 
     def refuse(path):
@@ -178,40 +201,36 @@ def test_unreadable_checkpoint_falls_back(tmp_path, caplog, monkeypatch):
     assert line.startswith(f"{newest}: Input/output error; make sure that it may be read; carrying on from round 1")
 
 
-def test_damaged_older_checkpoint_is_not_read(tmp_path, caplog):
-    older = save(tmp_path, 1)
-    save(tmp_path, 2)
-    flip(older, 0.5)
-    assert equal(load_checkpoint(tmp_path)[0], state_of(2))
-    save(tmp_path, 3)
-    assert (older.exists(), caplog.messages) == (False, [])
+def test_damaged_older_checkpoint_is_not_read(blobs, caplog):
+    older = save(blobs, 1)
+    save(blobs, 2)
+    flip(blobs, older, 0.5)
+    assert equal(load_checkpoint(blobs)[0], state_of(2))
+    save(blobs, 3)
+    assert (blobs.get(older), caplog.messages) == (None, [])
 
 
-def test_load_with_all_checkpoints_damaged_raises_with_each_file(tmp_path):
+def test_load_with_all_checkpoints_damaged_raises_with_each_place(blobs):
     for number in (1, 2):
-        flip(save(tmp_path, number), 0.5)
+        flip(blobs, save(blobs, number), 0.5)
     with pytest.raises(StateError) as caught:
-        load_checkpoint(tmp_path)
+        load_checkpoint(blobs)
     lines = str(caught.value).splitlines()
-    assert [line.partition(": ")[0] for line in lines[:2]] == [
-        str(tmp_path / "checkpoint-000002.fp"),
-        str(tmp_path / "checkpoint-000001.fp"),
-    ]
-    assert lines[2] == f"no checkpoint in {tmp_path} is whole; start a new run"
+    places = [blobs.where(f"checkpoint-{number:06d}.fp") for number in (2, 1)]
+    assert [line.partition(": is")[0] for line in lines[:2]] == places
+    assert lines[2] == f"no checkpoint in {blobs.where()} is whole; start a new run"
 
 
-def test_no_checkpoint_raises(tmp_path):
-    for directory in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(StateError, match="holds no checkpoint"):
-            load_checkpoint(directory)
+def test_no_checkpoint_raises(blobs):
+    with pytest.raises(StateError, match="holds no checkpoint"):
+        load_checkpoint(blobs)
 
 
-def test_foreign_files_and_other_versions_raise(tmp_path):
-    path = tmp_path / "checkpoint-000001.fp"
+def test_foreign_blobs_and_other_versions_raise(blobs):
     for content, problem in ((b"hello", "is not a checkpoint"), (b"fedpatch checkpoint 2\n...", "another version")):
-        path.write_bytes(content)
+        blobs.put("checkpoint-000001.fp", content)
         with pytest.raises(StateError, match=problem):
-            load_checkpoint(tmp_path)
+            load_checkpoint(blobs)
 
 
 def test_refused_write_raises_and_keeps_the_checkpoint_before(tmp_path):
@@ -239,44 +258,47 @@ except StateError as error:
     assert equal(load_checkpoint(tmp_path)[0], state_of(1))
 
 
-def test_exported_model_is_read_by_numpy_without_moments(tmp_path):
+def test_exported_model_is_read_by_numpy_without_moments(blobs):
     tensors = {**state_of(1).tensors, "file": np.arange(3, dtype=np.int8), "empty": np.zeros((0, 2), np.float16)}
-    path = tmp_path / "out" / "model.npz"
-    export_model(path, tensors)
-    with np.load(path, allow_pickle=False) as archive:
+    assert export_model(blobs, tensors) == blobs.where("model.npz")
+    written = bytes_of(blobs, "model.npz")
+    with np.load(io.BytesIO(written), allow_pickle=False) as archive:
         exported = dict(archive)
     assert same(exported, {name: array for name, array in tensors.items() if ":" not in name})
-    export_model(tmp_path / "again.npz", dict(reversed(tensors.items())))
-    assert (tmp_path / "again.npz").read_bytes() == path.read_bytes()
+    export_model(blobs, dict(reversed(tensors.items())))
+    assert bytes_of(blobs, "model.npz") == written
 
 
-@given(st.binary(max_size=200))
-def test_update_is_kept_until_its_round_is_dropped(blob):
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "r-1"
-        store_update(run, 1, "pi-1", b"before")
-        assert store_update(run, 1, "pi-1", blob).is_file()
-        store_update(run, 1, "pi-2", b"two")
-        store_update(run, 2, "pi-1", b"three")
-        assert [load_update(run, 1, "pi-1"), load_update(run, 1, "pi-2")] == [blob, b"two"]
-        drop_round(run, 1)
-        drop_round(run, 1)
-        assert load_update(run, 2, "pi-1") == b"three"
-        with pytest.raises(StateError, match=r"pi-1.fp: is not there"):
-            load_update(run, 1, "pi-1")
+@pytest.mark.parametrize("blob", [b"", b"one", bytes(range(256)) * 40_000], ids=["empty", "small", "10 MB"])
+def test_update_is_kept_until_its_round_is_dropped(blobs, blob):
+    store_update(blobs, 1, "pi-1", b"before")
+    store_update(blobs, 1, "pi-1", blob)
+    store_update(blobs, 1, "pi-2", b"two", hashlib.sha256(b"two").hexdigest())
+    store_update(blobs, 2, "pi-1", b"three")
+    sync_updates(blobs, 1)
+    assert (kept_rounds(blobs), kept_devices(blobs, 1)) == ([1, 2], ["pi-1", "pi-2"])
+    assert [load_update(blobs, 1, "pi-1"), load_update(blobs, 1, "pi-2")] == [blob, b"two"]
+    drop_updates(blobs, [(1, "pi-2"), (7, "pi-2")])
+    assert kept_devices(blobs, 1) == ["pi-1"]
+    drop_round(blobs, 1)
+    drop_round(blobs, 1)
+    assert (kept_devices(blobs, 1), kept_devices(blobs, 2)) == ([], ["pi-1"])
+    assert load_update(blobs, 2, "pi-1") == b"three"
+    with pytest.raises(StateError, match=r"pi-1.fp: is not there"):
+        load_update(blobs, 1, "pi-1")
 
 
-def test_damaged_update_raises(tmp_path):
-    flip(store_update(tmp_path, 1, "pi-1", bytes(100)), 0.9)
+def test_damaged_update_raises(blobs):
+    flip(blobs, store_update(blobs, 1, "pi-1", bytes(100)), 0.9)
     with pytest.raises(StateError, match=r"pi-1.fp: is damaged"):
-        load_update(tmp_path, 1, "pi-1")
+        load_update(blobs, 1, "pi-1")
 
 
 @pytest.mark.parametrize("device", ["../pi", "pi/1", "", ".", "Pi"])
-def test_device_name_outside_the_topic_alphabet_is_refused(tmp_path, device):
+def test_device_name_outside_the_topic_alphabet_is_refused(blobs, device):
     with pytest.raises(ValueError, match="no device's name"):
-        store_update(tmp_path / "run", 1, device, b"x")
-    assert list(tmp_path.iterdir()) == []
+        store_update(blobs, 1, device, b"x")
+    assert blobs.list() == []
 
 
 def test_full_disk_keeps_the_checkpoints_before_and_no_partial_file(tmp_path):
@@ -308,11 +330,11 @@ def test_readonly_disk_raises_and_can_be_read(tmp_path):
 
 def test_checkpoint_of_an_earlier_version_without_encoding_is_read_as_compressed(tmp_path, monkeypatch):
 
-    def write(path: Path, magic: bytes, content: bytes) -> None:
+    def write(blobs: BlobStore, key: str, magic: bytes, content: bytes) -> None:
         fields = msgpack.unpackb(content)
         for part in ("tensors", "server"):
             del fields[part]["encoding"]
-        real(path, magic, msgpack.packb(fields))
+        real(blobs, key, magic, msgpack.packb(fields))
 
     real = checkpoint._write
     monkeypatch.setattr(checkpoint, "ENCODING", "fp32+zstd")

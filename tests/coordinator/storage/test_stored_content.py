@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.aggregation.server_delta import ServerDelta
 from fedpatch.coordinator.aggregation.strategies import ServerState
+from fedpatch.coordinator.blobs.blob_store import open_blobs
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage import run_journal
@@ -58,7 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store_update(directory, 3, "pi-1", BLOB, digest)
         registry.rounds.add_updates(run, [StoredUpdate(3, "pi-1", digest, 99, 40, "fp32")])
         save_step(directory, ServerDelta(2, "a", "b", "c", Packed(b"x" * 50, 99, "delta-int8")), ())
-        export_model(directory / "model.npz", {"w": np.full(8, 2, np.float32)})
+        export_model(directory, {"w": np.full(8, 2, np.float32)})
         registry.finish_run(run, stopped_because="max_rounds", user_accuracy=0.5, model=str(directory / "model.npz"))
     return state_dir
 
@@ -122,6 +123,22 @@ def test_damaged_newest_checkpoint_fails_and_the_one_before_warns(state_dir: Pat
         assert str(path) in one.detail
         assert back in one.remedy
         path.write_bytes(data)
+
+
+def test_blobs_in_an_object_store_are_read_back(tmp_path: Path, s3: str):
+    with Registry(tmp_path / REGISTRY_FILE) as registry:
+        run = new_run(registry, settings={"blobs": s3}).id
+        blobs = open_blobs(s3, tmp_path / "runs" / run)
+        record = record_of(1)
+        state = ServerState(1, {"w": np.full(8, 1, np.float32)}, {})
+        key = save_checkpoint(blobs, state, SCHEMA, {"record": record.to_dict()})
+        registry.rounds.finish(run, record)
+    assert bad(tmp_path) == []
+    blobs.put(key, b"other bytes")
+    (damaged,) = bad(tmp_path)
+    assert damaged.verdict == "fail" and f"{s3}/{run}/{key}: is not a checkpoint" in damaged.detail
+    change(tmp_path / REGISTRY_FILE, f"UPDATE runs SET settings = replace(settings, '{s3}', 's3://nowhere/p')")
+    assert any("s3://nowhere/p" in one.detail and "NoSuchBucket" in one.detail for one in bad(tmp_path))
 
 
 def test_journal_that_could_not_be_written_warns_and_the_registry_is_right(

