@@ -292,7 +292,8 @@ def _file_decoders() -> Iterator[Decoder]:
     for kind, flags in ((RunSettings, terms), (AgentSettings, terms | {"data": "shard:0/10"})):
         given = {name: value for name, value in flags.items() if name in kind.__dataclass_fields__}
         text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
-        yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
+        yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text",
+                      found=tuple(form % (b"a." * 1900 + b"a") for form in (b"%s = 1\n", b"[%s]\n", b"x = {%s = 1}\n")))  # fmt: skip
     yield from identity_decoders()
     yield from held_decoders()
     yield from privacy_decoders()
