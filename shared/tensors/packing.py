@@ -108,7 +108,7 @@ def _no_extension(code: int, data: bytes) -> None:
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether `value` has only msgpack's own types, with str keys, nested at most `MAX_DEPTH` deep."""
+    """Return whether `value` has only msgpack's own types, with str keys, nested at most `MAX_DEPTH` deep."""
     match value:
         case None | bool() | int() | float() | str() | bytes():
             return True
