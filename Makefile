@@ -40,8 +40,9 @@ TEST_JOBS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n > 2 ? 3 : n + 1)))
 QUICK := not slow and not system and not faults and not benchmarks and not hosts and not arm64 and not packages
 ONLY_SLOW := tests/system/test_devices_held.py tests/system/test_doctor.py tests/system/test_service.py \
 	tests/system/test_two_coordinators.py tests/system/test_watch.py tests/coordinator/demo/test_demo.py tests/simulator/learners/test_worker_pool.py \
+	tests/simulator/attacks/test_bad_clients.py tests/simulator/clients/test_population.py tests/simulator/learners/test_frozen_values.py \
 	tests/coordinator/runtime/test_private_rounds.py tests/coordinator/runtime/test_kill_anywhere.py tests/fuzz/test_decoders.py \
-	tests/device_agent/cli/test_doctor.py tests/device_agent/runtime/test_trainer.py tests/device_agent/state/test_residual_store.py \
+	tests/device_agent/cli/test_doctor.py tests/device_agent/runtime/test_trainer.py tests/device_agent/runtime/test_training_launch.py tests/device_agent/state/test_residual_store.py \
 	tests/device_agent/training/test_honest_accuracy.py
 
 # Fuzzing: how many times the examples of the ordinary tests, seconds for each decoder, which decoders (none: all).

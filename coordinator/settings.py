@@ -392,7 +392,7 @@ class RoundSettings(Settings):
 
     @property
     def masked(self) -> bool:
-        """Whether devices mask their updates."""
+        """True if devices mask their updates."""
         return self.secure != "off"
 
     @property

@@ -223,7 +223,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     @property
     def tells_metrics(self) -> bool:
-        """Whether somebody wants to read this device's metrics."""
+        """True if somebody wants to read this device's metrics."""
         return self.metrics is not None or self.metrics_textfile is not None
 
     def check(self) -> list[tuple[str, ...]]:

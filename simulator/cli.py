@@ -239,12 +239,12 @@ def _is_default(context: typer.Context, name: str) -> bool:
 
 
 def _refuse_options_of_its_own(context: typer.Context) -> None:
-    """They would go unheard: a command of the group has options of its own."""
+    """Raise UsageError for options before a command of the group, which has options of its own."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name != "debug":
             raise UsageError(
-                f"--{name.replace('_', '-')} stands before {context.invoked_subcommand!r}, which does not hear it; "
+                f"--{name.replace('_', '-')} stands before {context.invoked_subcommand!r}, which does not have it; "
                 f"write it after that word, if fedpatch simulate {context.invoked_subcommand} --help has it"
             )
 

@@ -21,6 +21,7 @@ from fedpatch.device_agent.runtime import effect_runner
 from fedpatch.device_agent.training import model_export
 from fedpatch.shared.app.plugins import disable_ort_telemetry
 from tests.support.brokers import Mosquitto
+from tests.support.examples import QUICK
 from tests.support.programs import Program
 from tests.support.s3_server import S3Server
 from tests.support.same_examples import forget_what_is_loaded
@@ -33,7 +34,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=_CI,
-    max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (50 if _CI else 20)),
+    max_examples=int(os.environ.get("FEDPATCH_EXAMPLES") or (50 if _CI else 10)),
 )
 _SIMULATED = Path(__file__).parent / "faults" / "simulated"
 """Schedules in virtual time: they take long, without a marker."""
@@ -44,8 +45,28 @@ if _CI:
 disable_ort_telemetry()
 
 
+def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return two thirds of the cases of each test marked `matrix`; the choice depends on the test's name alone."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [
+        one
+        for name, found in cases.items()
+        for one in random.Random(zlib.crc32(name.encode())).sample(found, len(found) * 2 // 3)
+    ]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several files are played at a time, those that take long come first: the last one to end has nobody beside it."""
+    """Sample matrices in quick runs, unless a case is named, and begin with the files that take long.
+
+    Where several files are played at a time, the last one to end has nobody beside it.
+    """
+    if QUICK and not any("[" in argument for argument in config.args):
+        left_out = _left_out(items)
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
         longest: dict[str, int] = {}
         for item in items:

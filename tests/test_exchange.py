@@ -10,12 +10,13 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_spec import RunSpec, Stopped
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.shared.wire.reason_codes import FailReason, RefuseReason
+from tests.support.examples import examples
 from tests.support.exchange import Exchange
 from tests.support.specs import TASKS, run_spec
 from tests.support.virtual_time import Faults
@@ -79,7 +80,7 @@ def play(spec: RunSpec, devices: int = 4, **options) -> Exchange:
     return Exchange(spec, devices, **options).start().run(PATIENCE_S)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@examples(200, suppress_health_check=[HealthCheck.too_slow])
 @given(runs, faults, accidents(), st.integers(0, 2**32))
 def test_any_run_ends_and_leaves_nobody_at_work(spec, bad, events, seed):
     """For any losses and failures: the run stops for a known reason, its rounds add up, devices come to rest."""
@@ -99,7 +100,7 @@ def test_any_run_ends_and_leaves_nobody_at_work(spec, bad, events, seed):
     assert [name for name, device in world.devices.items() if device.job.key is not None] == []
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**32))
 def test_on_a_good_link_everybody_reports_in_every_round(devices, slots, seed):
     """Without faults no device is ever missing, and each sends few superfluous messages."""
@@ -110,7 +111,7 @@ def test_on_a_good_link_everybody_reports_in_every_round(devices, slots, seed):
         assert [world.counts[name, what, ""] for what in ("invited", "accepted", "reported", "lost")] == [3, 3, 3, 0]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(passable, st.integers(0, 2**32))
 def test_on_a_bad_link_rounds_still_come_about(bad, seed):
     """With time enough, loss costs time and not devices."""
@@ -118,7 +119,7 @@ def test_on_a_bad_link_rounds_still_come_about(bad, seed):
     assert [(record.outcome, record.reported) for record in world.records] == [("aggregated", 4)] * 3
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(passable, accidents(longest_s=3.0), st.integers(0, 2**32))
 def test_short_accidents_cost_no_device(bad, events, seed):
     """Who is back in time is not forgotten: neither side waits until the deadline for what the other has lost."""

@@ -135,6 +135,7 @@ def _assert_same_round(fleet: Fleet, expected: Round, seen: set[str]) -> None:
         _assert_close(dict(fleet.patch(client).values), values)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("private", POLICIES)
 @pytest.mark.parametrize("strategy", RATES)
 def test_rounds_are_those_of_algorithm_1(tmp_path, strategy, private):

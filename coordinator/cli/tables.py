@@ -108,7 +108,7 @@ def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -
         print_json([asdict(one) for one in devices])
         return
     counters = ("invited", "accepted", "declined", "reported", "lost", "failed", "refused", "late")
-    table = _table("device", "fleet", "state", "heard", "tasks", *counters, "last reason")
+    table = _table("device", "fleet", "state", "last seen", "tasks", *counters, "last reason")
     for column in table.columns[5:-1]:
         column.justify = "right"
     for one in devices:
@@ -117,8 +117,8 @@ def print_devices(devices: Iterable[DeviceInfo], now: float, *, as_json: bool) -
         if hold := one.quarantined or one.drained:
             word = "quarantined" if one.quarantined else "drained"
             state = Text(f"{word} {age(max(0.0, now - hold.since))}: {hold.reason}", style="yellow")
-        heard = age(max(0.0, now - one.last_seen))
-        table.add_row(one.id, one.fleet, state, heard, ", ".join(one.tasks), *counts, one.last_reason)
+        last_seen = age(max(0.0, now - one.last_seen))
+        table.add_row(one.id, one.fleet, state, last_seen, ", ".join(one.tasks), *counts, one.last_reason)
     print_table(table)
 
 

@@ -61,7 +61,7 @@ class Standing:
 
     @property
     def all_count(self) -> bool:
-        """Whether missing devices count too, because they are at least half of the devices that have not left."""
+        """True if missing devices count too, because they are at least half of the devices that have not left."""
         return 2 * self.missing >= self.fleet - self.left
 
     @property

@@ -21,7 +21,7 @@ _MAX_TOKEN_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleTerms:
-    """Where and for whom a console is served.
+    """Address and access rules of a console.
 
     Attributes:
         listen: Address to listen on.
@@ -45,12 +45,12 @@ class ConsoleTerms:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach the console."""
+        """True if only this machine can reach the console."""
         return is_loopback(self.listen.host)
 
     @property
     def read_needs_login(self) -> bool:
-        """Whether reading needs the token: from another machine without a certificate."""
+        """True if reading needs the token: from another machine without a certificate."""
         return not self.local and self.client_ca is None
 
     @property

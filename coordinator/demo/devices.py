@@ -41,7 +41,7 @@ class DemoDevice:
 
     @property
     def ready(self) -> bool:
-        """Whether its status file shows a connection and loaded data."""
+        """True if its status file shows a connection and loaded data."""
         status = self._status()
         return bool(status.get("connected") and status.get("tasks"))
 

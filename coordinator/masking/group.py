@@ -93,7 +93,7 @@ class MaskedGroup:
 
     @property
     def over(self) -> bool:
-        """Whether the group is open or lost."""
+        """True if the group is open or lost."""
         return self.state in (GroupState.OPEN, GroupState.LOST)
 
     def add_shares(self, device: str, shares: Shares) -> bool:
@@ -121,7 +121,7 @@ class MaskedGroup:
 
     @property
     def all_shared(self) -> bool:
-        """Whether each member has sent its shares."""
+        """True if each member has sent its shares."""
         return len(self.shares) == len(self.members)
 
     def end_sharing(self) -> None:

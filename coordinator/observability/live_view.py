@@ -70,7 +70,7 @@ def draw(message: StatusMessage, *, over: bool = False, lines: int = MIN_LINES) 
 
 
 def is_short_of_devices(status: RunStatus) -> bool:
-    """Whether the run waits because too few devices are present."""
+    """Return whether the run waits because too few devices are present."""
     return status.phase == "waiting" and status.present < status.wanted
 
 

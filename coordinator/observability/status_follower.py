@@ -51,12 +51,12 @@ class StatusFollower:
 
     @property
     def ended(self) -> bool:
-        """Whether the last status is that of a run that is over."""
+        """True if the last status is that of a run that is over."""
         return self._status is not None and bool(self._status.stopped)
 
     @property
     def alone(self) -> bool:
-        """Whether the coordinator is offline and no status has arrived."""
+        """True if the coordinator is offline and no status has arrived."""
         return self._online is False and self._status is None
 
     def take(self, event: LinkEvent, now: float) -> list[str]:

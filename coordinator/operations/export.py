@@ -47,7 +47,7 @@ class GlobalExport:
 
     @property
     def is_earlier(self) -> bool:
-        """Whether this is the model of an earlier round because the requested one cannot be read."""
+        """True if this is the model of an earlier round because the requested one cannot be read."""
         return self.metadata.round < self.asked_round
 
 

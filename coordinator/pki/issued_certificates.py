@@ -44,7 +44,7 @@ class Entry:
     reason: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
     def good(self, now: float) -> bool:
-        """Whether it is neither revoked nor expired."""
+        """Return whether it is neither revoked nor expired."""
         return not self.revoked_at and (not self.not_after or now < self.not_after)
 
 

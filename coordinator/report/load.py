@@ -26,7 +26,7 @@ _SECRET = frozenset(one.name for one in settings_of(RunSettings) if one.rules.se
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which files to write; without `out` the page is named after the runs, in the current directory."""
+    """Paths to write; without `out` the page is named after the runs, in the current directory."""
 
     out: Path | None = None
     csv: Path | None = None

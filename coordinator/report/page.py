@@ -499,7 +499,7 @@ def _with(label: str, name: str, run: Run) -> str:
 
 
 def rounds_to_target(run: Run) -> str:
-    """How many rounds were completed before the first that began at the target."""
+    """Return the number of rounds completed before the first that began at the target."""
     if run.target is None:
         return "-"
     for done, record in enumerate(run.aggregated):

@@ -59,7 +59,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended, or that it goes on."""
+        """Outcome of the run, or `running`."""
         return status_words(self.info)
 
     @property
@@ -127,7 +127,7 @@ def phase_seconds(record: RoundRecord) -> list[float]:
 
 
 def round_seconds(record: RoundRecord) -> float:
-    """How long the round took; its phases add up to that."""
+    """Return the seconds of the round, the sum of its phases."""
     return sum(phase_seconds(record))
 
 
@@ -138,7 +138,7 @@ def missing(record: RoundRecord, kind: str) -> dict[str, int]:
 
 
 def reasons(records: Iterable[RoundRecord]) -> Counter[tuple[str, str]]:
-    """How often each (kind, reason) kept a device out of a round, and a round from being aggregated."""
+    """Return the number of times that each (kind, reason) kept a device out of a round, and a round from being aggregated."""
     found: Counter[tuple[str, str]] = Counter()
     for record in records:
         for kind in MISSING_KINDS:
@@ -150,7 +150,7 @@ def reasons(records: Iterable[RoundRecord]) -> Counter[tuple[str, str]]:
 
 
 def by_round(records: Sequence[RoundRecord]) -> list[float]:
-    """Where each record is on an axis of rounds."""
+    """Return the place of each record on an axis of rounds."""
     return [within(record.round, MAX_ROUND) for record in records]
 
 

@@ -127,7 +127,7 @@ class MaskedRound:
 
     @property
     def drawn(self) -> bool:
-        """Whether the groups are drawn."""
+        """True if the groups are drawn."""
         return bool(self.groups)
 
     def add_keys(self, device: str, keys: MaskingKeys | None) -> bool:
@@ -257,7 +257,7 @@ class MaskedRound:
 
     @property
     def settled(self) -> bool:
-        """Whether each group is open or lost."""
+        """True if each group is open or lost."""
         return all(group.over for group in self.groups)
 
     def end_unmasking(self, now: float) -> list[Effect]:

@@ -281,7 +281,7 @@ class Round:
 
     @property
     def over(self) -> bool:
-        """Whether the round has ended."""
+        """True if the round has ended."""
         return self.phase in (Phase.CLOSED, Phase.FAILED)
 
     def _leave(self, device: str) -> None:
@@ -339,7 +339,7 @@ class Round:
 
     @property
     def used_up(self) -> bool:
-        """Whether the round collected until its deadline."""
+        """True if the round collected until its deadline."""
         return self._closing_at - self._invited_at >= self.policy.deadline_s - _ROUNDING_S
 
     def report_seconds(self) -> list[float]:

@@ -504,7 +504,7 @@ class Engine:
 
     @property
     def evaluates_next(self) -> bool:
-        """Whether the open round, or else the next one, is an evaluate round: once after `evaluate_every` training rounds."""
+        """True if the open round, or else the next one, is an evaluate round: once after `evaluate_every` training rounds."""
         if self.open is not None:
             return self.open.evaluates
         if self.spec.evaluates_only:

@@ -260,12 +260,12 @@ class RoundRecord:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether devices only measured."""
+        """True if devices only measured."""
         return self.outcome in EVALUATION_OUTCOMES
 
     @property
     def succeeded(self) -> bool:
-        """Whether the round has the result that it was for."""
+        """True if the round has the result that it was for."""
         return self.outcome in ("aggregated", "evaluated")
 
     @property
@@ -363,7 +363,7 @@ class RunSummary:
 
     @property
     def in_vain(self) -> bool:
-        """Whether no round succeeded, so that the model is unchanged."""
+        """True if no round succeeded, so that the model is unchanged."""
         return all(record.outcome != "aggregated" for record in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class SecurePolicy:
 
     @property
     def strict(self) -> bool:
-        """Whether the devices' keys must be signed."""
+        """True if the devices' keys must be signed."""
         return self.authorities is not None
 
     @property

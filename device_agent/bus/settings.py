@@ -70,7 +70,7 @@ class ServedTopic:
     target: str
 
     def takes(self, topic: str) -> bool:
-        """Whether a topic matches `source` (MQTT 5.0, section 4.7)."""
+        """Return whether a topic matches `source` (MQTT 5.0, section 4.7)."""
         levels, wanted = topic.split("/"), self.source.split("/")
         for number, level in enumerate(wanted):
             if level == "#":

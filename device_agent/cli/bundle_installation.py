@@ -14,7 +14,6 @@ import os
 import ssl
 import tempfile
 import time
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.files import OPEN_TO_OTHERS, open_atomic, refusals_of
 from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.config.enrolment_bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
-from fedpatch.shared.config.toml_edit import with_values
+from fedpatch.shared.config.toml_edit import parse_toml, with_values
 from fedpatch.shared.errors import ConfigError, DataError, UsageError
 from fedpatch.shared.mqtt.certificate import Certificate, read_pem
 from fedpatch.shared.mqtt.url import parse_broker_url
@@ -102,7 +101,7 @@ def install(bundle: Bundle, *, config: Path, state_dir: Path, replace: bool) -> 
 def _settings(config: Path) -> tuple[str, dict[str, object]]:
     try:
         text = config.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-        return text, tomllib.loads(text)
+        return text, parse_toml(text)
     except FileNotFoundError:
         return "", {}
     except (ValueError, RecursionError) as error:

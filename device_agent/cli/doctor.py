@@ -86,7 +86,7 @@ def examine(settings: AgentSettings, checkup: Checkup, root: Path = Path("/")) -
 
 
 def _check_stored(directory: Path, checkup: Checkup) -> None:
-    """Whether what the agent has stored is what it wrote; where nothing was stored yet there is no finding."""
+    """Return whether what the agent has stored is what it wrote; where nothing was stored yet there is no finding."""
     if not directory.is_dir():
         return
     try:
@@ -240,7 +240,7 @@ def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup,
 
 
 def _check_name(asked: Asked, identity: Identity, checkup: Checkup, running: bool) -> None:
-    """Whether an agent of this name is online that is not the one in our state directory."""
+    """Return whether an agent of this name is online that is not the one in our state directory."""
     state = _last(asked.presence, topics.device_state(identity.fleet, identity.device))
     if not running and isinstance(state, DeviceState) and state.online:
         text = (

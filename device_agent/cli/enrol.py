@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tomllib
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.app.command import AsJson, command
+from fedpatch.shared.config.toml_edit import parse_toml
 
 if TYPE_CHECKING:
     from fedpatch.device_agent.cli.bundle_installation import Enrolled
@@ -76,7 +76,7 @@ def _tell(done: Enrolled, file: Path, config: Path, state_dir: Path, *, as_json:
 def _settings(config: Path) -> dict[str, Any]:
     """Return the text of the file; nothing where it cannot be read, which `install` reports."""
     with suppress(OSError, ValueError, RecursionError):
-        return tomllib.loads(config.expanduser().read_text("utf-8-sig"))
+        return parse_toml(config.expanduser().read_text("utf-8-sig"))
     return {}
 
 

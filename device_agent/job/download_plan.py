@@ -82,7 +82,7 @@ def expected_bytes(request: WorkRequest, plan: DownloadPlan) -> int:
 
 
 def _is_usable(plan: DownloadPlan, max_blob_bytes: int) -> bool:
-    """Whether the plan is shorter than the whole model, and each delta is a distinct blob that this device can read."""
+    """Return whether the plan is shorter than the whole model, and each delta is a distinct blob that this device can read."""
     blobs = plan.blobs
     if plan.saved_bytes <= 0 or len({blob.digest for blob in blobs}) < len(blobs):
         return False

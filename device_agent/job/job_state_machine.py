@@ -181,7 +181,7 @@ class Job:
     # ---- views
 
     def is_on(self, key: JobKey) -> bool:
-        """Whether a request for `key` asks for the work in hand, in its epoch or in a newer one."""
+        """Return whether a request for `key` asks for the work in hand, in its epoch or in a newer one."""
         return self.key is not None and key.epoch >= self.key.epoch and replace(key, epoch=self.key.epoch) == self.key
 
     def status(self) -> JobStatus | None:
@@ -394,7 +394,7 @@ class Job:
     # ---- TRAINING
 
     def _is_training(self, key: JobKey) -> bool:
-        """Whether an answer of the training process is about this job, and not about the same round of an earlier epoch."""
+        """Return whether an answer of the training process is about this job, not about this round in an earlier epoch."""
         return self.state is JobState.TRAINING and self._training_key == key
 
     def _mask_when_ready(self) -> list[Effect]:
@@ -479,7 +479,7 @@ class Job:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the update must not be offered or sent for now."""
+        """True if the update must not be offered or sent for now."""
         return self.paused or self.awaits_clearance
 
     def _offer_when_due(self, now: float) -> list[Effect]:
@@ -668,7 +668,7 @@ def _known_to_coordinator(reason: DeclineReason, request: WorkRequest) -> Declin
 def continues(
     job: JobKey | None, known: WorkRequest | None, key: JobKey, request: WorkRequest, *, downloading: bool
 ) -> bool:
-    """Whether a request asks, in a newer epoch, for the very work that a job is on.
+    """Return whether a request asks, in a newer epoch, for the very work that a job is on.
 
     The remaining time may differ, and the deltas to the model, the coordinator's features and the measurement beside the work.
     The chunks of the model may be cut differently, unless they are still being downloaded.
@@ -729,7 +729,7 @@ class _AnsweredRequests:
         return self._last if key == self._accepted else None
 
     def is_superseded(self, key: JobKey) -> bool:
-        """Whether a newer request of the same run was answered, or the coordinator has ended this one."""
+        """Return whether a newer request of the same run was answered, or the coordinator has ended this one."""
         if key == self._accepted:
             return self._settled
         answered = (self._accepted, self._declined[0] if self._declined else None)

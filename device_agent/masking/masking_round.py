@@ -30,7 +30,7 @@ SharePair = Annotated[bytes, Meta(max_length=2 * SHARE_BYTES)]
 
 
 class MaskingPhase(StrEnum):
-    """How far a device is: it has keys, has sent its shares, has an inbox, has revealed."""
+    """Progress of a device: it has keys, has sent its shares, has an inbox, has revealed."""
 
     KEYED = "keyed"
     SHARED = "shared"
@@ -85,7 +85,7 @@ class MaskingRound:
 
     @property
     def phase(self) -> MaskingPhase:
-        """How far the device is."""
+        """Progress of the device."""
         if self.roster is None:
             return MaskingPhase.KEYED
         if self.inbox is None:

@@ -90,7 +90,7 @@ class MaskingRounds:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the update can be masked: the masking set is known, and the secrets are not erased yet."""
+        """True if the update can be masked: the masking set is known, and the secrets are not erased yet."""
         return self.state is not None and self.state.phase is MaskingPhase.READY
 
     def begin(self, name: RoundName, request: WorkRequest) -> MaskingKeys | None:

@@ -147,7 +147,7 @@ class Hysteresis:
         return ConditionLost(self.reasons, action)
 
     def _has_lasted(self, now: float) -> bool:
-        """Whether the objections of this moment, if there are any, have lasted long enough to count."""
+        """Return whether the objections of this moment, if there are any, have lasted long enough to count."""
         if not self.reasons:
             if self._counts_at is not None:
                 self._left_s, self._counts_at, self._met_since = max(0.0, self._counts_at - now), None, now

@@ -235,7 +235,7 @@ class OwnerPolicy:
 
     @property
     def willing(self) -> bool | None:
-        """Whether the device would take work now; None where that is unknown, or a file decides for each request."""
+        """True if the device would take work now; None where that is unknown, or a file decides for each request."""
         if not self._order.follows_preferences:
             return None if self._order.path else self._order.always
         return None if self.facts is None else self._standing.willing
@@ -333,7 +333,7 @@ class OwnerPolicy:
 
 
 def _is_other_work(key: JobKey, known: JobKey | None) -> bool:
-    """Whether the work is another; a newer epoch of the coordinator asks for the same work."""
+    """Return whether the work is another; a newer epoch of the coordinator asks for the same work."""
     return known is None or (key.run, key.round, key.task) != (known.run, known.round, known.task)
 
 

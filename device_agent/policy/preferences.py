@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class PreferenceRule:
-    """How a preference is checked. `answer` gives None where the owner has not set it; `subject` names the fact."""
+    """Rules for the check of a preference. `answer` gives None where the owner has not set it; `subject` names the fact."""
 
     condition: Condition
     retry_after_s: float

@@ -40,12 +40,12 @@ class SecureLimits:
 
     @property
     def offers(self) -> bool:
-        """Whether this device masks updates: its owner allows it, and `cryptography` is installed."""
+        """True if this device masks updates: its owner allows it, and `cryptography` is installed."""
         return self.mode != OFF and is_available()
 
     @property
     def forbids_unmasked(self) -> bool:
-        """Whether no update may leave unmasked."""
+        """True if no update may leave unmasked."""
         return self.mode == REQUIRED
 
     def refusal(self, request: WorkRequest) -> AdmissionDecision | None:

@@ -109,7 +109,7 @@ class PreferenceSettings(Settings):
 
 
 def parse_unknown(entries: Sequence[str]) -> dict[str, bool]:
-    """Whether work is allowed while a preference's fact is unknown, for every one that asks for a fact.
+    """Return whether work is allowed while a preference's fact is unknown, for every one that asks for a fact.
 
     Each entry is `PREFERENCE=allow` or `PREFERENCE=deny`; UsageError for anything else, and for a contradiction.
     """

@@ -56,7 +56,7 @@ from fedpatch.device_agent.state.model_cache import ModelCache
 from fedpatch.device_agent.state.storage_check import DOWNLOADS, SPOOL
 from fedpatch.device_agent.state.update_spool import Spooled
 from fedpatch.device_agent.state.update_spool import UpdateSpool as UpdateSpool
-from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.device_agent.training.resource_limits import give_memory_back
 from fedpatch.shared.app.logging import fields
 from fedpatch.shared.errors import BrokerError, FedpatchError, StateError, UsageError
@@ -134,12 +134,12 @@ class EffectRunner:
 
     @property
     def making_model(self) -> bool:
-        """Whether the training process is at work on a personal model."""
+        """True if the training process is at work on a personal model."""
         return self._making
 
     @property
     def owes_model(self) -> bool:
-        """Whether that model is of a committed update: it becomes the current one."""
+        """True if that model is of a committed update: it becomes the current one."""
         return self._closing is not None
 
     def trained(self, event: Trained) -> None:
@@ -174,7 +174,7 @@ class EffectRunner:
 
     @property
     def _puts_model_off(self) -> bool:
-        """Whether a round is committed and its personal model is to be made later."""
+        """True if a round is committed and its personal model is to be made later."""
         return self._model_put_off and self._closing is not None
 
     def model_made(self) -> list[Event]:
@@ -244,7 +244,7 @@ class EffectRunner:
         return True
 
     def _has_model(self, key: JobKey) -> bool:
-        """Whether there is no model to make of a round: it exists, was refused, or this device keeps none."""
+        """Return whether there is no model to make of a round: it exists, was refused, or this device keeps none."""
         return self._models is None or self._models.knows(key.task, key.run, key.round)
 
     def run_effect(self, effect: Effect) -> list[Event]:

@@ -220,7 +220,7 @@ class DuplicateIdDetector:
 
     @property
     def detected(self) -> bool:
-        """Whether there is another agent with this id."""
+        """True if there is another agent with this id."""
         return self._forget_at is not None
 
     def connected(self) -> None:

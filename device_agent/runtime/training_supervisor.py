@@ -149,7 +149,7 @@ class Trainer:
         return self._child
 
     def _forget(self, child: _Child) -> bool:
-        """Whether `child` was still the process in use."""
+        """Return whether `child` was still the process in use."""
         with self._lock:
             current = self._child is child
             if current:

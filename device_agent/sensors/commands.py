@@ -19,7 +19,7 @@ _MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a program ended: its exit code and what it printed on stdout."""
+    """Result of a program: its exit code and what it printed on stdout."""
 
     code: int
     text: str

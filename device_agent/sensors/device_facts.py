@@ -42,7 +42,7 @@ class Fact(Generic[T]):
 
     @property
     def known(self) -> bool:
-        """Whether there is a value."""
+        """True if there is a value."""
         return self.value is not None
 
 

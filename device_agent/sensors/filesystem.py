@@ -33,7 +33,7 @@ class SysFs:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file, directory or link."""
+        """Return whether there is such a file, directory or link."""
         return os.path.lexists(self.root / path)
 
     def target_name(self, path: str) -> str:

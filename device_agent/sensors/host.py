@@ -41,7 +41,7 @@ def parse_available_mib(text: str) -> float | None:
 
 
 def parse_cpus(text: str) -> int | None:
-    """How many CPUs a list such as `0-3,6` names; None for anything else."""
+    """Return the number of CPUs in a list such as `0-3,6`; None for anything else."""
     count = 0
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -80,7 +80,7 @@ def clock_set(now_s: float, synchronised: Fact[bool], own_clock_s: float | None)
 
 
 def parse_chrony(text: str) -> bool | None:
-    """Whether chrony follows a time server, as `chronyc tracking` prints it; None where that is unknown."""
+    """Return whether chrony follows a time server, as `chronyc tracking` prints it; None where that is unknown."""
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon and key.strip() == "Leap status":
@@ -124,7 +124,7 @@ def read_disk(state_dir: Path) -> Fact[float]:
 
 
 def read_pause(pause_file: Path) -> Fact[bool]:
-    """Whether the owner's pause file is there. Raises OSError where that is unknown."""
+    """Return whether the owner's pause file is there. Raises OSError where that is unknown."""
     try:
         os.lstat(pause_file)
     except (FileNotFoundError, NotADirectoryError):
@@ -133,7 +133,7 @@ def read_pause(pause_file: Path) -> Fact[bool]:
 
 
 def read_clock(tree: SysFs, now_s: float | None = None) -> Fact[bool]:
-    """Whether the clock was set from outside since boot; `now_s` stands for the system clock in tests."""
+    """Return whether the clock was set from outside since boot; `now_s` stands for the system clock in tests."""
     now_s = time.time() if now_s is None else now_s
     own = tree.text(f"{_RTC}/since_epoch") if tree.text(f"{_RTC}/hctosys") == "1" else None
     own_s = float(own) if own and own.isascii() and own.isdigit() and len(own) < 16 else None
@@ -158,7 +158,7 @@ def _synchronised(tree: SysFs) -> Fact[bool]:
 
 
 def _ask_kernel() -> Fact[bool]:
-    """Whether a time service has set the clock, by the kernel's flag (adjtimex)."""
+    """Return whether a time service has set the clock, by the kernel's flag (adjtimex)."""
     space = ctypes.create_string_buffer(_TIMEX_BYTES)
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "adjtimex") or libc.adjtimex(space) < 0:

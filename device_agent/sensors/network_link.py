@@ -135,7 +135,7 @@ def _kind_below(card: NetInterface, place: str) -> Fact[LinkKind]:
 
 
 def usual_metering(link: Fact[LinkKind]) -> Fact[bool]:
-    """Whether such a link is usually paid by the byte; UNKNOWN where nothing is usual."""
+    """Return whether such a link is usually paid by the byte; UNKNOWN where nothing is usual."""
     if link.value is LinkKind.CELLULAR:
         return Fact.assumed(True, f"{link.source}: mobile data are usually metered")
     if link.value in (LinkKind.LOOPBACK, LinkKind.ETHERNET, LinkKind.WIFI):

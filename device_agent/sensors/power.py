@@ -98,7 +98,7 @@ def parse_supply(name: str, attributes: Mapping[str, str]) -> PowerSupply | None
 
 
 def external_power(supplies: Sequence[PowerSupply]) -> Fact[bool]:
-    """Whether power comes in from outside; UNKNOWN where the state of a battery is not known.
+    """Return whether power comes in from outside; UNKNOWN where the state of a battery is not known.
 
     A machine without any battery runs, so power comes in, also where an unused socket reports none.
     """
@@ -129,7 +129,7 @@ def _by_batteries(batteries: Sequence[PowerSupply]) -> Fact[bool]:
 
 
 def battery_percent(supplies: Sequence[PowerSupply]) -> Fact[float]:
-    """How full all batteries are together, weighted by what they hold; UNKNOWN where there are none."""
+    """Return the charge of all batteries together, weighted by capacity; UNKNOWN where there are none."""
     batteries = [one for one in supplies if one.stores]
     if not batteries:
         return Fact.unknown(f"no battery in {_PLACE}")

@@ -30,12 +30,12 @@ def parse_throttled(text: str) -> int | None:
 
 
 def under_voltage(bits: int, source: str) -> Fact[bool]:
-    """Whether the supply's voltage is too low now."""
+    """Return whether the supply's voltage is too low now."""
     return Fact(bool(bits & _UNDER_VOLTAGE), f"{source}: {bits:#x}")
 
 
 def throttled(bits: int, source: str) -> Fact[bool]:
-    """Whether the processor is slowed down now, for heat or for want of power."""
+    """Return whether the processor is slowed down now, for heat or for want of power."""
     return Fact(bool(bits & (_THROTTLED | _SOFT_LIMIT)), f"{source}: {bits:#x}")
 
 
@@ -75,7 +75,7 @@ _NO_PI = "neither the kernel nor vcgencmd says it (both are there on a Raspberry
 
 
 class ThrottleState(NamedTuple):
-    """How well the device is supplied."""
+    """Faults of the device's power supply."""
 
     under_voltage: Fact[bool]
     throttled: Fact[bool]

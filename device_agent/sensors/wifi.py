@@ -181,7 +181,7 @@ class Network(NamedTuple):
 
 
 def bus_address(tree: SysFs, bus: str | None) -> str:
-    """Where the system's message bus is: the argument, else the environment's, else the usual one."""
+    """Return the address of the system's message bus: the argument, else the environment's, else the usual one."""
     usual = f"unix:path={tree.root / _SYSTEM_BUS}"
     return bus or (os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") if tree.live else None) or usual
 

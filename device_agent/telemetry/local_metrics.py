@@ -13,7 +13,7 @@ from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.exporter import Endpoint, TextFile
 from fedpatch.device_agent.telemetry.gauges import Gauges
-from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.shared import __version__
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.config.listen_address import parse_address

@@ -1,10 +1,15 @@
-"""The vitals that a device sends, and their times: seldom, unless a value changes that matters to the operator."""
+"""The vitals that a device sends, their times, and the times of its last round, which are among them.
+
+Vitals are sent seldom, unless a value changes that matters to the operator.
+"""
 
 from __future__ import annotations
 
 import math
 
+from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.sensors.device_facts import Fact, Facts
+from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.vitals import LastRound, Vitals
 
 LEAST_S = 60.0
@@ -39,6 +44,37 @@ def vitals_of(facts: Facts, last_round: LastRound | None = None) -> Vitals:
         free_disk_bytes=_bytes(facts.free_disk_mib),
         last_round=last_round,
     )
+
+
+class RoundTimes:
+    """Notes the phases of a round by this device's own clock; `now` is monotonic seconds.
+
+    `last` is the last round whose update was committed, None before the first of this process. `report` is that of the last
+    training, with any outcome of its update.
+    """
+
+    def __init__(self) -> None:
+        self.last: LastRound | None = None
+        self.report: UpdateReport | None = None
+        self._trained: JobKey | None = None
+        self._sends_since: float | None = None
+
+    def trained(self, key: JobKey, report: UpdateReport) -> None:
+        """Note the end of a training."""
+        self._trained, self.report, self._sends_since = key, report, None
+
+    def sends(self, now: float) -> None:
+        """Note that a chunk of the update is sent."""
+        if self._sends_since is None:
+            self._sends_since = now
+
+    def committed(self, key: JobKey, now: float) -> None:
+        """Note the commit of the update, which may be in a newer epoch than its training."""
+        trained, report = self._trained, self.report
+        if trained is None or report is None or (trained.run, trained.round) != (key.run, key.round):
+            return  # trained before this process began
+        upload_s = 0.0 if self._sends_since is None else now - self._sends_since
+        self.last = LastRound(key.run, key.round, report.train_s, upload_s)
 
 
 class VitalsPace:

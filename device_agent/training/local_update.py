@@ -317,7 +317,7 @@ class LocalUpdate:
 
     @property
     def makes_models(self) -> bool:
-        """Whether `make_model` must be called after a round."""
+        """True if `make_model` must be called after a round."""
         return self._export is not None
 
     def make_model(self, stopped: Callable[[], bool] = lambda: False) -> None:

@@ -80,12 +80,12 @@ class TrainingControl:
             self._may_go.set()
 
     def cancelled(self) -> bool:
-        """Whether the training is cancelled; called before each batch, and blocks during a pause."""
+        """Return whether the training is cancelled; called before each batch, and blocks during a pause."""
         self._may_go.wait()
         return self._cancelled
 
     def stopped(self) -> bool:
-        """Whether the training is paused or cancelled, without waiting: a pause does not hold a finished update back."""
+        """Return whether the training is paused or cancelled, without waiting: a pause does not hold a finished update back."""
         return self._cancelled or not self._may_go.is_set()
 
 

@@ -9,7 +9,7 @@ TIMEDATECTL_TIMEOUT_S = 3.0
 
 
 def is_synchronised() -> bool | None:
-    """Whether systemd-timesyncd, chrony or ntpd keeps the clock synchronised; None if timedatectl does not know."""
+    """Return whether systemd-timesyncd, chrony or ntpd keeps the clock synchronised; None if timedatectl does not know."""
     program = shutil.which("timedatectl")
     if program is None:
         return None

@@ -72,7 +72,7 @@ class FileLock(_LockFile):
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock. Raises OSError if the file is absent or unreadable.
+    """Return whether a process holds the lock. Raises OSError if the file is absent or unreadable.
 
     It tries a shared lock, so that two callers do not take each other for a holder.
     """

@@ -36,7 +36,7 @@ def fields(**values: object) -> dict[str, Any]:
 
 
 def stderr_is_journal(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether stderr is still the stream that systemd connected to the journal."""
+    """Return whether stderr is still the stream that systemd connected to the journal."""
     try:
         stat = os.fstat(_STDERR)
     except OSError:

@@ -16,7 +16,7 @@ def plain_console(stream: TextIO) -> Console:
 
 
 def can_draw(console: Console) -> bool:
-    """Whether the console is a notebook with widgets, or a terminal that can move its cursor and show more than ASCII."""
+    """Return whether the console is a notebook with widgets, or a terminal that moves its cursor and shows more than ASCII."""
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
     return console.file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not console.options.ascii_only

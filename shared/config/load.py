@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fedpatch.shared.config.fields import NONE_WORD, Setting, Settings, from_text, from_value, settings_of
 from fedpatch.shared.config.secrets import drop_secrets
-from fedpatch.shared.config.toml_edit import key_lines, syntax_problem, toml_value
+from fedpatch.shared.config.toml_edit import key_lines, parse_toml, syntax_problem, toml_value
 from fedpatch.shared.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
@@ -123,12 +123,12 @@ class _Reader:
     def read_file(self, file: Path) -> None:
         try:
             text = _text_of(file)
-            table = tomllib.loads(text)
+            table = parse_toml(text)
         except tomllib.TOMLDecodeError as error:
             line, words = syntax_problem(text, error)
             self.problems.append(f"{file}:{line}: not TOML: {words}")
             return
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists without end
+        except (ValueError, RecursionError) as error:  # too many digits, parts of a key, or lists in lists
             self.problems.append(f"{file}: cannot be read: {error}")
             return
         except ConfigError as error:

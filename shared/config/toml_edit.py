@@ -1,4 +1,4 @@
-"""Lines of keys in a TOML document, and changes of values in its text.
+"""Reads TOML within a limit, finds the lines of its keys, and changes values in its text.
 
 tomllib returns values without their lines, and writes nothing. `key_lines` works on documents that tomllib has accepted.
 """
@@ -9,7 +9,9 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+MAX_KEY_PARTS = 100
 _KEY = r"""(?: "(?:\\.|[^"\\\n])*" | '[^'\n]*' | [A-Za-z0-9_-]+ )"""
 _ENTRY = re.compile(
     rf"""
@@ -18,6 +20,8 @@ _ENTRY = re.compile(
     """,
     re.VERBOSE,
 )
+# Begins where a key can begin, so that the search is linear in a long key.
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_KEY} [ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}", re.VERBOSE)
 # In this order: a string that may span lines must be tried before one that may not. Its closing quotes may be up to
 # five, as two of them can belong to the text.
 _TOKEN = re.compile(
@@ -27,6 +31,19 @@ _TOKEN = re.compile(
     ''',
     re.VERBOSE | re.DOTALL,
 )
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read a TOML document whose dotted keys have at most `MAX_KEY_PARTS` parts: tomllib's memory is quadratic in the parts.
+
+    Raises:
+        ValueError: It is not TOML (`tomllib.TOMLDecodeError`), or a key has more parts.
+        RecursionError: Its lists or tables are nested too deep.
+    """
+    if found := _LONG_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"line {line}: a key has more than {MAX_KEY_PARTS} parts; shorten it")
+    return tomllib.loads(text)
 
 
 def key_lines(text: str) -> dict[str, int]:

@@ -80,11 +80,11 @@ class AclParty:
         return f"topic {access} {self.rule(kind)}"
 
     def writes(self, kind: Kind) -> bool:
-        """Whether the topic is the side's to write."""
+        """Return whether the topic is the side's to write."""
         return BY_KIND[kind].writer == self.party
 
     def reads(self, kind: Kind) -> bool:
-        """Whether the topic is the side's to read."""
+        """Return whether the topic is the side's to read."""
         return self.party in BY_KIND[kind].readers
 
 
@@ -149,7 +149,7 @@ def _check_reading(
 def _is_delivered(
     settings: BrokerSettings, side: AclParty, probe: Probe, kind: Kind, foreign: set[Kind]
 ) -> bool | None:
-    """Whether a message that the broker took comes; None where it takes none of us."""
+    """Return whether a message that the broker took comes; None where it takes none of us."""
     for device in _names_to_write_as(side, kind):
         topic = side.example(kind, device)
         if _try_to_write(settings, side, topic) == "taken":

@@ -94,7 +94,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
 
 
 def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> bool:
-    """Whether a second connection ends the first one, although it has another client id."""
+    """Return whether a second connection ends the first one, although it has another client id."""
     with Probe(settings, side.probe_id("t")):
         pass
     return probe.publish(side.echo_topic("tied")) == "lost" and probe.ended

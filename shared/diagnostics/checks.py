@@ -53,7 +53,7 @@ class Checkup:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; warnings are allowed."""
+        """True if nothing failed; warnings are allowed."""
         return all(finding.verdict != "fail" for finding in self.findings)
 
     def add(self, finding: Finding) -> None:

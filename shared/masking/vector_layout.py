@@ -55,7 +55,7 @@ FIGURES: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True)
 class VectorLayout:
-    """Where each value and figure of a round lies in a device's vector.
+    """Places of each value and figure of a round in a device's vector.
 
     Attributes:
         schema: Schema of the travelling tensors, without moments.

@@ -138,7 +138,7 @@ class MqttLink:
 
     @property
     def idle(self) -> bool:
-        """Whether the broker has acknowledged every published message."""
+        """True if the broker has acknowledged every published message."""
         return self._session.idle()
 
     def stop(self, drain_s: float = 2.0) -> None:

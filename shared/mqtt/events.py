@@ -73,7 +73,7 @@ class Link(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether the broker has acknowledged every published message."""
+        """True if the broker has acknowledged every published message."""
 
     def stop(self) -> None:
         """Send queued messages, disconnect without a last will, and emit no more events."""

@@ -141,7 +141,7 @@ class Subscriptions:
         return None
 
     def want(self, topic: str) -> bool:
-        """Whether `topic` matches a filter."""
+        """Return whether `topic` matches a filter."""
         return self._wanted.fullmatch(topic) is not None
 
 

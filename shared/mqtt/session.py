@@ -117,12 +117,12 @@ class Session:
             return self._outbox.acknowledged(key)
 
     def idle(self) -> bool:
-        """Whether every message has been sent and acknowledged."""
+        """Return whether every message has been sent and acknowledged."""
         with self._changed:
             return len(self._outbox) == 0
 
     def want(self, topic: str) -> bool:
-        """Whether a subscription matches `topic`."""
+        """Return whether a subscription matches `topic`."""
         with self._changed:
             return self._subscriptions.want(topic)
 

@@ -19,7 +19,7 @@ class LoopClient(Protocol):
         """The open socket, plain or TLS."""
 
     def want_write(self) -> bool:
-        """Whether bytes wait to be written to the socket."""
+        """Return whether bytes wait to be written to the socket."""
 
     def loop_read(self) -> Any:
         """Read from the socket."""

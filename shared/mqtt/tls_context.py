@@ -112,7 +112,7 @@ class Credentials:
         return self._context
 
     def renewed(self, now: float) -> bool:
-        """Whether the files have changed since the last connection and are usable, so that half a renewal does not count.
+        """Return whether the files have changed since the last connection and are usable: half a renewal does not count.
 
         It reads the files at most every LOOK_EVERY_S seconds of `now`.
         """

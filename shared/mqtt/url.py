@@ -38,7 +38,7 @@ class BrokerUrl:
 
     @property
     def loopback(self) -> bool:
-        """Whether the host as written is this machine: `localhost`, 127.0.0.0/8 or ::1.
+        """True if the host as written is this machine: `localhost`, 127.0.0.0/8 or ::1.
 
         No name is resolved, because a hostile name server could redirect the connection to another machine.
         """
@@ -52,7 +52,7 @@ class BrokerUrl:
 
     @property
     def exposed(self) -> bool:
-        """Whether messages leave this machine in plain text."""
+        """True if messages leave this machine in plain text."""
         return not self.tls and not self.loopback
 
     @property

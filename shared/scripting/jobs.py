@@ -25,7 +25,7 @@ class Cancellation:
         self._actions: list[Callable[[], object]] = []
 
     def requested(self) -> bool:
-        """Whether the work is to end."""
+        """Return whether the work is to end."""
         return self._requested
 
     def request(self) -> None:
@@ -87,7 +87,7 @@ class BackgroundJob(Generic[E, R]):
 
     @property
     def done(self) -> bool:
-        """Whether the work has ended, with a result or an error."""
+        """True if the work has ended, with a result or an error."""
         return self._done
 
     def cancel(self) -> None:

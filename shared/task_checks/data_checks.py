@@ -146,7 +146,7 @@ def fit(task: Task, data: DeviceData, holder: str, model_dtype: ModelDtype | Non
 
 
 def _is_open(task: Task, data: DeviceData) -> bool:
-    """Whether the task declares no inputs and an array is float64, so that the model's dtype decides."""
+    """Return whether the task declares no inputs and an array is float64, so that the model's dtype decides."""
     declared = bool(task.input_shape) or task.input_dtype != "float32"
     return not declared and any(array.dtype == np.float64 for array in map(np.asarray, arrays_of(data).values()))
 

@@ -58,7 +58,7 @@ def require_repeatable(task: Task) -> nn.Module:
 
 
 def same_values_for_a_seed(task: Task) -> bool:
-    """Whether initial values depend on torch's seed alone, which coordinator and devices require."""
+    """Return whether initial values depend on torch's seed alone, which coordinator and devices require."""
     first, second = initial_tensors(task, 1), initial_tensors(task, 1)
     return all(np.array_equal(first[name], second[name], equal_nan=True) for name in first)
 
@@ -170,7 +170,7 @@ def step_seconds(task: Task, module: nn.Module, data: DeviceData) -> float:
 
 
 def begins_with_batch_norm(module: nn.Module) -> bool:
-    """Whether the first layer with parameters is a batch norm, which makes the scale of inputs irrelevant."""
+    """Return whether the first layer with parameters is a batch norm, which makes the scale of inputs irrelevant."""
     first = next((part for part in module.modules() if next(part.parameters(recurse=False), None) is not None), None)
     return isinstance(first, nn.modules.batchnorm._BatchNorm)
 

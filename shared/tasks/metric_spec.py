@@ -53,12 +53,12 @@ class MetricTerms:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether the metric is the paper's: the share of examples that the model classifies correctly."""
+        """True if the metric is the paper's: the share of examples that the model classifies correctly."""
         return self.name == ACCURACY
 
     @property
     def is_fraction(self) -> bool:
-        """Whether values are fractions from 0 to 1."""
+        """True if values are fractions from 0 to 1."""
         return (self.least, self.most) == FRACTION
 
     @property
@@ -81,11 +81,11 @@ class MetricTerms:
         return f"a number from {self.least:g} to {self.most:g}"
 
     def allows(self, value: float) -> bool:
-        """Whether `value` is finite and within the range."""
+        """Return whether `value` is finite and within the range."""
         return math.isfinite(value) and self.least <= value <= self.most
 
     def reached(self, value: float, target: float) -> bool:
-        """Whether `value` is as good as `target`, or better."""
+        """Return whether `value` is as good as `target`, or better."""
         return value >= target if self.goal == "max" else value <= target
 
     def worst(self, values: Iterable[float]) -> float | None:

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedpatch.shared.errors import WireError
-from fedpatch.shared.tensors.arrays import Array, TensorSpec
+from fedpatch.shared.tensors.arrays import Array, Tensors, TensorSpec
 from fedpatch.shared.tensors.quantise import (
     INT4_TOP,
     INT8_TOP,
     Rng,
-    block_count,
     from_bf16,
     from_codes,
     from_levels,
@@ -137,6 +137,57 @@ def rule_of(encoding: str, spec: TensorSpec) -> EncodingRule | None:
     if spec.role != "moment":
         return _DELTA_BF16
     return {"exp_avg": first, "exp_avg_sq": second}.get(spec.name.rpartition(":")[2])
+
+
+def encode_all(
+    tensors: Tensors, base: Tensors, specs: Sequence[TensorSpec], encoding: str, *, rng: Rng, seed: bytes = NO_SEED
+) -> dict[str, tuple[str, bytes]]:
+    """Write all tensors that a delta encoding has rules for and that the rules can write.
+
+    Args:
+        tensors: Arrays with the shapes of `specs`, of a dtype that can be cast to theirs.
+        base: The base's tensors of the same names and shapes.
+        specs: Entries of the tensors in the schema, in the order in which `rng` is drawn from.
+        encoding: A delta encoding.
+        rng: Random numbers for rounding.
+        seed: As for `encode`.
+
+    Returns:
+        The rule's word and the bytes by name. A tensor without an entry must be sent unchanged.
+    """
+    found = {}
+    for spec in specs:
+        if rule := rule_of(encoding, spec):
+            with np.errstate(over="ignore"):
+                values = tensors[spec.name].astype(spec.dtype, copy=False)
+            if (data := encode(values, base[spec.name], spec, rule, rng, seed)) is not None:
+                found[spec.name] = rule.word, data
+    return found
+
+
+def decode_all(
+    entries: Mapping[str, tuple[str, memoryview]], base: Tensors, specs: Mapping[str, TensorSpec], encoding: str
+) -> dict[str, Array]:
+    """Read all tensors that a delta encoding's rules wrote.
+
+    Args:
+        entries: The form and the bytes by name.
+        base: The base's tensors of the same names and shapes.
+        specs: Entries of the tensors in the schema, by name.
+        encoding: The delta encoding.
+
+    Returns:
+        The tensors whose form is the word of their rule.
+
+    Raises:
+        WireError: As `decode`.
+    """
+    rules = {name: rule_of(encoding, specs[name]) for name in entries}
+    return {
+        name: decode(data, base[name], specs[name], rule)
+        for name, (form, data) in entries.items()
+        if (rule := rules[name]) and rule.word == form
+    }
 
 
 def encode(
@@ -262,8 +313,8 @@ def _decoded(data: memoryview, base: Array | None, size: int, rule: EncodingRule
     if rule.kind == "bf16":
         return from_bf16(data)
     if rule.kind == "codes":
-        rest = 4 * block_count(size, rule.block)
-        scales, codes = np.frombuffer(data[:rest], "<f4"), data[rest:]
+        begin = len(data) - _code_bytes(rule, size)
+        scales, codes = np.frombuffer(data[:begin], "<f4"), data[begin:]
         integers = np.frombuffer(codes, np.int8) if rule.top > INT4_TOP else from_nibbles(codes, size)
         return from_codes(scales, integers, rule.block, dtype)
     assert base is not None
@@ -275,7 +326,12 @@ def _bytes_of(rule: EncodingRule, size: int) -> int:
         return 2 * size
     if rule.kind == "levels":
         return 2 + size
-    return 4 * block_count(size, rule.block) + (size if rule.top > INT4_TOP else -(-size // 2))
+    blocks = -(-size // rule.block) if rule.block else min(size, 1)
+    return 4 * blocks + _code_bytes(rule, size)
+
+
+def _code_bytes(rule: EncodingRule, size: int) -> int:
+    return size if rule.top > INT4_TOP else -(-size // 2)
 
 
 def _within(values: Array, limit: float) -> bool:

@@ -24,7 +24,7 @@ def residual_name(tensor: str) -> str:
 
 
 def is_residual(name: str) -> bool:
-    """Whether `name` is the name of a residual."""
+    """Return whether `name` is the name of a residual."""
     return name.endswith(residual_name(""))
 
 

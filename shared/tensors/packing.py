@@ -34,7 +34,7 @@ from fedpatch.shared.tensors.arrays import (
     listing,
     little_endian,
 )
-from fedpatch.shared.tensors.encodings import NO_SEED, decode, encode, rule_of
+from fedpatch.shared.tensors.encodings import NO_SEED, decode_all, encode_all
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.messages import ENCODINGS, Manifest, is_delta
 
@@ -108,7 +108,7 @@ def _no_extension(code: int, data: bytes) -> None:
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether `value` has only msgpack's own types, with str keys, nested at most `MAX_DEPTH` deep."""
+    """Return whether `value` has only msgpack's own types, with str keys, nested at most `MAX_DEPTH` deep."""
     match value:
         case None | bool() | int() | float() | str() | bytes():
             return True
@@ -192,10 +192,9 @@ def pack(
     delta = is_delta(encoding)
     if delta and (fault := _fault_of(base, schema)):
         raise ValueError(f"{encoding} needs the tensors that both sides hold as `base`, but {fault}")
-    rng = np.random.default_rng(seed)
-    delta_base = base if delta else None
-    entries = [_entry(tensors[spec.name], spec, encoding, delta_base, rng, subset_seed) for spec in schema.specs]
+    forms = _forms(tensors, schema, encoding, base if delta else None, seed, subset_seed)
     _require_readable(dict(meta))
+    entries = [(spec.name, form, spec.shape, data) for spec, (form, data) in zip(schema.specs, forms, strict=True)]
     raw = msgpack.packb({"meta": dict(meta), "tensors": entries})
     compressed = delta or encoding.endswith(_ZSTD)
     level = ZSTD_LEVEL_OF_DELTAS if delta else ZSTD_LEVEL
@@ -265,12 +264,10 @@ def decoded_as(tensors: Tensors, schema: Schema, encoding: str, *, base: Tensors
         >>> decoded_as(values, schema, "delta-int4", base=zeros)["fc.bias"].tolist()
         [1.0, -1.0]
     """
-    rng = np.random.default_rng(seed)
-    found = {}
-    for spec in schema.specs:
-        name, form, _, data = _entry(tensors[spec.name], spec, encoding, base, rng, NO_SEED)
-        found[name] = _read_tensor(memoryview(data), form, spec, encoding, base)
-    return found
+    forms = _forms(tensors, schema, encoding, base, seed, NO_SEED)
+    specs = {spec.name: spec for spec in schema.specs}
+    entries = {name: (form, memoryview(data)) for name, (form, data) in zip(specs, forms, strict=True)}
+    return _arrays(entries, specs, encoding, base)
 
 
 def max_raw_bytes(schema: Schema) -> int:
@@ -301,24 +298,39 @@ def _fault_of(base: Tensors | None, schema: Schema) -> str:
     return f"{listing(unfit)} of the base absent or of another shape" if unfit else ""
 
 
-def _entry(
-    array: Array, spec: TensorSpec, encoding: str, base: Tensors | None, rng: np.random.Generator, subset_seed: bytes
-) -> tuple[str, str, tuple[int, ...], bytes]:
+def _forms(
+    tensors: Tensors, schema: Schema, encoding: str, base: Tensors | None, seed: int, subset_seed: bytes
+) -> list[tuple[str, bytes]]:
+    """Return the form and the bytes of each tensor of `schema`, in its order; `base` is None unless for a delta encoding."""
+    for spec in schema.specs:
+        _check_castable(tensors[spec.name], spec)
+    rng = np.random.default_rng(seed)
+    written = {} if base is None else encode_all(tensors, base, schema.specs, encoding, rng=rng, seed=subset_seed)
+    whole = {
+        spec.name: _values(tensors[spec.name], spec, half=encoding.startswith("fp16"))
+        for spec in schema.specs
+        if spec.name not in written
+    }
+    written |= {name: (values.dtype.name, little_endian(values)) for name, values in whole.items()}
+    return [written[spec.name] for spec in schema.specs]
+
+
+def _check_castable(array: Array, spec: TensorSpec) -> None:
     if array.shape != spec.shape:
         raise SchemaMismatch(f"{spec.name}: shape {array.shape}, agreed {spec.shape}")
     if not np.can_cast(array.dtype, spec.dtype, "same_kind" if array.dtype.kind == "f" else "safe"):
         raise SchemaMismatch(f"{spec.name}: dtype {array.dtype}, agreed {spec.dtype}")
+
+
+def _values(array: Array, spec: TensorSpec, *, half: bool) -> Array:
+    """Return the values in the schema's dtype, or as float16 where `half` and the tensor allow it."""
     with np.errstate(over="ignore"):
         values = array.astype(spec.dtype, copy=False)
-        if base is not None and (rule := rule_of(encoding, spec)):
-            written = encode(values, base[spec.name], spec, rule, rng, subset_seed)
-            if written is not None:
-                return spec.name, rule.word, spec.shape, written
-        if encoding.startswith("fp16") and _may_be_half(spec):
+        if half and _may_be_half(spec):
             halves = values.astype(np.float16)
             # fp16 would make a value beyond 65504 infinite.
             values = halves if np.array_equal(np.isfinite(halves), np.isfinite(values)) else values
-    return spec.name, values.dtype.name, spec.shape, little_endian(values)
+    return values
 
 
 def _may_be_half(spec: TensorSpec) -> bool:
@@ -346,7 +358,7 @@ def _decompress(blob: bytes, raw_bytes: int, schema: Schema, *, compressed: bool
 
 
 def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors | None) -> dict[str, Array]:
-    tensors: dict[str, Array] = {}
+    entries: dict[str, tuple[str, memoryview]] = {}
     unexpected: set[str] = set()
     specs = {spec.name: spec for spec in schema.specs}
     count = reader.array_size()
@@ -356,24 +368,30 @@ def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors |
         if reader.array_size() != 4:
             raise WireError("a tensor must be [name, form, shape, values]")
         name, form, shape, values = reader.value(), reader.value(), reader.value(), reader.binary()
-        if not isinstance(name, str) or name in tensors or name in unexpected:
+        if not isinstance(name, str) or name in entries or name in unexpected:
             raise WireError("the name of a tensor is not text or appears twice")
         if (spec := specs.get(name)) is not None:
             _check_shape(spec, form, shape)
-            tensors[name] = _read_tensor(values, form, spec, encoding, base)
+            entries[name] = form, values
         else:
             unexpected.add(name)
+    tensors = _arrays(entries, specs, encoding, base)
     if unexpected:
         raise UnexpectedTensors(sorted(unexpected), f"the blob has tensors outside the schema: {listing(unexpected)}")
     schema.check_names(tensors)
     return tensors
 
 
-def _read_tensor(values: memoryview, form: str, spec: TensorSpec, encoding: str, base: Tensors | None) -> Array:
-    rule = rule_of(encoding, spec) if base is not None else None
-    if rule and base is not None and form == rule.word:
-        return decode(values, base[spec.name], spec, rule)
-    return _array(spec, form, values, half=encoding.startswith("fp16"))
+def _arrays(
+    entries: Mapping[str, tuple[str, memoryview]], specs: Mapping[str, TensorSpec], encoding: str, base: Tensors | None
+) -> dict[str, Array]:
+    """Return the tensors by name, in the order of `entries`; `base` is None unless for a delta encoding."""
+    decoded = {} if base is None else decode_all(entries, base, specs, encoding)
+    half = encoding.startswith("fp16")
+    return {
+        name: decoded[name] if name in decoded else _array(specs[name], form, values, half=half)
+        for name, (form, values) in entries.items()
+    }
 
 
 def _check_shape(spec: TensorSpec, form: Any, shape: Any) -> None:

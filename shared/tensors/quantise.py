@@ -68,11 +68,6 @@ def from_bf16(data: memoryview) -> Array:
 # --- codes and scales -----------------------------------------------------------------------------
 
 
-def block_count(size: int, block: int) -> int:
-    """Return the number of blocks of `block` values that hold `size` values. With `block` 0 all values are one block."""
-    return -(-size // block) if block else min(size, 1)
-
-
 def to_codes(values: Array, top: int, block: int, rng: Rng | None, coarse: float = 0.0) -> tuple[Array, Array]:
     """Quantise values to integers times a scale for each block.
 
@@ -129,12 +124,10 @@ def from_codes(scales: Array, codes: Array, block: int, dtype: np.dtype[Any]) ->
 
 
 def _in_blocks(values: Array, block: int) -> Array:
-    """Return `values` with shape (blocks, block), the last block padded with zeros."""
-    rows = block_count(values.size, block)
-    if not block or not rows:
-        return values.reshape(rows, -1) if rows else values.reshape(0, 1)
-    missing = rows * block - values.size
-    return np.append(values, np.zeros(missing, values.dtype)).reshape(rows, block)
+    """Return `values` with shape (blocks, block), the last block padded with zeros. With `block` 0 all values are one block."""
+    if not block:
+        return values.reshape(1, -1) if values.size else values.reshape(0, 1)
+    return np.append(values, np.zeros(-values.size % block, values.dtype)).reshape(-1, block)
 
 
 def to_nibbles(codes: Array) -> bytes:

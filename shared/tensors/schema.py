@@ -119,12 +119,12 @@ class TensorSpec:
     # Both are read for each tensor of each message, and are computed once.
     @cached_property
     def trainable(self) -> bool:
-        """Whether an optimizer trains the tensor."""
+        """True if an optimizer trains the tensor."""
         return self.role in TRAINABLE
 
     @cached_property
     def never_negative(self) -> bool:
-        """Whether the values are at least zero by definition: variances, counts, second moments."""
+        """True if the values are at least zero by definition: variances, counts, second moments."""
         if self.role == "stats":
             return self.name.rpartition(".")[2] in ("running_var", "num_batches_tracked")
         return self.role == "moment" and self.name.endswith((":exp_avg_sq", ":step"))
@@ -212,7 +212,7 @@ class Schema:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a tensor of this name."""
+        """Return whether there is a tensor of this name."""
         return name in self._by_name
 
     def spec(self, name: str) -> TensorSpec:

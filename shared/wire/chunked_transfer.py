@@ -135,7 +135,7 @@ class Bitmap:
 
     @property
     def full(self) -> bool:
-        """Whether every index is in the set."""
+        """True if every index is in the set."""
         return len(self._set) == self.count
 
     def missing(self, limit: int) -> list[int]:
@@ -219,7 +219,7 @@ def cut(blob: bytes, manifest: Manifest, index: int) -> Chunk:
 
 
 def fits(chunk: Chunk, manifest: Manifest) -> bool:
-    """Whether a chunk belongs to the announced blob and has the length that its index requires."""
+    """Return whether a chunk belongs to the announced blob and has the length that its index requires."""
     if chunk.digest != manifest.digest or chunk.count != manifest.chunk_count:
         return False
     last = manifest.size_bytes - (manifest.chunk_count - 1) * manifest.chunk_bytes
@@ -276,7 +276,7 @@ class Download:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks have been received. The caller still has to check the SHA-256 of each blob."""
+        """True if all chunks have been received. The caller still has to check the SHA-256 of each blob."""
         return all(indices.full for indices in self._have.values())
 
     def take(self, chunk: Chunk, now: float) -> bool:

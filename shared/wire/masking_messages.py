@@ -37,7 +37,7 @@ MemberBitmap = Annotated[bytes, Meta(max_length=MAX_GROUP // 8)]
 
 
 class ThresholdRule(StrEnum):
-    """How many members of a group of g must reveal: half is floor(g / 2) + 1, two_thirds is floor(2 g / 3) + 1."""
+    """Return the members of a group of g that must reveal: half is floor(g / 2) + 1, two_thirds is floor(2 g / 3) + 1."""
 
     HALF = "half"
     TWO_THIRDS = "two_thirds"

@@ -66,7 +66,7 @@ Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
 
 
 def is_delta(encoding: str) -> bool:
-    """Whether `encoding` sends differences to base tensors, which both sides must hold."""
+    """Return whether `encoding` sends differences to base tensors, which both sides must hold."""
     return encoding.startswith("delta-")
 
 
@@ -235,7 +235,7 @@ class WorkRequest:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the device shall only measure."""
+        """True if the device shall only measure."""
         return self.evaluate is True
 
 

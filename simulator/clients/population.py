@@ -63,7 +63,7 @@ class Population:
 
     @property
     def clients(self) -> int:
-        """How many there are."""
+        """Number of clients."""
         return len(self.counts_in_ua)
 
     @cached_property

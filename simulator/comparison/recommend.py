@@ -153,7 +153,7 @@ def _rounds_to(arm: Arm, targets: Mapping[int, float], metric: MetricTerms) -> f
 
 
 def recommend(arms: Sequence[Arm], metric: MetricTerms) -> tuple[str, str]:
-    """Which arm to take, and why in one sentence.
+    """Return the recommended arm, with the reason in one sentence.
 
     It is learning alone where no method beats it beyond the noise. Else, of the methods that do and are as good as the best
     within the noise, it is the policy that keeps most private, or else the method with the fewest bytes.
@@ -190,7 +190,7 @@ def _preference(arm: Arm) -> tuple[int, int]:
 
 
 def _as_good(arm: Arm, other: Arm, metric: MetricTerms) -> bool:
-    """Whether `arm` is no worse than `other` beyond the noise, client by client."""
+    """Return whether `arm` is no worse than `other` beyond the noise, client by client."""
     gains = _gains(arm, other, metric)
     error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
     return _mean(gains) >= -_NOISE * error

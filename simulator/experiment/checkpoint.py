@@ -21,7 +21,7 @@ STATE_FILE = "state.npz"
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a simulation stands: the server's state, every client's patch (clients first), batches taken, and the curve.
+    """State of a simulation: the server's state, every client's patch (clients first), batches taken, and the curve.
 
     `residuals` are what encoding left of every client's updates (clients first), `versions` which model each holds, `frozen`
     the digest of the task's frozen values.

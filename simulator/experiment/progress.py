@@ -45,7 +45,7 @@ def status(beginning: str, otherwise: Callable[[str], None] = lambda _: None) ->
 
 
 class CurveProgress:
-    """How far a study has come and how fast, in words."""
+    """Progress and speed of a study, in words."""
 
     def __init__(self, study: Study) -> None:
         self._study = study

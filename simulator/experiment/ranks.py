@@ -51,7 +51,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which prints and writes the files."""
+        """True if this is rank 0, which prints and writes the files."""
         return self.number == 0
 
     def agree(self, decide: Callable[[], T], source: int = 0) -> T:

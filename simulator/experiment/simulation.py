@@ -241,7 +241,7 @@ class Simulation:
 
     @property
     def over(self) -> bool:
-        """Whether the target is reached or the last round played."""
+        """True if the target is reached or the last round played."""
         if not self.points:
             return False
         last = self.points[-1]

@@ -126,7 +126,7 @@ def policies_table(rows: Sequence[SweepRow]) -> Table:
 
 
 def summary(report: FleetReport) -> list[str]:
-    """How the study ended, in a few lines."""
+    """Return the result of the study, in a few lines."""
     rounds = "1 round" if len(report.rounds) == 1 else f"{len(report.rounds)} rounds"
     lines = [
         f"{rounds}, {report.failed} failed; median {_seconds(report.round_s(0.5))}, p95 {_seconds(report.round_s(0.95))}",

@@ -25,7 +25,7 @@ CACHE_LINE = 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a flat vector: `shape` as it is stored; axis i of the model's tensor is axis `axes[i]` there."""
+    """Place of a tensor in a flat vector: `shape` as it is stored; axis i of the model's tensor is axis `axes[i]` there."""
 
     start: int
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Place:
 
 
 class Layout:
-    """Where everything lies: `public` and `private` vectors, each with statistics first and trained values after them.
+    """Layout of the model: `public` and `private` vectors, each with statistics first and trained values after them.
 
     `trained_from` and `private_trained_from` say where the trained values begin. `rows` is the place of the first
     layer's weights at the end of the public vector, None where features cannot be left out. Integer buffers
@@ -157,7 +157,7 @@ class WorkingModel:
             first.grads["weight"] = self.public_grad[rows.start : self.length].view(count, width)
 
     def room_for(self, shape: Sequence[int]) -> Tensor:
-        """Where the inputs of a batch lie; `outputs` need not copy them if they are put there."""
+        """Inputs of a batch; `outputs` need not copy them if they are put there."""
         return self._passes_of(torch.Size(shape)).x
 
     def outputs(self, x: Tensor) -> Tensor:

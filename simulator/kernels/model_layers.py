@@ -55,7 +55,7 @@ def _sequence(prefix: str, model: nn.Sequential) -> Iterator[tuple[str, nn.Modul
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Whether nothing was hung into it that changes what its class computes."""
+    """Return whether nothing was hung into it that changes what its class computes."""
     hooks = [getattr(module, name) for name in _HOOKS]
     hooks += [getattr(value, name) for value in module.parameters() for name in _TENSOR_HOOKS]
     return not any(hooks) and "forward" not in vars(module)

@@ -60,7 +60,7 @@ class UsedFeatures:
 
 
 def can_leave_out_features(model: nn.Module, private: Collection[str]) -> bool:
-    """Whether unused features can be left out: the first layer is linear, and its weights travel."""
+    """Return whether unused features can be left out: the first layer is linear, and its weights travel."""
     layers = layers_of(model)
     return layers is not None and isinstance(layers[0], Linear) and f"{layers[0].name}.weight" not in private
 

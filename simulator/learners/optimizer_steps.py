@@ -28,7 +28,7 @@ class ClientSteps:
     needs_grads = False
     """Whether `model` must have room for gradients."""
     moments = 0
-    """How many vectors of moments there are beside the values: 0, or 2 (exp_avg, exp_avg_sq) and a step count."""
+    """Number of vectors of moments beside the values: 0, or 2 (exp_avg, exp_avg_sq) and a step count."""
     batches_per_step = 1
 
     def __init__(self, ground: LearnerContext, model: WorkingModel) -> None:

@@ -90,7 +90,7 @@ class StackedModel:
         return self.stacks[f"{self._first_name[base]}{colon}{moment}"]
 
     def finite(self, count: int) -> Tensor:
-        """Which of the first `count` clients have nothing but finite values, moments among them, (clients,)."""
+        """Return which of the first `count` clients have only finite values, moments among them, (clients,)."""
         floats = [
             stack[:count].reshape(count, stack[0].numel())
             for stack in self.stacks.values()
@@ -100,7 +100,7 @@ class StackedModel:
 
     @property
     def mixes_examples(self) -> bool:
-        """Whether an example's outputs depend on the others of its batch, in evaluation mode too."""
+        """True if an example's outputs depend on the others of its batch, in evaluation mode too."""
         return any(isinstance(part, _BatchNorm) and part.running_mean is None for part in self._module.modules())
 
     # ---- passes

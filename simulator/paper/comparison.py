@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def within(self) -> bool | None:
-        """Whether ours agrees with the paper: within 20 % or 3 rounds, or both not reached.
+        """True if ours agrees with the paper: within 20 % or 3 rounds, or both not reached.
 
         None where that is not decided: no result yet, or nothing to compare with. A simulation that has gone on for
         longer than would agree has decided against it.
@@ -94,7 +94,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class RoundCount:
-    """How many cells there are, how many have a result, and what the comparison with the paper says of those decided."""
+    """Numbers of cells, of cells with a result, and of each outcome of the comparison with the paper."""
 
     cells: int
     finished: int

@@ -83,7 +83,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Where it stands, and its setting."""
+        """Name of the table or figure, and the setting."""
         return f"{self.where}/{self.short_name}"
 
     @property

@@ -30,12 +30,12 @@ class Recheck:
 
     @property
     def same(self) -> bool:
-        """Whether the two have the same user accuracy after each round."""
+        """True if the two have the same user accuracy after each round."""
         return self.recorded.curve == self.again.curve
 
     @property
     def within(self) -> bool:
-        """Whether the rounds to target differ by no more than a processor's spread, or neither reaches the target."""
+        """True if the rounds to target differ by no more than a processor's spread, or neither reaches the target."""
         before, now = self.recorded.rounds_to_target, self.again.rounds_to_target
         if before is None or now is None:
             return before == now

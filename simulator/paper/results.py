@@ -67,7 +67,7 @@ class Result:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were completed."""
+        """Number of completed rounds."""
         return len(self.curve) - 1
 
 
@@ -123,7 +123,7 @@ class Results:
         self.folder = folder
 
     def path(self, cell: Cell, seed: int) -> Path:
-        """Where the finished result is, or will be."""
+        """Return the path of the finished result."""
         return self.folder / f"{cell.name}-seed{seed}.json"
 
     def saved(self, cell: Cell, seed: int) -> Path:
@@ -159,7 +159,7 @@ class Results:
         return result
 
     def rounds_done(self, cell: Cell, seed: int) -> int:
-        """How many rounds an unfinished simulation had completed at its last checkpoint; 0 where none has begun."""
+        """Return the rounds that an unfinished simulation had completed at its last checkpoint; 0 where none has begun."""
         values = read_json(self._progress(cell, seed)) or {}
         done = values.get("rounds")
         return done if isinstance(done, int) else 0
@@ -176,7 +176,7 @@ class Results:
 
     @contextmanager
     def claimed(self, cell: Cell, seed: int) -> Iterator[bool]:
-        """Whether the cell is ours to compute: False where it is finished, or another process is at it.
+        """Return whether the cell is ours to compute: False where it is finished, or another process is at it.
 
         Held to the end of the block.
         """

@@ -51,7 +51,7 @@ class CellWatcher:
         """Its result is on disk."""
 
     def diverged(self, cell: Cell, seed: int, error: UpdateRefused) -> None:
-        """It came to numbers that no server would take, and has no result."""
+        """The simulation ended with non-finite or too large values, and has no result."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Sum:
 
     @property
     def interrupted(self) -> bool:
-        """Whether there is more to do for this process."""
+        """True if there is more to do for this process."""
         return self.left > 0
 
 
@@ -127,7 +127,7 @@ class _Attempt:
         self._noted_at = float("-inf")
 
     def play(self, simulate: Simulate, sitting: Attempt, stopped: Callable[[], bool]) -> bool:
-        """Whether it is finished; if so, its result is written."""
+        """Return whether it is finished; if so, its result is written."""
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         saved = self.results.saved(self.cell, self.seed)
         saved.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ class Study:
 
     @property
     def masked(self) -> bool:
-        """Whether updates are masked in groups."""
+        """True if updates are masked in groups."""
         return self.secure != UNBOUNDED
 
     attack: str = ""
@@ -121,7 +121,7 @@ class Study:
         return max(1, int(self.participation * self.clients + ROUNDING))
 
     def reached(self, user_accuracy: float) -> bool:
-        """Whether there is a target, and this is as good or better."""
+        """Return whether there is a target, and this is as good or better."""
         terms = MetricTerms(self.metric, self.metric_goal)
         return self.target_ua is not None and terms.reached(user_accuracy, self.target_ua)
 

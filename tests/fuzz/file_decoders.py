@@ -64,6 +64,7 @@ _STUDY = Study("digits", 2, "fedavg", "none", "shard:{index}/{count}", 1.0, 1, N
 _POINT = Point(0, 0.5, 0.5, 0.5, 2, None, 1.0)
 _RECORD = RoundRecord(1, "aggregated", 2, 2, 0, 2)
 _NOW = BootTime("boot", 1.0, 2.0)
+_LONG_KEY = b"a." * 1900 + b"a"
 
 
 def _sealed(magic: bytes, content: bytes) -> bytes:
@@ -294,7 +295,8 @@ def _file_decoders() -> Iterator[Decoder]:
     for kind, flags in ((RunSettings, terms), (AgentSettings, terms | {"data": "shard:0/10"})):
         given = {name: value for name, value in flags.items() if name in kind.__dataclass_fields__}
         text = to_toml(load(kind, file=None, environ={}, flags=given)).encode()
-        yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text")
+        yield Decoder(f"settings, {kind.__name__}", partial(_settings, kind), (ConfigError,), (text,), "text",
+                      found=tuple(text % _LONG_KEY for text in (b"%s = 1\n", b"[%s]\n", b"x = {%s = 1}\n")))  # fmt: skip
     yield from identity_decoders()
     yield from held_decoders()
     yield from privacy_decoders()

@@ -213,7 +213,7 @@ def _by_label(labels: np.ndarray) -> np.ndarray:
 
 
 def _cut(part: str, size: int, shards: int) -> np.ndarray:
-    """Where each shard of `size` sorted examples begins, and where the last ends; the first size % shards are one longer."""
+    """Return the begin of each of the shards, and the end of the last; the first size % shards are one example longer."""
     _require_enough(part, size, shards)
     numbers = np.arange(shards + 1)
     return numbers * (size // shards) + np.minimum(numbers, size % shards)

@@ -109,6 +109,7 @@ GOALS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("goals", sorted(GOALS))
 @pytest.mark.parametrize("encoding", DELTAS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.masking.group import GroupState, MaskedGroup
@@ -19,6 +19,7 @@ from fedpatch.shared.masking.group_context import request_digest, threshold_of
 from fedpatch.shared.masking.masked_blob import add_masks
 from fedpatch.shared.wire.masking_messages import GroupMember, Reveal, Roster, SecureTerms, Shares, ThresholdRule
 from fedpatch.shared.wire.messages import WorkRequest
+from tests.support.examples import examples
 from tests.support.specs import model, run_spec
 
 ROUND = RoundName("digits", "run-1", 1)
@@ -84,7 +85,7 @@ def most(size: int) -> st.SearchStrategy[set[str]]:
     return st.sets(st.sampled_from(names(size)), max_size=size // 4).map(lambda lost: set(names(size)) - lost)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.data(), st.integers(2, 12), st.sampled_from(ThresholdRule))
 def test_sum_is_that_of_the_reported_members_iff_enough_stay(data, size, rule):
     """For any members that share, upload and reveal, in any order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.status_follower import AWAY, PATIENCE_S, StatusFollower, timeless
@@ -17,6 +17,7 @@ from fedpatch.shared.wire.messages import Body, Claim, CoordinatorState, Envelop
 from fedpatch.shared.wire.run_status import DeviceStatus
 from tests.coordinator.observability.statuses import collecting
 from tests.shared.arbitrary_messages import envelopes
+from tests.support.examples import examples
 
 PRESENCE, PROGRESS = topics.coordinator_state("home"), topics.run_status("home")
 DEVICE = DeviceStatus("pi-1", State.TRAINING, "", 0.5)
@@ -136,7 +137,7 @@ def test_lost_and_restored_connection_are_reported_once(follower):
     assert follower.tick(50.0 + LATER) != []
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(envelopes().map(encode) | st.binary(max_size=40), max_size=5), st.booleans())
 def test_any_payload_is_accepted(payloads, on_presence):
     follower = StatusFollower("home", "broker.local:1883", 0.0)

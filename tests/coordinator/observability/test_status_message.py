@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.observability.status_message import received_message, status_message
@@ -18,6 +18,7 @@ from tests.coordinator.arbitrary_records import records
 from tests.coordinator.engines import BLOB, accept, asking, current, engine, report_of, send
 from tests.coordinator.observability.statuses import collecting, fleet, passed_on, record, text_of, waiting
 from tests.shared.arbitrary_messages import of_message
+from tests.support.examples import examples
 from tests.support.specs import model, there
 
 
@@ -65,7 +66,7 @@ DEVICES = st.builds(DeviceStatus, TEXTS, st.sampled_from(State), TEXTS, st.float
 
 
 class TestBounded:
-    @settings(max_examples=40)
+    @examples(40)
     @given(
         st.lists(DEVICES, max_size=120),
         st.lists(RECORDS, max_size=12),
@@ -143,7 +144,7 @@ class TestReceivedMessage:
         )
         assert received_message(Envelope(newer), newer) == received_message(Envelope(status), status)
 
-    @settings(max_examples=30)
+    @examples(30)
     @given(of_message(RunStatus))
     def test_any_message_within_the_limits_can_be_drawn(self, status):
         assert text_of(received_message(decode(encode(Envelope(status, run="run-1", round=3))), status))

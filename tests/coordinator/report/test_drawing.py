@@ -8,7 +8,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -16,6 +16,7 @@ from fedpatch.coordinator.report.charts import COLOURS, Chart, Line, png, svg
 from fedpatch.coordinator.report.page import accuracy_chart, bar_charts, curves_of, make_page
 from fedpatch.coordinator.report.series import TIME_UNITS, Run, thinned, unit_for
 from tests.coordinator.report.report_runs import RUNS, record, run
+from tests.support.examples import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 FINITE = st.floats(-1e12, 1e12)
@@ -27,7 +28,7 @@ def _page(*runs: Run) -> ElementTree.Element:
     return ElementTree.fromstring(make_page(runs, 1.78e9, "0.1.0"))
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     page = _page(*runs)
@@ -42,7 +43,7 @@ def test_any_records_give_a_well_formed_page_with_named_charts(runs):
     assert {*re.findall(r'href="#(.*?)"|url\(#(.*?)\)', text)} <= {(id, "") for id in ids} | {("", id) for id in ids}
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.lists(RUNS, min_size=1, max_size=2))
 def test_any_records_give_a_picture(runs):
     """Also names with characters that no font has, or that begin with what matplotlib leaves out."""

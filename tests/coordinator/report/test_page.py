@@ -11,7 +11,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.report.csv_export import COLUMNS, csv_text
@@ -19,6 +19,7 @@ from fedpatch.coordinator.report.page import MAX_DEVICES, labels, make_page, rou
 from fedpatch.coordinator.report.series import Run
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from tests.coordinator.report.report_runs import RUNS, info, record, run
+from tests.support.examples import examples
 
 HOSTILE = "</title><script>alert('x')</script>\"onload=\""
 
@@ -195,7 +196,7 @@ def test_rounds_to_target_are_the_aggregated_rounds_before_the_measurement():
     assert rounds_to_target(Run(info(settings={}), tuple(records))) == "-"
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(RUNS, max_size=2))
 def test_csv_has_a_line_for_each_round_and_no_formula(runs):
     lines = list(csv.DictReader(io.StringIO(csv_text(runs), newline="")))

@@ -19,7 +19,7 @@ from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, 
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.local_metrics import LocalMetrics
-from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from tests.device_agent.jobs import downloading, uploading
 from tests.device_agent.owners import owner_of
 from tests.support.specs import TASK

@@ -180,6 +180,7 @@ def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
     assert patch_values(idle, scene)["bn.weight:step"] == patch["bn.weight:step"] + 5
 
 
+@pytest.mark.slow
 def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
     """Not even one that another process has begun by the time that the end is received."""
     watched = fresh("tests.device_agent.toy_tasks:SLOW", "ann:23")
@@ -196,6 +197,7 @@ def test_the_end_of_an_idle_process_costs_no_round(fresh, tmp_path):
     assert isinstance(trained, Trained) and trained.key == key(2)
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_set_up_loses_the_round_that_it_was_started_for(installed, tmp_path, monkeypatch):
     """Both commands were written before it could answer the first."""
     watched = Watched(tmp_path, "tests.device_agent.toy_tasks:TOY", "absent:5")
@@ -344,6 +346,7 @@ def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
     assert isinstance(own_process.outcome(), TrainCancelled)
 
 
+@pytest.mark.slow
 def test_a_cancel_ends_a_pause(own_process, tmp_path):
     scene = Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none")
     own_process.trainer.train(scene.command(round=8))
@@ -403,6 +406,7 @@ def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(dev
     assert device.trainer.pid == pid
 
 
+@pytest.mark.slow
 def test_a_process_that_the_system_kills_costs_the_round_and_is_replaced(device):
     device.round(1)
     pid = device.trainer.pid

@@ -98,6 +98,7 @@ def test_absent_fork_server_starts_the_program(start, tmp_path):
     assert isinstance(watched.next(), Ready)
 
 
+@pytest.mark.slow
 def test_fork_server_that_failed_starts_the_program(start, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, ExitStack() as stack:
         patched.setattr("fedpatch.coordinator.demo.devices.sys.executable", "/bin/false")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.device_agent.sensors import collect, commands, timeouts
@@ -19,6 +19,7 @@ from fedpatch.device_agent.sensors.device_facts import Confidence, Facts
 from fedpatch.device_agent.sensors.wifi import parse_iw
 from fedpatch.shared.errors import UsageError
 from tests.device_agent.sensors.scenes import BATTERY, MAINS, Scene
+from tests.support.examples import examples
 
 PATIENCE_S = 90.0
 BYTES = st.binary(max_size=40)
@@ -123,7 +124,7 @@ def test_a_word_for_no_ups_is_refused_at_once(tmp_path):
         Scene(tmp_path).observer(ups="apc")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(BYTES, min_size=12, max_size=12), st.sampled_from(["eth0", "wlan0", "..", ""]))
 def test_no_kernel_is_too_strange(texts, route):
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.known_devices import lasts
@@ -35,6 +35,7 @@ from tests.device_agent.exported_models import describe
 from tests.device_agent.jobs import KEY, REQUEST, replies, requested
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import SmallDisk, small_disk
+from tests.support.examples import examples
 from tests.support.specs import RUN, TASK, TASKS, envelope_of, update
 
 PATCH = PatchKey(TASK, REQUEST.schema, REQUEST.private)
@@ -234,7 +235,7 @@ def test_stored_content_of_an_agent_that_is_whole_is_good(whole: Path, tmp_path:
     assert findings(tmp_path / "nowhere") == []
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(which=st.integers(0, 30), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_flipped_bit_in_any_file_of_an_agent_is_found(whole: Path, which: int, at: float, bit: int):
     files = sorted(one for one in whole.rglob("*") if one.is_file() and one.stat().st_size)

@@ -19,7 +19,7 @@ from fedpatch.device_agent.policy.usage import Usage
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.telemetry.gauges import Gauges
 from fedpatch.device_agent.telemetry.local_metrics import LOOK_EVERY_S, LocalMetrics
-from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
 from tests.device_agent.exported_models import publish

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.telemetry.round_times import RoundTimes
+from fedpatch.device_agent.telemetry.vitals import RoundTimes
 from fedpatch.shared.wire.vitals import LastRound
 from tests.support.specs import report
 

@@ -44,6 +44,7 @@ def assert_is(versions, number, tensors):
     assert versions.content(tensors) == versions.content(versions.tensors[number])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("encoding", DELTAS)
 @pytest.mark.parametrize("plan", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("begins", range(4))

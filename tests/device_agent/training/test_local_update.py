@@ -236,6 +236,7 @@ def test_owner_limit_counts_the_steps_of_the_personal_copy(tmp_path, device):
         device.run(scene.command())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("private", POLICIES[1:])
 def test_an_update_holds_no_trace_of_the_patch(tmp_path, device, private, encoding):

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from tests.faults.simulated.schedules import Schedule, buffered, chunks, draw_buffered, kill_coordinator, play, stop
+from tests.support.examples import QUICK
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seeds", chunks(20, 60), ids=str)
+@pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
 def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(seeds):
     for seed in seeds:
         play(draw_buffered(seed))
@@ -36,8 +37,8 @@ def test_stop_after_a_round_and_resume_lose_no_carried_work(moment_s):
     assert not any("stale" in line for line in world.log)
 
 
-@pytest.mark.parametrize("fuse", range(0, 60, 3))
+@pytest.mark.parametrize("fuse", range(0, 60, 12 if QUICK else 3))
 def test_kill_before_a_write_with_carried_work_open_loses_no_committed_update(fuse):
-    """Every third write: all 60 take a processor most of a minute, and drawn schedules kill at other writes."""
+    """Every third write, in quick runs every twelfth: all 60 take a minute, and drawn schedules kill at other writes."""
     schedule = Schedule(7, buffered(), chunk_bytes=1000)
     play(schedule.at(12.0, partial(kill_coordinator, pause_s=2.0, fuse=fuse)))

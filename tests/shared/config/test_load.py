@@ -195,6 +195,13 @@ def test_syntax_error_is_reported_with_its_line(file, text, expected):
     assert problems(file=file, text=text, trays="9") == [expected, "--trays: 9 is above 4"]
 
 
+@pytest.mark.parametrize("key", ["a." * 100 + "a = 1", "[" + "a . " * 100 + "a]", "x = {" + '"a".' * 100 + "a = 1}"])
+def test_key_of_more_parts_than_the_limit_is_reported_before_the_file_is_decoded(file, key):
+    assert problems(file=file, text=f"trays = 1\n{key}\n") == [
+        "oven.toml: cannot be read: line 2: a key has more than 100 parts; shorten it"
+    ]
+
+
 def test_unreadable_settings_file_is_reported(file):
     assert problems(file=file) == ["oven.toml: no such file"]
     assert problems(file=file / "x") == ["oven.toml/x: no such file"]

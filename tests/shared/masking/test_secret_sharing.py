@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.masking.secret_sharing import PRIME, interpolate, join_shares, split_secret
+from tests.support.examples import examples
 
 SECRETS = st.binary(min_size=32, max_size=32) | st.sampled_from([bytes(32), b"\xff" * 32])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(SECRETS, st.integers(1, 64), st.data())
 def test_any_threshold_of_shares_rebuilds_the_secret(secret, size, data):
     threshold = data.draw(st.integers(1, size))

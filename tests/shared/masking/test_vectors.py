@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedpatch.shared.masking.device_vector as device_vector
@@ -23,6 +23,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, TensorSpec
 from fedpatch.shared.tensors.subset import WAITING_SHARE
 from fedpatch.shared.wire.messages import UpdateReport
+from tests.support.examples import examples
 from tests.support.masked_group import terms_of
 
 SCHEMA = Schema(
@@ -59,7 +60,7 @@ def summed(layout, vectors):
     return read_sum(layout, total, len(vectors))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 10), st.sampled_from([8, 16]), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32))
 def test_sum_of_vectors_is_the_sum_of_codes_and_figures(devices, bits, keep, seed):
     """By an oracle: what a device's residual lacks of its step is what its vector has, and the mean is that of these."""

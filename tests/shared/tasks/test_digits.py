@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from fedpatch.shared.errors import DataError
 from fedpatch.shared.tasks.bundled.digits import TASK
 from fedpatch.shared.tasks.task import DeviceData, find_task
+from tests.support.examples import examples
 
 NOWHERE = Path("/nonexistent")
 
@@ -86,7 +87,7 @@ def test_a_shard_without_validation_is_the_papers_split(place):
         assert [targets[image.tobytes()] for image in images] == own.tolist()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(SPECS, max_size=4))
 def test_many_devices_at_once_get_what_each_gets_alone(specs):
     """Specs of one call may name any splits, and one spec twice: each gives the very bits of `load_data`."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -23,6 +23,7 @@ from fedpatch.shared.tasks.torch_model import initial_tensors, load_tensors, res
 from fedpatch.shared.tensors.arrays import values_digest
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.tensors.schema import NOTHING_FROZEN, Schema, TensorSpec
+from tests.support.examples import examples
 from tests.support.frozen_tasks import BASE, FILE, FROM_FILE, TASK, FrozenBase, base_file, build_model
 from tests.system.oracle_task import device_data
 
@@ -74,7 +75,7 @@ def write_base(root: Path) -> Path:
     policy=st.sampled_from(("none", "stats", "affine", "all", "norms", "head", "names:*lora_B*")),
     changed=st.sampled_from(PARAMETERS),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_published_private_and_frozen_values_are_the_whole_state_and_the_digest_covers_the_frozen(
     frozen, policy, changed
 ):

@@ -36,12 +36,6 @@ def test_macro_f1_is_that_of_scikit_learn(rng):
     assert metrics.macro_f1(outputs, targets) == pytest.approx(expected)
 
 
-def test_macro_f1_by_hand():
-    """Wanted a a b, predicted a b b: F1 of a is 2/3, of b 2/3."""
-    outputs = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    assert metrics.macro_f1(outputs, np.array([0, 0, 1])) == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize("extra_axis", [False, True])
 def test_errors_by_hand(extra_axis):
     """Errors 3 and 4: their mean is 3.5, the root of the mean of their squares sqrt(12.5)."""

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import SchemaMismatch, WireError
@@ -17,6 +17,7 @@ from fedpatch.shared.tensors.arrays import MAX_TENSORS, Schema, TensorSpec, Unex
 from fedpatch.shared.tensors.packing import MAX_META_BYTES, max_raw_bytes, pack, unpack
 from fedpatch.shared.wire.messages import ENCODINGS, is_delta
 from tests.shared.arbitrary_tensors import nested
+from tests.support.examples import examples
 
 HALF = Schema((TensorSpec("w", (4,), "float32", "weight"),))
 MODEL = Schema((*HALF.specs, TensorSpec("n", (), "int64", "stats"), TensorSpec("mask", (3,), "bool", "buffer")))
@@ -179,7 +180,7 @@ NEARLY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary() | FIELD.map(msgpack.packb) | NEARLY.map(msgpack.packb), st.sampled_from(ENCODINGS))
 @example(b"\xdc\xff\xff" * 200, "fp32")
 @example(b"\x91" * 5000, "fp32")

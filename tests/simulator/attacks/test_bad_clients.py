@@ -145,6 +145,7 @@ def test_attacked_simulation_names_its_bad_clients_and_survives_its_json():
     assert Outcome.from_dict(outcome.to_dict()) == outcome
 
 
+@pytest.mark.slow
 def test_attacked_simulation_does_not_depend_on_the_number_of_processes():
     one, two = (simulate(attacked("noise"), workers=workers) for workers in (1, 2))
     assert [point.user_accuracy for point in one.points] == [point.user_accuracy for point in two.points]

@@ -26,6 +26,7 @@ from tests.support.paths import ROOT
 ROUNDS = 4
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "study",
     [

@@ -30,6 +30,7 @@ def random_state(model):
     return {name: torch.randn_like(value) for name, value in model.state_dict().items() if value.is_floating_point()}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("private", COMMON_POLICIES)
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_unflatten_undoes_flatten(build, private):

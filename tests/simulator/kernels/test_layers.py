@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from fedpatch.simulator.kernels.flat_model import WorkingModel
 from fedpatch.simulator.kernels.layers import NARROW, Calls
 from fedpatch.simulator.kernels.model_layers import layers_of
 from tests.simulator.studies import CLASSES, UNEVEN, assert_like_deployed, study_of
+from tests.support.examples import examples
 
 COUNTS = (9, 5)
 BATCH = 4
@@ -120,7 +121,7 @@ def assert_trains_as_devices_do(model: nn.Module, shape: tuple[int, ...]) -> Non
 
 
 @given(sequences())
-@settings(max_examples=60)
+@examples(60)
 def test_any_sequence_of_known_layers_trains_as_on_a_device(drawn):
     model, shape = drawn
     assert layers_of(model) is not None
@@ -128,7 +129,7 @@ def test_any_sequence_of_known_layers_trains_as_on_a_device(drawn):
 
 
 @given(st.data(), SHAPES, st.integers(2, 5))
-@settings(max_examples=100)
+@examples(100)
 def test_each_layer_is_its_torch_module(data, shape, examples):
     module = data.draw(layers_for(shape, None)).double()
     model = nn.Sequential(module)
@@ -165,7 +166,7 @@ def _by_autograd(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, dict[str
 
 
 @given(sequences())
-@settings(max_examples=30)
+@examples(30)
 def test_a_step_in_place_is_the_gradient_times_the_learning_rate(drawn):
     model, shape = drawn
     stored, in_place = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -35,6 +35,7 @@ from fedpatch.simulator.spec.study import BASELINES, Study
 from tests.simulator.baseline_oracle import Naive
 from tests.simulator.small_task import BRANCHED, CLASSES, DENSE, FEATURES, REFERENCE, SPARSE, TASK, build_model
 from tests.simulator.studies import one_process
+from tests.support.examples import examples
 
 ROUNDS = 3
 NOWHERE = Path("/nonexistent")
@@ -56,6 +57,7 @@ def _simulation(
     return Simulation(study, task, population, make_cohort or one_process)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("data", [SPARSE, DENSE], ids=["sparse", "dense"])
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 @pytest.mark.parametrize("strategy", BASELINES)
@@ -172,7 +174,7 @@ def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: li
     return working.layout.unflatten(working.public)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count, beta):
     """With alpha = 0, the first batch of a step moves statistics and nothing else."""
@@ -184,7 +186,7 @@ def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count
         torch.testing.assert_close(ours[name], sgd[name], rtol=1e-9, atol=1e-11)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_pfedme_whose_w_follows_at_once_is_sgd_with_weight_decay(seed, count, eta):
     """With eta * lambda = 1, w is theta after every step, so nothing holds theta back but mu."""

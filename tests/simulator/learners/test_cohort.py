@@ -31,6 +31,7 @@ from tests.simulator.studies import (
 from tests.support import oracle
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("task", "private", "rounds"),
     [

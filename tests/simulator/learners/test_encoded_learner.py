@@ -96,6 +96,7 @@ class ByHand:
         ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("encoding", CODED)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedavg-adam"])
 def test_a_client_sends_what_a_device_would(strategy, encoding):

@@ -148,6 +148,7 @@ def same_as_one_at_a_time(study: Study, task: Task, group: int = 3) -> Played:
     return stacked
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:3.*,0.bias"])
 def test_plain_sequence_is_trained_as_one_client_at_a_time(strategy, private):
@@ -168,6 +169,7 @@ def test_rounds_of_given_steps_or_epochs_are_trained_the_same(terms):
     same_as_one_at_a_time(_study("fedavg", "stats", **terms), _task(_sequential))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("private", ["none", "stats", "affine", "all", "names:out.*,running"])
 def test_any_model_is_trained_as_on_a_device(strategy, private):

@@ -83,12 +83,6 @@ def test_fig_5_is_drawn_from_what_there_is(tmp_path: Path):
     assert "CIFAR-10" not in text
 
 
-def test_the_same_results_give_the_same_file(tmp_path: Path):
-    cells = [Comparison(cell, (result(cell, 0, None),)) for cell in cells_of("fig5")[:4]]
-    first, second = (draw_fig5(cells, tmp_path / name)[1].read_bytes() for name in ("a", "b"))
-    assert first == second
-
-
 def test_fig_4_shows_three_pairs_of_curves(tmp_path: Path):
     curves = {"train": rising(12), "test": rising(12)}
     measured = {"policies": dict.fromkeys(("none", "stats", "affine", "all"), curves), "steps_per_round": STEPS}
