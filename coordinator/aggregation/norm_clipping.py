@@ -137,7 +137,9 @@ def norms_of(squares: Mapping[str, float], schema: Schema) -> dict[Part, float]:
 def measured_from(base: Tensors, schema: Schema) -> dict[str, Array]:
     """Return the tensors of the global model from which norms are measured, in float64; moments have origins of their own."""
     return {
-        spec.name: base[spec.name].astype(np.float64) for spec in schema.specs if spec.role != "moment" and _part_of(spec)
+        spec.name: base[spec.name].astype(np.float64)
+        for spec in schema.specs
+        if spec.role != "moment" and _part_of(spec)
     }
 
 
