@@ -35,12 +35,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @command(app, "file-writes", example="FEDPATCH_DATA=... python -m benchmarks.device.file_writes --strategy fedavg")
-def file_writes(
+def file_writes(  # noqa: PLR0913 - one keyword per choice of the user
     task: Annotated[str, typer.Option(metavar="NAME", help="Task that is trained.")] = "mnist",
     data: Annotated[str, typer.Option(metavar="SPEC", help="The device's data.")] = "shard:0/10",
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds to play.")] = 10,
     strategy: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; repeat it.")] = None,
     agent_option: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="Option of the agent.")] = None,
+    run_option: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="Option of the run.")] = None,
     toy: Toy = False,
     out: Out = None,
     as_json: AsJson = False,
@@ -55,14 +56,23 @@ def file_writes(
     with interruptible():
         for name in strategies:
             with tempfile.TemporaryDirectory(prefix="fedpatch-writes-") as folder:
-                written = _measure(Path(folder).resolve(), task, data, rounds, name, agent_option or [])
+                written = _measure(
+                    Path(folder).resolve(), task, data, rounds, name, agent_option or [], run_option or []
+                )
             runs.append({"strategy": name, "bytes": dict(written.most_common())})
-    document = {"task": task, "data": data, "rounds": rounds, "agent_options": agent_option or [], "runs": runs}
+    document = {"task": task, "data": data, "rounds": rounds, "agent_options": agent_option or []}
+    document |= {"run_options": run_option or [], "runs": runs}
     deliver(document, _tables, out, as_json)
 
 
 def _measure(
-    folder: Path, task: str, data: str, rounds: int, strategy: str, agent_options: Iterable[str]
+    folder: Path,
+    task: str,
+    data: str,
+    rounds: int,
+    strategy: str,
+    agent_options: Iterable[str],
+    run_options: Iterable[str],
 ) -> Counter[str]:
     """Play the rounds; return the bytes of the whole session by file, from the agent's start to its end."""
     state, trace = folder / "agent", folder / "trace"
@@ -75,6 +85,7 @@ def _measure(
         with running(folder / "agent.log", line) as agent:
             wait_until(agent, lambda: status_of(state).get("tasks"), "is ready")
             run = ["--broker", url, "--task", task, "--devices", "1", "--rounds", str(rounds), "--strategy", strategy]
+            run += run_options
             run = [sys.executable, "-m", "fedpatch", "run", *run, "--state-dir", str(folder / "coordinator")]
             with running(folder / "run.log", run) as coordinator:
                 if coordinator.wait():

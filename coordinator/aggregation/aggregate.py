@@ -20,9 +20,11 @@ from fedpatch.coordinator.aggregation.norm_clipping import (
     counts,
     example_weights,
     limits_of,
+    measured_from,
     needs_cohort,
     norm_limits,
     norms,
+    norms_of,
     references,
     remembered,
     weights_norm,
@@ -111,8 +113,8 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
 ) -> AggregateResult:
     """Aggregate the updates of a round.
 
-    Where a bound is a multiple of the reference, each update is read once more for its norms. The robust rules read it several
-    times.
+    Where a bound is a multiple of the reference, norms are measured while the mean is summed. If an update is beyond its bound,
+    all are read once more for the mean. The robust rules read them several times.
 
     Args:
         num_examples: Reported examples by device whose update counts.
@@ -137,21 +139,22 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     counted = {device: num_examples[device] for device in ordered}
     weighs = example_weights(counted, limits.examples)
     paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
+    weights, reported = (dict.fromkeys(ordered, 1),) * 2 if alike else (weighs, counted)
     alone = len(ordered) == 1 and not past
     usual: Mapping[Part, float] = {}
     measured: dict[str, dict[Part, float]] = {}
+    factors = {device: stale[device].factor if device in stale else 1.0 for device in ordered} if stale else None
+    summed = WeightedMean(schema) if limits.rule.name == "mean" else None
     if needs_cohort(schema, limits.norm):
-        measured = {device: norms(read(device), pace.origin(base, schema), schema) for device, pace in paces.items()}
+        measured = _measure(read, paces, weights, summed, factors, schema=schema, base=base)
         cohort = {device: pace.per_unit(measured[device]) for device, pace in paces.items()}
         usual = references(cohort, past)
     most = norm_limits(usual, limits.norm, alone=alone, base_norm=weights_norm(base, schema) if alone else 0.0)
     shares: Mapping[str, float] = {}
     bound = most if limits.norm.action != "off" else None
-    weights, reported = (dict.fromkeys(ordered, 1),) * 2 if alike else (weighs, counted)
     bounded = _BoundedUpdates(read, weights, reported, paces, bound, measured, schema=schema, base=base)
-    if limits.rule.name == "mean":
-        factors = {device: stale[device].factor if device in stale else 1.0 for device in ordered} if stale else None
-        mean = _mean_of(bounded, schema, factors)
+    if summed is not None:
+        mean = summed.result() if measured and bounded.all_within() else _mean_of(bounded, schema, factors)
     else:
         changes = Changes(weighs, bounded.read, base, schema)
         found = _apply_rule(limits.rule, changes, scratch)
@@ -172,6 +175,27 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
         {device: pull for device, pull in pulls.items() if pull > 0},
         len(ordered),
     )
+
+
+def _measure(
+    read: Read,
+    paces: Mapping[str, Pace],
+    weights: Mapping[str, int],
+    mean: WeightedMean | None,
+    factors: Mapping[str, float] | None,
+    *,
+    schema: Schema,
+    base: Tensors,
+) -> dict[str, dict[Part, float]]:
+    """Return the norms of all updates, each read once; where there is a `mean`, the updates are added to it as they are."""
+    if mean is None:
+        return {device: norms(read(device), pace.origin(base, schema), schema) for device, pace in paces.items()}
+    found, fixed = {}, measured_from(base, schema)
+    for device, pace in paces.items():
+        origins = pace.origin(base, schema) | fixed
+        factor = 1.0 if factors is None else factors[device]
+        found[device] = norms_of(mean.add_measured(read(device), weights[device], factor, origins=origins), schema)
+    return found
 
 
 def _rebased(read: Read, stale: Mapping[str, Staleness], present: Tensors, schema: Schema) -> Read:
@@ -224,6 +248,16 @@ class _BoundedUpdates:
         self._read, self._counted, self._paces, self._most = read, counted, paces, most
         self._schema, self._base, self._measured = schema, base, measured
         self._unchanged: set[str] = set()
+
+    def all_within(self) -> bool:
+        """Return whether no update, all of which are measured, is beyond a bound."""
+        if self._most is None:
+            return True
+        for device, pace in self._paces.items():
+            own = limits_of(self._most, self._base, pace)
+            if any(value > own.get(part, math.inf) for part, value in self._measured[device].items()):
+                return False
+        return True
 
     def read(self, device: str) -> Tensors:
         """Return the tensors of a device's update, clipped where they are beyond a bound."""

@@ -65,9 +65,9 @@ MAX_SECOND_MOMENT = 1e16
 _SLACK, _FLOOR = 1.1, 1e-16
 _STEP, _BATCHES = ":step", "num_batches_tracked"
 
-# Values whose change is in the processor's cache at a time. From 10,000 on, OpenBLAS divides a product of two vectors between
-# threads, which takes ten times the processor's time.
-_BLOCK = 8192
+DOT_BLOCK = 8192
+"""Values whose change is in the processor's cache at a time. From 10,000 on, OpenBLAS divides a product of two vectors between
+threads, which takes ten times the processor's time."""
 
 
 def example_weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]:
@@ -118,20 +118,40 @@ def norms(tensors: Tensors, base: Tensors, schema: Schema, parts: Container[Part
         schema: Names, shapes and dtypes of both.
         parts: The parts to measure; all of the schema's if left out.
     """
-    squares: dict[Part, float] = {}
+    measured = [spec for spec in schema.specs if (part := _part_of(spec)) and (parts is None or part in parts)]
+    found = {spec.name: squared_distance(tensors[spec.name], base[spec.name]) for spec in measured}
+    return norms_of(found, schema)
+
+
+def norms_of(squares: Mapping[str, float], schema: Schema) -> dict[Part, float]:
+    """Return the L2 norm by part.
+
+    Args:
+        squares: The squared L2 distance by tensor; tensors without a part or of no interest are left out.
+        schema: The tensors in the order in which squares are added.
+    """
+    sums: dict[Part, float] = {}
     for spec in schema.specs:
-        part = _part_of(spec)
-        if part and (parts is None or part in parts):
-            squares[part] = squares.get(part, 0.0) + squared_distance(tensors[spec.name], base[spec.name])
-    return {part: math.sqrt(squares[part]) for part in sorted(squares)}
+        if spec.name in squares and (part := _part_of(spec)):
+            sums[part] = sums.get(part, 0.0) + squares[spec.name]
+    return {part: math.sqrt(sums[part]) for part in sorted(sums)}
+
+
+def measured_from(base: Tensors, schema: Schema) -> dict[str, Array]:
+    """Return the tensors of the global model from which norms are measured, in float64; moments have origins of their own."""
+    return {
+        spec.name: base[spec.name].astype(np.float64)
+        for spec in schema.specs
+        if spec.role != "moment" and _part_of(spec)
+    }
 
 
 def squared_distance(end: Array, start: Array) -> float:
     """Return the squared L2 distance of two tensors of one shape, in float64; infinity where it exceeds that."""
     ends, starts, total = end.reshape(-1), start.reshape(-1), 0.0
     with np.errstate(over="ignore"):
-        for first in range(0, len(ends), _BLOCK):
-            block = slice(first, first + _BLOCK)
+        for first in range(0, len(ends), DOT_BLOCK):
+            block = slice(first, first + DOT_BLOCK)
             change = np.subtract(ends[block], starts[block], dtype=np.float64)
             total += float(np.dot(change, change))
     return total
@@ -141,7 +161,7 @@ def squared_norm(change: Array) -> float:
     """Return the squared L2 norm of a float64 tensor; of a change it has the bits of `squared_distance`."""
     flat = change.reshape(-1)
     with np.errstate(over="ignore"):
-        blocks = (flat[first : first + _BLOCK] for first in range(0, len(flat), _BLOCK))
+        blocks = (flat[first : first + DOT_BLOCK] for first in range(0, len(flat), DOT_BLOCK))
         return sum((float(np.dot(block, block)) for block in blocks), 0.0)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from fedpatch.coordinator.aggregation.norm_clipping import DOT_BLOCK
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
 from fedpatch.shared.tensors.arrays import (
     Array,
@@ -84,6 +85,41 @@ class WeightedSum:
                 into += weighted
         self.weight += weight
 
+    def add_measured(self, tensors: Tensors, weight: float, origins: Tensors) -> dict[str, float]:
+        """Do as `add`, and measure the tensors in the same pass, which casts each value to float64 once.
+
+        Args:
+            tensors: Tensors of the sum's names.
+            weight: Their weight.
+            origins: Tensors by name from which distances are measured.
+
+        Returns:
+            The squared L2 distance from each of `origins` by name, with the bits of `squared_distance`.
+        """
+        found = {}
+        with np.errstate(over="ignore"):
+            for name, total in self.sums.items():
+                origin = origins[name].reshape(-1) if name in origins else None
+                squared = self._add_tensor(total.reshape(-1), tensors[name].reshape(-1), weight, origin)
+                if origin is not None:
+                    found[name] = squared
+        self.weight += weight
+        return found
+
+    def _add_tensor(self, sums: Array, values: Array, weight: float, origin: Array | None) -> float:
+        squared = 0.0
+        for start in range(0, len(values), DOT_BLOCK):
+            block = slice(start, start + DOT_BLOCK)
+            into = sums[block]
+            wide = self._weighted[: len(into)]
+            np.copyto(wide, values[block])
+            if origin is not None:
+                change = np.subtract(wide, origin[block])
+                squared += float(np.dot(change, change))
+            wide *= weight
+            into += wide
+        return squared
+
     def clear(self) -> None:
         """Begin again at 0."""
         self.weight = 0.0
@@ -126,9 +162,29 @@ class WeightedMean:
         Raises:
             SchemaMismatch, UpdateRefused: The update does not fit; the mean is unchanged.
         """
+        self._check(tensors, num_examples)
+        self._sum.add(tensors, num_examples * factor)
+
+    def add_measured(
+        self, tensors: Tensors, num_examples: int, factor: float = 1.0, *, origins: Tensors
+    ) -> dict[str, float]:
+        """Do as `add`, and return the squared L2 distance from each of `origins` by name (`WeightedSum.add_measured`).
+
+        Args:
+            tensors: The update.
+            num_examples: The examples that it weighs.
+            factor: Factor of that weight.
+            origins: Tensors by name from which distances are measured.
+
+        Raises:
+            SchemaMismatch, UpdateRefused: As `add`.
+        """
+        self._check(tensors, num_examples)
+        return self._sum.add_measured(tensors, num_examples * factor, origins)
+
+    def _check(self, tensors: Tensors, num_examples: int) -> None:
         _check_num_examples(num_examples)
         self.schema.check(tensors)
-        self._sum.add(tensors, num_examples * factor)
         self.num_updates += 1
 
     def result(self) -> dict[str, Array]:

@@ -129,7 +129,8 @@ class UpdateStore:
 
         Without a need to wait, none is yielded while the caller is busy and fewer than GROUP are done.
         """
-        if most_left >= self._writer.in_progress and self._busy() and self._writer.done < GROUP:
+        waiting = self._writer.in_progress
+        if most_left >= waiting and self._busy() and (waiting < GROUP or self._writer.done < GROUP):
             return
         self._woken = False
         current = self._engine.open

@@ -250,19 +250,19 @@ def decode(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) 
     Raises:
         WireError: `data` has another number of bytes than the rule takes for this shape.
     """
-    flat = base.reshape(-1).astype(wide(spec.dtype))
-    if rule.keep == 1:
-        _check_length(len(data), _bytes_of(rule, flat.size), spec, rule)
-        values = _values(data, flat, spec, rule)
-    else:
-        if len(data) < SEED_BYTES:
-            _check_length(len(data), SEED_BYTES, spec, rule)
-        places = _places(spec, rule, bytes(data[:SEED_BYTES]))
-        _check_length(len(data), SEED_BYTES + _bytes_of(rule, len(places)), spec, rule)
-        values = flat
-        values[places] = _values(data[SEED_BYTES:], flat[places], spec, rule)
+    flat = base.reshape(-1).astype(wide(spec.dtype), copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
-        return values.reshape(spec.shape).astype(spec.dtype)
+        if rule.keep == 1:
+            _check_length(len(data), _bytes_of(rule, flat.size), spec, rule)
+            values = _values(data, flat, spec, rule)
+        else:
+            if len(data) < SEED_BYTES:
+                _check_length(len(data), SEED_BYTES, spec, rule)
+            places = _places(spec, rule, bytes(data[:SEED_BYTES]))
+            _check_length(len(data), SEED_BYTES + _bytes_of(rule, len(places)), spec, rule)
+            values = flat.copy()
+            values[places] = _values(data[SEED_BYTES:], flat[places], spec, rule)
+        return values.reshape(spec.shape).astype(spec.dtype, copy=False)
 
 
 def _places(spec: TensorSpec, rule: EncodingRule, seed: bytes) -> Array:
@@ -276,14 +276,12 @@ def _check_length(found: int, expected: int, spec: TensorSpec, rule: EncodingRul
 
 
 def _values(data: memoryview, base: Array, spec: TensorSpec, rule: EncodingRule) -> Array:
-    """Return the values that travelled, in the dtype of `base`, which may be changed."""
+    """Return the values that travelled, in a new array of the dtype of `base`."""
     values = _decoded(data, base if rule.delta else None, base.size, rule, base.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if rule.delta and rule.kind != "levels":
-            base += values
-            values = base
-        if spec.never_negative:
-            np.maximum(values, 0, out=values)
+    if rule.delta and rule.kind != "levels":
+        values = np.add(base, values, out=values) if values.dtype == base.dtype else base + values
+    if spec.never_negative:
+        np.maximum(values, 0, out=values)
     return values
 
 

@@ -527,3 +527,17 @@ def test_record_names_sixteen_devices_and_four_parts_of_each():
     assert named["d00"] == ["num_examples", "stats 8", "stats 7", "stats 6"]
     assert named["d01"] == ["stats 8", "stats 7", "stats 6", "stats 5"]
     assert folded.bounded() == {"norm": 40, "num_examples": 1}
+
+
+@pytest.mark.parametrize(("last", "readings"), [(1.1, 1), (99.0, 2)])
+def test_updates_are_read_again_only_if_one_is_beyond_its_bound(last, readings):
+    updates = {device: tensors(WEIGHTS, value) for device, value in (("a", 1.0), ("b", 1.0), ("c", last))}
+    read: list[str] = []
+
+    def reader(device: str) -> Update:
+        read.append(device)
+        return updates[device]
+
+    limits = Limits(parse_norm_bound("auto:2"))
+    aggregate(dict.fromkeys(updates, 1), reader, schema=WEIGHTS, base=tensors(WEIGHTS, 0.0), limits=limits, plan=PLAN)
+    assert read == ["a", "b", "c"] * readings

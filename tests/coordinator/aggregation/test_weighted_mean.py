@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.aggregation.norm_clipping import squared_distance
 from fedpatch.coordinator.aggregation.weighted_mean import WeightedMean, check_private, check_update
 from fedpatch.shared.errors import SchemaMismatch, UpdateRefused
 from fedpatch.shared.tensors.arrays import DTYPES, MOMENTS, Schema, TensorSpec
@@ -217,3 +218,17 @@ def test_mean_of_a_large_tensor_is_the_same_bits(shape):
         mean.add({"w": values}, weight)
         total = total + values.astype(np.float64) * weight
     assert np.array_equal(mean.result()["w"], (total / (3 + 700 + 123_457)).astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", [(), (8192,), (8193,), (300, 70)])
+def test_measured_update_gives_the_mean_and_the_distance_to_the_bit(shape):
+    schema = Schema((TensorSpec("n", (), "int64", "stats"), TensorSpec("w", shape, "float32", "weight")))
+    plain, measured = WeightedMean(schema), WeightedMean(schema)
+    for number, weight in enumerate((3, 700)):
+        drawn = np.random.default_rng(number).standard_normal((2, *shape)).astype(np.float32)
+        update = {"n": np.asarray(2**60 + number), "w": drawn[0].reshape(shape)}
+        plain.add(update, weight, 0.3)
+        found = measured.add_measured(update, weight, 0.3, origins={"w": drawn[1].astype(np.float64)})
+        assert found == {"w": squared_distance(update["w"], drawn[1])}
+    assert all(np.array_equal(measured.result()[name], values) for name, values in plain.result().items())
+    assert measured.num_updates == 2
