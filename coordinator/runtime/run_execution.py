@@ -57,7 +57,8 @@ def run_directory(state_dir: Path, run: str) -> Path:
     return state_dir / "runs" / run
 
 
-def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
+def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
+    """Lock a fleet in the state directory of its coordinator; raise UsageError if another process has it."""
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
         check_state_directory(state_dir)
@@ -134,12 +135,12 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
         # is made after it, so that a broker that does not answer leaves nothing behind.
         fresh = not state_dir.exists()
         if not fresh:
-            locks.enter_context(_fleet_lock(state_dir, settings.fleet))
+            locks.enter_context(fleet_lock(state_dir, settings.fleet))
         connection = stack.enter_context(Connection(settings, ports))
         if fresh:
             with refusals_of(state_dir):
                 make_directory(state_dir)
-            locks.enter_context(_fleet_lock(state_dir, settings.fleet))
+            locks.enter_context(fleet_lock(state_dir, settings.fleet))
         with Registry(state_dir / REGISTRY_FILE) as registry:
             registry.abandon_running(settings.fleet)
             run = registry.create_run(
@@ -307,7 +308,7 @@ def _taken_up(
             f"task {run.task!r} has schema {prepared.schema.digest[:12]} now, but run {run.id} was begun with "
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
-    with _fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
+    with fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
         reconcile(registry, run.id, run_directory(state_dir, run.id), prepared, view.say)
         epoch = registry.next_epoch(run.id)
         yield run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes), prepared, connection
