@@ -8,7 +8,6 @@ how many devices there are.
 from __future__ import annotations
 
 import logging
-import random
 import re
 import secrets
 import threading
@@ -20,24 +19,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from fedpatch.coordinator.guard.quarantine import Quarantine
-from fedpatch.coordinator.guard.revocations import Revocations
-from fedpatch.coordinator.observability.status_message import StatusMessage
-from fedpatch.coordinator.rounds.known_devices import DRAINED
-from fedpatch.coordinator.rounds.participant_transitions import RoundStart
-from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
-from fedpatch.coordinator.rounds.run_events import Interrupted, LinkChanged, Suspended
-from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
 from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
-from fedpatch.coordinator.runtime.device_counters import DeviceCounters
-from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
-from fedpatch.coordinator.runtime.resume import resume_round
-from fedpatch.coordinator.runtime.run_execution import fleet_lock, run_directory
-from fedpatch.coordinator.runtime.service import Service
-from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
+from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
+from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import (
     MakeModel,
     MaskCommand,
@@ -46,13 +33,13 @@ from fedpatch.device_agent.job.training_messages import (
     TrainCommand,
     Trained,
     TrainFailed,
-    TrainProgress,
     WorkerSetup,
 )
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Presences, SiteSummary
+from fedpatch.relay.round_player import RoundPlayer
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_round import LEAST_S, Answer, ParentRound, SiteAggregator, SiteModel, plain_failure
+from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel, SiteUpdate, plain_failure
 from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
@@ -100,21 +87,6 @@ class _NotingQueue(SimpleQueue[Any]):
         if isinstance(entry, tuple) and isinstance(entry[1], Received | Connected | Disconnected):
             self._note(entry[1])
         return entry
-
-
-class _Held(Quarantine):
-    """The devices that the operator holds back, and the relays that would make a circle."""
-
-    circles: frozenset[str] = frozenset()
-
-    @property
-    def held(self) -> dict[str, str]:
-        """The devices that are held back now, each with the kind of the hold."""
-        return {**dict.fromkeys(self.circles, DRAINED), **super().held}
-
-    def poll(self, now: float) -> dict[str, str] | None:
-        """Return the held devices if those of the operator have changed, else None."""
-        return None if super().poll(now) is None else self.held
 
 
 class Site:
@@ -240,7 +212,7 @@ class Site:
             with Registry(self._settings.site_dir / REGISTRY_FILE) as registry:
                 registry.abandon_running(self._settings.fleet)
                 with ExitStack() as stack:
-                    publisher = self._make_publisher()
+                    publisher = make_publisher(self._settings.fleet, self._settings.site_dir, self._connection)
                     stack.callback(_close, publisher)
                     self._loop(registry, publisher)
         except BaseException as error:
@@ -248,15 +220,6 @@ class Site:
                 "the site's coordinator cannot go on: %s", error, exc_info=not isinstance(error, FedpatchError)
             )
             self._on_fault()
-
-    def _make_publisher(self) -> ModelPublisher:
-        connection = self._connection
-        return ModelPublisher(
-            connection.link,
-            connection.fleet,
-            self._settings.site_dir / f"published-{connection.fleet}.txt",
-            retain=connection.established.retain_available,
-        )
 
     def _loop(self, registry: Registry, publisher: ModelPublisher) -> None:
         queue = self._connection.event_queue
@@ -336,6 +299,12 @@ class Site:
     def _is_cancelled(self) -> bool:
         return self._playing <= self._cancelled_to
 
+    def _interruption(self) -> Interrupted | Suspended | None:
+        """Return the end of the round that parent or operator want: its devices are cancelled, or go on for a resume."""
+        if self._closing.is_set():
+            return Suspended()
+        return Interrupted() if self._is_cancelled else None
+
     def _play(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> None:
         key = command.key
         try:
@@ -349,13 +318,13 @@ class Site:
 
     def _played(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> TrainerEvent:
         """Play the round of a request and return the agent's event."""
-        key, chunk_bytes = command.key, self._connection.chunk_bytes
+        key = command.key
         if self._is_cancelled:
             return TrainCancelled(key)
         if not is_usable_run(key.run):
             return TrainFailed(key, FailReason.STORAGE, f"the run's name {key.run!r} cannot be that of a folder here")
         directory = run_directory(self._settings.site_dir, key.run)
-        if (known := Answer.find(directory, command)) is not None:
+        if (known := SiteUpdate.find(directory, command)) is not None:
             _log.info("%s round %d: the site's update is there already", key.run, key.round)
             return self._deliver(command, *known)
         left_s = command.ends_at - time.monotonic()
@@ -363,165 +332,29 @@ class Site:
             return TrainFailed(
                 key, FailReason.DEADLINE, f"{max(0.0, left_s):.0f} s are too short for a round of the site"
             )
-        parent = ParentRound.of(command, self._model, chunk_bytes)
-        with refusals_of(directory):
-            make_directory(directory)
-        epoch = self._epoch_of(parent, registry)
-        spec = parent.spec(self._settings, epoch, self.summary.devices, left_s)
-        opening = self._opening(parent, spec, directory, registry)
-        engine, aggregator = self._conduct(parent, spec, opening, directory, registry, publisher)
-        if aggregator.answer is not None:
-            return self._deliver(command, *aggregator.answer)
-        if self._is_cancelled or self._closing.is_set():
+        parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
+        player = RoundPlayer(self._settings, self._connection, registry, publisher, self._events)
+        played = player.play(
+            parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption
+        )
+        if played.answer is not None:
+            return self._deliver(command, *played.answer)
+        if self._interruption() is not None:
             return TrainCancelled(key)
-        record = engine.records[-1] if engine.records else None
+        record = played.record
         words = plain_failure(record) if record is not None else "no round began: the devices of the site are gone"
         unwilling = record is None or record.declined > 0 or not record.accepted
         late = record is not None and record.failure == "quorum_missed" and record.accepted >= record.needed
         reason = FailReason.DEADLINE if late else FailReason.UNWILLING if unwilling else FailReason.TRAINING
         return TrainFailed(key, reason, f"the round of the site failed: {words}")
 
-    def _deliver(self, command: TrainCommand, answer: Answer, blob: bytes) -> Trained:
+    def _deliver(self, command: TrainCommand, answer: SiteUpdate, blob: bytes) -> Trained:
         """Write the update where the agent wants it."""
         path = Path(command.update_path)
         with refusals_of(path):
             make_directory(path.parent)
             write_atomic(path, blob)
         return Trained(command.key, answer.manifest, answer.report)
-
-    def _epoch_of(self, parent: ParentRound, registry: Registry) -> int:
-        """Return the epoch of the round; the run of the parent is added to the registry at its first round here."""
-        run, prepared = parent.command.key.run, parent.prepared
-        if any(one.id == run for one in registry.runs()):
-            registry.reopen(run)
-            return registry.next_epoch(run)
-        made = registry.create_run(
-            created_at=self._ports.unix_time(),
-            task=prepared.task.name,
-            strategy=prepared.strategy.name,
-            private=str(prepared.policy),
-            settings={"fleet": self._settings.fleet, "parent": self._settings.up_fleet},
-            schema=prepared.schema.digest,
-            run=run,
-        )
-        return made.epoch
-
-    def _opening(self, parent: ParentRound, spec: RunSpec, directory: Path, registry: Registry) -> RoundStart | None:
-        """Return the start of this very round if a killed relay has left it open. Any other open round is over."""
-        run, number = spec.run, parent.command.key.round
-        ledger = registry.rounds.unfinished(run, self._ports.boot_time())
-        again = any(record.round >= number for record in registry.rounds.records(run))
-        if again or (ledger is not None and (ledger.round, ledger.base) != (number, parent.command.base)):
-            first = min(number, ledger.round) if ledger is not None else number
-            registry.rounds.roll_back(run, first - 1)
-        opening = resume_round(
-            registry, directory, spec, parent.prepared, parent.prepared.initial, self._say, self._ports.boot_time()
-        )
-        # The time that is left is the parent's.
-        return None if opening is None else replace(opening, ledger=replace(opening.ledger, spent_s=0.0))
-
-    def _conduct(
-        self,
-        parent: ParentRound,
-        spec: RunSpec,
-        opening: RoundStart | None,
-        directory: Path,
-        registry: Registry,
-        publisher: ModelPublisher,
-    ) -> tuple[Engine, SiteAggregator]:
-        """Play the round with the devices of the site, until it is over or the parent or the operator ends it."""
-        connection, settings, ports = self._connection, self._settings, self._ports
-        quarantine = _Held(registry, settings.fleet, settings.quarantine_after, self._say, settings.max_devices)
-        quarantine.circles = self._presences.circles
-        engine = Engine(
-            spec, unfinished=opening, jitter=random.Random(ports.entropy.getrandbits(64)), holds=quarantine.held
-        )
-        for device, state in sorted(self._presences.states.items()):
-            engine.fleet.update(device, engine.fleet.relevant(state))
-        connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
-        counters = DeviceCounters(registry, settings.fleet, spec, quarantine, self._say, ports.unix_time)
-        aggregator = SiteAggregator(
-            parent,
-            directory,
-            spec,
-            self._say,
-            tells_members=self.tells_members,
-            opened=lambda: engine.open,
-            now=ports.clock,
-        )
-        with ports.executor(THREADS, "fedpatch-store") as executor:
-            updates = UpdateStore(
-                directory,
-                registry,
-                engine,
-                requirements=aggregator.requirements,
-                counters=counters,
-                executor=executor,
-                wake=self._wake,
-                busy=lambda: connection.event_queue.waiting() > 0,
-            )
-            runner = EffectRunner(
-                engine,
-                connection=connection,
-                publisher=publisher,
-                aggregator=aggregator,
-                updates=updates,
-                counters=counters,
-                say=self._say,
-            )
-            service = Service(
-                engine,
-                runner,
-                connection=connection,
-                publisher=publisher,
-                view=_Progress(parent.command.key, self._events),
-                revocations=Revocations(settings.downwards.ca_directory, settings.fleet),
-                quarantine=quarantine,
-            )
-            try:
-                self._step_through(service, engine, runner)
-            except (FedpatchError, OSError):
-                # The devices go on; the round is resumed if the parent asks for it again.
-                with suppress(FedpatchError, OSError):
-                    run_effects(engine, engine.handle(Suspended(), now := ports.clock()), runner, lambda: now)
-                raise
-        return engine, aggregator
-
-    def _step_through(self, service: Service, engine: Engine, runner: EffectRunner) -> None:
-        clock = self._connection.event_queue.now_is_present
-        with service.started():
-            if not self._presences.connected:
-                run_effects(engine, engine.handle(LinkChanged(connected=False), clock()), runner, clock)
-            while not engine.stopped:
-                if self._closing.is_set():
-                    run_effects(engine, engine.handle(Suspended(), clock()), runner, clock)
-                elif self._is_cancelled:
-                    run_effects(engine, engine.handle(Interrupted(), clock()), runner, clock)
-                else:
-                    service.step()
-
-    def _say(self, line: str) -> None:
-        _log.info("site: %s", printable(line))
-
-
-class _Progress:
-    """Shows the progress of the site's round to the parent: reports of updates needed."""
-
-    def __init__(self, key: JobKey, events: Callable[[TrainerEvent], None]) -> None:
-        self._key = key
-        self._events = events
-        self._shown = 0
-
-    def show(self, message: StatusMessage) -> None:
-        """Tell the agent of a further update."""
-        status = message.status
-        if status.reported > self._shown and status.needed:
-            self._shown = status.reported
-            self._events(TrainProgress(self._key, min(status.reported, status.needed), status.needed))
-
-    def say(self, line: str) -> None:
-        """Log a line."""
-        _log.info("site: %s", printable(line))
 
 
 def _close(publisher: ModelPublisher) -> None:

@@ -158,7 +158,7 @@ class ParentRound:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiteUpdate:
     """The relay's update to a request, in a file of the run's directory.
 
     Attributes:
@@ -180,14 +180,14 @@ class Answer:
             write_atomic(directory / _ANSWER_ABOUT, json.dumps(asdict(self)).encode())
 
     @classmethod
-    def find(cls, directory: Path, command: TrainCommand) -> tuple[Answer, bytes] | None:
+    def find(cls, directory: Path, command: TrainCommand) -> tuple[SiteUpdate, bytes] | None:
         """Return the update of a round that is over, for a request that comes again; None where there is none.
 
         So a relay that is killed between the end of the site's round and its own upload does not ask the site again, and no
         update counts twice.
         """
         try:
-            found: Answer = convert(json.loads((directory / _ANSWER_ABOUT).read_bytes()), cls)
+            found: SiteUpdate = convert(json.loads((directory / _ANSWER_ABOUT).read_bytes()), cls)
             blob = (directory / _ANSWER).read_bytes()
         except (OSError, ValueError, ValidationError):
             return None
@@ -226,7 +226,7 @@ class SiteAggregator(Aggregator):
         now: Callable[[], float],
     ) -> None:
         super().__init__(parent.prepared.initial, directory, parent.prepared, spec, say)
-        self.answer: tuple[Answer, bytes] | None = None
+        self.answer: tuple[SiteUpdate, bytes] | None = None
         self._parent = parent
         self._site_directory = directory
         self._tells_members = tells_members
@@ -277,7 +277,7 @@ class SiteAggregator(Aggregator):
         )
         travelling = self._prepared.travelling
         packed = pack(self._next.tensors, travelling, report.plain, command.encoding)
-        answer = Answer(record.round, command.base, packed.manifest(command.chunk_bytes, travelling), report)
+        answer = SiteUpdate(record.round, command.base, packed.manifest(command.chunk_bytes, travelling), report)
         answer.save(self._site_directory, packed.blob)
         self.answer, self.state = (answer, packed.blob), self._next
 

@@ -211,7 +211,13 @@ class Pace:
 
     @classmethod
     def of(cls, plan: TrainPlan, num_examples: int, members: int = 1) -> Pace:
-        """Return the pace of an update from `num_examples` examples of `members` devices."""
+        """Return the pace of an update.
+
+        Args:
+            plan: The training plan of the round.
+            num_examples: Training examples.
+            members: Devices that have them, whose mean the update is.
+        """
         each = max(1, num_examples // members)
         steps = plan.steps_for(each)
         moved = sum(one.steps_for(each, plan.batch_size) for one in plan.parts if one.train != "private")

@@ -384,7 +384,7 @@ def _play_rounds(
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
-    publisher = _publisher(settings.fleet, state_dir, connection)
+    publisher = make_publisher(settings.fleet, state_dir, connection)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -466,8 +466,16 @@ def _engine(
     )
 
 
-def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
-    """Return the publisher. Each broker has a note file of its own, so that none forgets what another one retains."""
+def make_publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+    """Return the publisher of a fleet.
+
+    Each broker has a note file of its own, so that none forgets what another one retains.
+
+    Args:
+        fleet: Name of the fleet.
+        state_dir: Directory of the note file.
+        connection: The connection to the broker.
+    """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     return ModelPublisher(
         connection.link,

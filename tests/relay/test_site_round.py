@@ -13,7 +13,7 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.parent import ENCODINGS, FEATURES, unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
-from fedpatch.relay.site_round import Answer, ParentRound, SiteModel
+from fedpatch.relay.site_round import ParentRound, SiteModel, SiteUpdate
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
 from fedpatch.shared.tasks.torch_model import schema_of
@@ -92,21 +92,23 @@ def test_request_about_another_model_is_refused(command, changes, error):
 
 def test_answer_is_found_for_the_same_request_only(command, tmp_path):
     blob = b"u" * 350
-    answer = Answer(7, command.base, replace(model(blob), encoding="fp32+zstd", chunk_bytes=1000), report())
-    assert Answer.find(tmp_path, command) is None
+    answer = SiteUpdate(7, command.base, replace(model(blob), encoding="fp32+zstd", chunk_bytes=1000), report())
+    assert SiteUpdate.find(tmp_path, command) is None
     answer.save(tmp_path, blob)
-    assert Answer.find(tmp_path, command) == (answer, blob)
-    assert Answer.find(tmp_path, replace(command, base="ab" * 32)) is None
-    assert Answer.find(tmp_path, replace(command, encoding="fp32")) is None
-    assert Answer.find(tmp_path, replace(command, key=replace(command.key, round=8))) is None
+    assert SiteUpdate.find(tmp_path, command) == (answer, blob)
+    assert SiteUpdate.find(tmp_path, replace(command, base="ab" * 32)) is None
+    assert SiteUpdate.find(tmp_path, replace(command, encoding="fp32")) is None
+    assert SiteUpdate.find(tmp_path, replace(command, key=replace(command.key, round=8))) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"u" * 349, b"v" * 350])
 def test_damaged_answer_is_none(command, tmp_path, damage):
     blob = b"u" * 350
-    Answer(7, command.base, replace(model(blob), encoding="fp32+zstd", chunk_bytes=1000), report()).save(tmp_path, blob)
+    SiteUpdate(7, command.base, replace(model(blob), encoding="fp32+zstd", chunk_bytes=1000), report()).save(
+        tmp_path, blob
+    )
     (tmp_path / ("answer.json" if len(damage) < 10 else "answer.blob")).write_bytes(damage)
-    assert Answer.find(tmp_path, command) is None
+    assert SiteUpdate.find(tmp_path, command) is None
 
 
 def request(**changes: Any) -> WorkRequest:
