@@ -130,6 +130,7 @@ class RelayOwner(OwnerPolicy):
     def tick(self, job: Job, now: float) -> None:
         """Let time pass, and take the site's willingness."""
         super().tick(job, now)
+        self._site.busy = job.key is not None
         self.unwilling = self._site.summary.unwilling
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedpatch.shared.wire.messages import MAX_PATH, DeviceState, TaskCapability
 from fedpatch.shared.wire.reason_codes import Condition
@@ -29,6 +29,15 @@ class SiteSummary:
     num_examples: int = 0
     unwilling: Condition | None = Condition.PAUSED
     path: tuple[str, ...] = ()
+
+    def at_least(self, other: SiteSummary) -> SiteSummary:
+        """Return the figures with no fewer members and examples than `other`, and with its willingness."""
+        return replace(
+            self,
+            members=max(self.members, other.members),
+            num_examples=max(self.num_examples, other.num_examples),
+            unwilling=other.unwilling,
+        )
 
 
 @dataclass

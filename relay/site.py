@@ -102,6 +102,8 @@ class Site:
     Attributes:
         summary: The site as the agent was last told of it.
         tells_members: Whether the parent of the request in hand knows `members` of a report; the agent's limits set it.
+        busy: Whether the agent has a job; its policy sets it. Meanwhile the figures of the presence only grow: the parent
+            refuses an update of more devices and examples than the relay has registered.
 
     Raises:
         BrokerError: The site's broker does not answer.
@@ -123,7 +125,7 @@ class Site:
         self._model = model
         self._events = events
         self._on_fault = on_fault
-        self.tells_members = False
+        self.tells_members = self.busy = False
         with refusals_of(settings.site_dir):
             make_directory(settings.site_dir)
         self._presences = Presences(
@@ -173,6 +175,7 @@ class Site:
 
     def train(self, command: TrainCommand) -> None:
         """Begin the round of the site for a request."""
+        self.busy = True
         self._last += 1
         self._commands.put((self._last, command))
         self._wake()
@@ -264,10 +267,12 @@ class Site:
                 self._presences.note(topic.device, body)
                 self._connection.ingress_filter.knows(topic.device)
 
-    def _tell(self) -> None:
-        """Have the agent publish the site's figures where they have changed."""
+    def _tell(self, *, at_once: bool = False) -> None:
+        """Have the agent publish the site's figures where they have changed, with a pause between unless `at_once`."""
         now, found = time.monotonic(), self._presences.summary()
-        if found == self._told or now < self._tell_at:
+        if self._told is not None and self.busy:
+            found = found.at_least(self._told)
+        if found == self._told or (now < self._tell_at and not at_once):
             return
         # The presences of the site come right after the connection. Until then the relay is a device that starts: a parent that
         # asks again for the round of a killed relay waits for it, and would take a decline for its answer.
@@ -333,6 +338,7 @@ class Site:
                 key, FailReason.DEADLINE, f"{max(0.0, left_s):.0f} s are too short for a round of the site"
             )
         parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
+        self._tell(at_once=True)
         player = RoundPlayer(self._settings, self._connection, registry, publisher, self._events)
         played = player.play(
             parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption

@@ -58,6 +58,18 @@ def test_last_will_of_a_device_takes_it_out_and_that_of_an_earlier_start_does_no
     assert site.summary().devices == 0
 
 
+def test_figures_of_a_relay_at_work_do_not_shrink():
+    site = presences()
+    site.note("ann", there(10))
+    site.note("bob", there(20, boot="b2"))
+    before = site.summary()
+    site.note("bob", DeviceState(False, "b2"))
+    assert site.summary().at_least(before) == replace(before, devices=1)
+    site.note("cat", there(100))
+    found = site.summary().at_least(before)
+    assert (found.members, found.num_examples) == (2, 110)
+
+
 def test_site_without_a_connection_is_unwilling():
     site = presences()
     site.note("ann", there())

@@ -25,6 +25,7 @@ from tests.system.oracle_task import REFERENCE, TASK
 pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SITES = {"site-a": ["a1", "a2"], "site-b": ["b1", "b2"]}
+LOWER = ["c1", "c2"]
 NAMES = [device for devices in SITES.values() for device in devices]
 UNBOUNDED = {"norm_bound": "off", "max_num_examples": "off"}
 PATIENT = {"rejoin_s": 100.0, "grace_s": 100.0, "recruit_deadline_s": 100.0, "deadline_s": 300.0, "wait_s": 100.0}
@@ -97,6 +98,9 @@ def test_two_level_rounds_give_the_flat_model_and_one_digest_for_all_devices(wor
         for one, other in zip(found.rounds, expected.rounds, strict=True):
             assert (one.measured, one.num_examples) == (other.measured, other.num_examples)
             assert one.user_accuracy == pytest.approx(other.user_accuracy)
+            # One update of each site crosses the wide network.
+            assert one.bytes_up <= 1.05 * other.bytes_up * len(SITES) / len(NAMES)
+            assert one.bytes_down <= 1.05 * other.bytes_down * len(SITES) / len(NAMES)
     differences = world.start_run("world", len(SITES), encoding="delta-int8").result()
     assert [record.outcome for record in differences.rounds] == ["aggregated"] * 2, world.relays["site-a"].err
     # The first rounds of all runs have one initial model, which travels under one digest to all devices.
@@ -147,3 +151,27 @@ def test_site_that_misses_its_quorum_fails_the_round_with_the_reason(world):
     [record] = summary.rounds
     assert (record.outcome, record.failures) == ("failed", {"deadline": 1})
     world.relays["site-a"].wait_err("the round of the site failed: quorum_missed, 1 of 2 updates")
+
+
+def test_relay_below_a_relay_counts_all_devices_once(world):
+    """Hub -> upper -> lower -> devices, and devices at the upper one."""
+    world.start_site("site-a", "--max-members", "5", "--min-cohort", "3")
+    world.brokers["lower"] = world.stack.enter_context(Mosquitto())
+    world.sites["lower"] = world.light(world.brokers["lower"].url, "lower", LOWER)
+    world.start_relay("lower", "--up", world.brokers["site-a"].url, "--up-fleet", "site-a")
+    [record] = world.start_run("world", 1, rounds=1).result().rounds
+    devices = SITES["site-a"] + LOWER
+    assert (record.outcome, record.reported, record.measured) == ("aggregated", 1, 4), world.relays["site-a"].err
+    assert record.num_examples == sum(map(examples_of, devices))
+    assert record.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, devices)))
+
+
+def test_late_update_of_a_site_counts_in_a_later_round(world):
+    for site in SITES:
+        world.start_site(site)
+    world.sites["site-b"].updates["b1"].delay_s = 4.0
+    summary = world.start_run(
+        "world", 2, rounds=4, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0
+    ).result()
+    assert [record.outcome for record in summary.rounds] == ["aggregated"] * 4, world.relays["site-b"].err
+    assert any(record.buffered and record.buffered.staleness.keys() - {"0"} for record in summary.rounds)
