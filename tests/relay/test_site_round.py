@@ -65,6 +65,9 @@ def test_round_of_the_site_has_the_number_plan_and_digest_of_the_parent(command,
     assert parent.blob.manifest.digest == command.base
     assert (spec.chunk_bytes, spec.encoding, spec.devices) == (500, "fp32+zstd", 3)
     assert parent.prepared.initial.round == 4
+    # The intake of the site refuses private tensors by these names, as the parent's does.
+    assert parent.prepared.private_names == parse_policy("affine").private_names(MODEL.schema)
+    assert not parent.prepared.private_names & set(parent.prepared.travelling.names)
 
 
 @pytest.mark.parametrize(
