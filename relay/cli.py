@@ -12,6 +12,7 @@ import typer
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.app.command import AsJson, command, make_app, run_app
 from fedpatch.shared.config.load import cli_options
+from fedpatch.shared.errors import UsageError
 
 NAME = "fedpatch-relay"
 
@@ -60,9 +61,12 @@ StateDir = Annotated[
 @command(app, "status", example="fedpatch-relay status --state-dir /var/lib/fedpatch-relay")
 def status(state_dir: StateDir = Path("fedpatch-relay-state"), as_json: AsJson = False) -> None:
     """Print the relay's status from its state directory; exit code 1 if no relay runs."""
-    from fedpatch.device_agent.state.status_file import read_standing
+    from fedpatch.device_agent.state.status_file import LOCK_NAME, read_standing
 
-    standing = read_standing(state_dir.expanduser() / "device")
+    directory = state_dir.expanduser() / "device"
+    if not (directory / LOCK_NAME).exists():
+        raise UsageError(f"no relay has run in {state_dir}; name its directory with --state-dir")
+    standing = read_standing(directory)
     about = standing.status
     if as_json:
         typer.echo(json.dumps({"running": standing.running, **about, "update_waits": standing.update_waits}))
