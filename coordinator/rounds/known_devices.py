@@ -71,6 +71,7 @@ OLD_PLAN = "its version does not know {}, which this run needs; update it"
 NO_PRIVACY = "its version does not know dp, which this run needs; update it"
 CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
 CANNOT_SIGN = "cannot sign its masking keys; give it a certificate (fedpatch-agent enrol), or take threshold = half"
+OF_RELAY = "it is a relay, which passes on no masked groups, dp or SCAFFOLD; have its devices take part without it"
 TOO_MANY = "it speaks for {} devices, and max_members is {}; raise max_members if it is a relay of yours"
 _NAMED = 5
 
@@ -183,7 +184,9 @@ class Fleet:
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
         lacking = [why for word, why in self._needs.items() if state.tasks and word not in state.features]
-        if (most := max((one.num_members for one in state.tasks), default=1)) > self._max_members:
+        most = max((one.num_members for one in state.tasks), default=1)
+        lacking = [OF_RELAY] if lacking and most > 1 else lacking
+        if most > self._max_members:
             lacking.append(TOO_MANY.format(most, self._max_members))
         if lacking:
             member.barred = lacking[0]

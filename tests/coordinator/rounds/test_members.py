@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.round_phases import Round
 from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished
@@ -29,6 +30,14 @@ def test_relay_beyond_max_members_is_not_asked_and_the_reason_names_the_setting(
     assert "max_members is 1" in made.fleet.members["site"].barred
     made.handle(DevicePresence("site", relay(1)), 1.0)
     assert made.fleet.eligible() == ["site"]
+
+
+def test_relay_in_a_run_that_it_cannot_pass_on_is_barred_with_that_reason():
+    fleet = Fleet(TASK, needs={"dp": "its version does not know dp"}, max_members=9)
+    fleet.update("site", replace(relay(5), features=()))
+    fleet.update("old", replace(there(), features=()))
+    assert "it is a relay" in fleet.members["site"].barred
+    assert fleet.members["old"].barred == "its version does not know dp"
 
 
 def test_request_tells_a_relay_that_members_are_known_and_leaves_that_of_a_device_as_it_was():
