@@ -146,7 +146,8 @@ case $name in
     fedpatch-relay)  # its two brokers are those of others, so that only its words are understood
         case "$*" in
             "run "*) ours fedpatch-relay "$@" --print-config > /dev/null ;;
-            *) ours fedpatch-relay "$@" || [ $? = 1 ] ;;  # 1: of a relay that does not run
+            "status"*) ours fedpatch-relay "$@" || [ $? = 2 ] ;;  # 2: no relay ever ran here
+            *) ours fedpatch-relay "$@" ;;
         esac ;;
     python | python3)
         case "$1 $2" in
