@@ -30,7 +30,7 @@ MANIFEST = "wheelhouse.json"
 ARCHITECTURES = ("aarch64", "x86_64")
 PYTHONS = ("3.11", "3.12", "3.13")
 
-_FOLDERS = ("coordinator", "device_agent", "shared", "simulator", "src")
+_FOLDERS = ("coordinator", "device_agent", "relay", "shared", "simulator", "src")
 _EXTRAS = ("agent", "coordinator")
 _UV_PLATFORM = "{arch}-manylinux_2_28"
 # Debian 12 has glibc 2.36; pip wants each older promise by name.

@@ -290,6 +290,15 @@ class RoundSettings(Settings):
         unit="devices",
         help="Known devices; further ones replace absent ones.",
     )
+    max_members: int = setting(
+        1,
+        group=_LIMITS,
+        ge=1,
+        le=1_000_000,
+        unit="devices",
+        help="Most devices that one device may speak for. 1: no relay takes part. An update of a relay weighs as much as those "
+        "of its devices, so name no more than a site of yours has.",
+    )
 
     dp: str = setting(
         "off",

@@ -27,10 +27,10 @@ EXIT_LESS = 4
 """Exit code of a command that did only a part of its work, and printed which: neither an error nor a success."""
 
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
-    0: ("success: a run reached its target, last round or time limit; SIGTERM stopped the agent", ""),
+    0: ("success: a run reached its target, last round or time limit; SIGTERM stopped agent or relay", ""),
     1: (
         "failure: a run that failed or had no successful round, unusable data or state, a failed check, "
-        "`fedpatch-agent status` without an agent",
+        "`fedpatch-agent status` without an agent, `fedpatch-relay status` without a relay",
         "apply the remedy, repeat",
     ),
     2: ("wrong option, name or configuration", "correct it, repeat"),

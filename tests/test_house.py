@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
+PACKAGES = ("coordinator", "device_agent", "relay", "shared", "simulator")
 
 
 def test_import_rules_hold():

@@ -19,7 +19,7 @@ import pytest
 from fedpatch.shared import __version__
 from tests.support.paths import ROOT
 
-PACKAGES = ("coordinator", "device_agent", "shared", "simulator")
+PACKAGES = ("coordinator", "device_agent", "relay", "shared", "simulator")
 PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
 EXTRAS = ("", "torch", "onnx", "agent", "console", "coordinator", "demo", "simulator", "notebook", "otel")
 COMMANDS = ("fedpatch", "fedpatch-agent")

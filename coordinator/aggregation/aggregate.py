@@ -110,6 +110,7 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     scratch: Scratch = _in_memory,
     stale: Mapping[str, Staleness] | None = None,
     alike: bool = False,
+    members: Mapping[str, int] | None = None,
 ) -> AggregateResult:
     """Aggregate the updates of a round.
 
@@ -127,6 +128,7 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
         scratch: Makes the table of all values that the rule "trimmed" needs.
         stale: The age of each update whose base is an earlier model. Only the rule "mean" takes such updates.
         alike: Each update weighs the same; otherwise its examples.
+        members: Devices whose mean an update is, where that is more than one.
 
     Returns:
         The mean, and the updates that were bounded.
@@ -134,11 +136,11 @@ def aggregate(  # noqa: PLR0913 - one keyword per property of the round
     Raises:
         ValueError: There is no device.
     """
-    ordered, past, stale = sorted(num_examples), past or {}, stale or {}
+    ordered, past, stale, members = sorted(num_examples), past or {}, stale or {}, members or {}
     read = _rebased(read, stale, base, schema) if stale else read
     counted = {device: num_examples[device] for device in ordered}
-    weighs = example_weights(counted, limits.examples)
-    paces = {device: Pace.of(plan, weighs[device]) for device in ordered}
+    weighs = example_weights(counted, limits.examples, members)
+    paces = {device: Pace.of(plan, weighs[device], members.get(device, 1)) for device in ordered}
     weights, reported = (dict.fromkeys(ordered, 1),) * 2 if alike else (weighs, counted)
     alone = len(ordered) == 1 and not past
     usual: Mapping[Part, float] = {}

@@ -69,12 +69,14 @@ class Limits:
         examples: The cap on the weight of an update.
         rule: The rule that aggregates the updates.
         max_devices: Greatest number of devices that the run knows at a time.
+        max_members: Most devices that one device may speak for (a relay); 1: no relay takes part.
     """
 
     norm: NormBound = NormBound()
     examples: ExamplesCap = ExamplesCap()
     rule: AggregateRule = AggregateRule()
     max_devices: int = 100_000
+    max_members: int = 1
 
 
 def parse_norm_bound(text: str) -> NormBound:

@@ -22,6 +22,10 @@ Each part of a model has a norm of its own:
 The reference of a part is the lower median of its norms in the round. Of one or two updates that median is the norm of a
 single device, so references of earlier rounds (`References`) are added until there are three values.
 
+The update of a relay is the mean of its members' updates. Its norm is not divided by their number: a mean of updates within a
+bound is within that bound, and the mean of honest updates, which point the same way, is hardly shorter than one of them. What
+grows with the members is the weight: a relay with m members can move the model as far as m devices can.
+
 Norm bounding: Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4. The median is the reference because
 fewer than half of the devices cannot move it beyond the values of the others.
 """
@@ -29,8 +33,10 @@ fewer than half of the devices cannot move it beyond the values of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -70,12 +76,40 @@ DOT_BLOCK = 8192
 threads, which takes ten times the processor's time."""
 
 
-def example_weights(num_examples: Mapping[str, int], cap: ExamplesCap) -> dict[str, int]:
-    """Return the weight of each device's update in examples: the reported number, or the cap if that is less."""
+def example_weights(
+    num_examples: Mapping[str, int], cap: ExamplesCap, members: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return the weight of each device's update in examples: the reported number, or the cap if that is less.
+
+    The cap is one of a single device. A relay may weigh as much as its members together, and counts in the median as that many
+    devices with the mean of their examples.
+
+    Args:
+        num_examples: Reported examples by device.
+        cap: The cap of the run.
+        members: Devices that a device speaks for, where that is more than one.
+
+    Example:
+        >>> example_weights({"ann": 50, "bob": 10, "site": 900}, ExamplesCap(most=20), {"site": 30})
+        {'ann': 20, 'bob': 10, 'site': 600}
+    """
+    members = members or {}
     most = cap.most
     if cap.factor is not None and num_examples:
-        most = math.floor(min(cap.factor * lower_median(num_examples.values()), 2.0**53))  # a Count at most
-    return {device: count if most is None else min(count, most) for device, count in num_examples.items()}
+        each = sorted(
+            (count / members.get(device, 1), members.get(device, 1)) for device, count in num_examples.items()
+        )
+        most = math.floor(min(cap.factor * _weighted_lower_median(each), 2.0**53))  # a Count at most
+    return {
+        device: count if most is None else min(count, most * members.get(device, 1))
+        for device, count in num_examples.items()
+    }
+
+
+def _weighted_lower_median(ordered: Sequence[tuple[float, int]]) -> float:
+    """Return the lower median of sorted values, each of which stands for a number of equal ones."""
+    seen = list(accumulate(times for _, times in ordered))
+    return ordered[bisect_right(seen, (seen[-1] - 1) // 2)][0]
 
 
 def lower_median(values: Iterable[float]) -> float:
@@ -189,19 +223,29 @@ class Pace:
     """The change of an update that follows from the plan alone.
 
     Attributes:
-        steps: Training steps of the device.
+        steps: Training steps of the device; of a relay those of a member with the mean number of examples.
         decays: By part, the factor by which the steps without any gradient multiply a moment.
+        most_steps: The most steps that a counter may have counted: of a relay those of a member with all its examples.
     """
 
     steps: int
     decays: Mapping[Part, float]
+    most_steps: int
 
     @classmethod
-    def of(cls, plan: TrainPlan, num_examples: int) -> Pace:
-        """Return the pace of an update from `num_examples` examples."""
-        steps = plan.steps_for(num_examples)
-        moved = sum(one.steps_for(num_examples, plan.batch_size) for one in plan.parts if one.train != "private")
-        return cls(steps, {"exp_avg": plan.beta_1**moved, "exp_avg_sq": plan.beta_2**moved})
+    def of(cls, plan: TrainPlan, num_examples: int, members: int = 1) -> Pace:
+        """Return the pace of an update.
+
+        Args:
+            plan: The training plan of the round.
+            num_examples: Training examples.
+            members: Devices that have them, whose mean the update is.
+        """
+        each = max(1, num_examples // members)
+        steps = plan.steps_for(each)
+        moved = sum(one.steps_for(each, plan.batch_size) for one in plan.parts if one.train != "private")
+        decays = {"exp_avg": plan.beta_1**moved, "exp_avg_sq": plan.beta_2**moved}
+        return cls(steps, decays, plan.steps_for(num_examples))
 
     def origin(self, base: Tensors, schema: Schema) -> dict[str, Array]:
         """Return the global model `base` with its moments after the steps of the plan without any gradient.
@@ -300,7 +344,7 @@ def limits_of(limits: Mapping[Part, float], base: Tensors, pace: Pace) -> dict[P
     own = {part: limit * pace.unit(part) for part, limit in limits.items()}
     for name in base:
         if name.endswith(_STEP):
-            own[f"count {name}"] = _step_limit(base[name], pace.steps)
+            own[f"count {name}"] = _step_limit(base[name], pace.most_steps)
     return own
 
 
@@ -432,6 +476,22 @@ def check_steps(tensors: Tensors, base: Tensors, schema: Schema, steps: int) -> 
         if not 0 <= grown <= _step_limit(base[spec.name], steps):
             detail = f"{spec.name} changes by {grown:.6g}, and the plan has {steps} steps for its examples"
             raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
+
+
+def check_members(members: int, registered: int | None, most: int) -> None:
+    """Raise UpdateRefused("num_examples") for more members than the run allows, or far more than the device has registered.
+
+    Args:
+        members: Devices whose mean the update is.
+        registered: Members that the device registered; None: unknown.
+        most: The run's `max_members`.
+    """
+    if members > most:
+        detail = f"the mean of {members} devices; max_members is {most}"
+        raise UpdateRefused(RefuseReason.NUM_EXAMPLES, detail)
+    if registered is not None and members > EXAMPLES_FACTOR * registered:
+        detail = f"the mean of {members} devices, registered {registered}"
+        raise UpdateRefused(RefuseReason.NUM_EXAMPLES, detail)
 
 
 def check_registered(num_examples: int, registered: int | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from fedpatch.coordinator.aggregation.limit_settings import Limits
 from fedpatch.coordinator.aggregation.norm_clipping import (
+    check_members,
     check_moments,
     check_norm,
     check_registered,
@@ -70,7 +71,13 @@ def check_offer(manifest: Manifest, *, schema: str, encoding: str, max_bytes: in
 
 
 def decode_and_validate_update(
-    blob: bytes, terms: UpdateRequirements, *, encoding: str, raw_bytes: int, registered: int | None = None
+    blob: bytes,
+    terms: UpdateRequirements,
+    *,
+    encoding: str,
+    raw_bytes: int,
+    registered: int | None = None,
+    members: int | None = None,
 ) -> tuple[UpdateReport, dict[str, Array]]:
     """Decode an update and check it against the requirements of its round.
 
@@ -80,6 +87,7 @@ def decode_and_validate_update(
         encoding: The encoding that was agreed on.
         raw_bytes: The unpacked size that the manifest announced.
         registered: Examples that the device registered; None if that is unknown.
+        members: Devices that it registered to speak for; None if that is unknown.
 
     Returns:
         The device's report, and the tensors by name.
@@ -105,6 +113,7 @@ def decode_and_validate_update(
         raise UpdateRefused(RefuseReason.WRONG_BASE, detail)
     check_update(tensors, terms.schema, terms.private_names, report.num_examples)
     check_registered(report.num_examples, registered)
+    check_members(report.members, members, terms.limits.max_members)
     if terms.plan is not None:
         _check_trained(tensors, terms.schema, terms.plan, terms.model, report.num_examples)
     if terms.model is not None and terms.limits.norm.action == "reject":

@@ -23,6 +23,7 @@ from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SecureTerms
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
+    MEMBERS_FEATURE,
     Manifest,
     ModelDelta,
     Need,
@@ -142,6 +143,9 @@ class Invitations:
             encoding=self.encoding(device),
             deadline_s=remaining_s,
             deltas=self._ways.get(self._held[device], ()) if is_delta(self._encodings[device]) else (),
+            features=(*COORDINATOR_FEATURES, MEMBERS_FEATURE)
+            if self._fleet.members_of(device) > 1
+            else COORDINATOR_FEATURES,
             measure_independent=self._measures
             and (self._secure is not None or self._fleet.knows(device, INDEPENDENT_FEATURE)),
             counted=self._counted.get(device, 0) if self._spec.plan.has_controls else UNSET,

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
@@ -69,6 +71,8 @@ OLD_PLAN = "its version does not know {}, which this run needs; update it"
 NO_PRIVACY = "its version does not know dp, which this run needs; update it"
 CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
 CANNOT_SIGN = "cannot sign its masking keys; give it a certificate (fedpatch-agent enrol), or take threshold = half"
+OF_RELAY = "it is a relay, which passes on no masked groups, dp or SCAFFOLD; have its devices take part without it"
+TOO_MANY = "it speaks for {} devices, and max_members is {}; raise max_members if it is a relay of yours"
 _NAMED = 5
 
 
@@ -111,6 +115,7 @@ class Fleet:
         most: Greatest number of devices at a time.
         encoding: The run's encoding.
         needs: Features that a device must list to be invited, each with the reason to leave out a device that lacks it.
+        max_members: Most devices that one device may speak for.
 
     Attributes:
         members: The devices by name.
@@ -120,7 +125,12 @@ class Fleet:
     """
 
     def __init__(
-        self, task: str, most: int = 100_000, encoding: str = EVERYWHERE, needs: Mapping[str, str] | None = None
+        self,
+        task: str,
+        most: int = 100_000,
+        encoding: str = EVERYWHERE,
+        needs: Mapping[str, str] | None = None,
+        max_members: int = 1,
     ) -> None:
         self.members: dict[str, Member] = {}
         self.evicted: list[str] = []
@@ -133,6 +143,7 @@ class Fleet:
         self._task = task
         self._encoding = encoding
         self._needs = needs or {}
+        self._max_members = max_members
         self._versions: dict[str, str] = {}
         self.offenders: dict[str, str] = {}
         self.absent: Mapping[str, int] = {}
@@ -173,6 +184,10 @@ class Fleet:
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
         lacking = [why for word, why in self._needs.items() if state.tasks and word not in state.features]
+        most = max((one.num_members for one in state.tasks), default=1)
+        lacking = [OF_RELAY] if lacking and most > 1 else lacking
+        if most > self._max_members:
+            lacking.append(TOO_MANY.format(most, self._max_members))
         if lacking:
             member.barred = lacking[0]
         elif member.barred in self._needs.values():
@@ -188,7 +203,8 @@ class Fleet:
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
         known = tuple(word for word in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE) if word in state.features)
-        return replace(state, tasks=own, encodings=(encoding_for(self._encoding, state.encodings),), features=known)
+        encodings = (encoding_for(self._encoding, state.encodings),)
+        return replace(state, tasks=own, encodings=encodings, features=known, path=UNSET)
 
     def encoding(self, device: str) -> str:
         """Return the encoding of a device's update; the run's encoding for an unknown device."""
@@ -209,6 +225,12 @@ class Fleet:
         """Return the number of examples that the device registered; None if it is unknown."""
         known = self.members.get(device)
         return next((one.num_examples for one in known.state.tasks if one.task == self._task), None) if known else None
+
+    def members_of(self, device: str) -> int:
+        """Return the number of devices that a device registered to speak for; 1 for an unknown device."""
+        known = self.members.get(device)
+        own = (one.num_members for one in known.state.tasks if one.task == self._task) if known else iter(())
+        return next(own, 1)
 
     def works(self, device: str) -> None:
         """Note that the device has worked, so that it is never replaced by a new one."""

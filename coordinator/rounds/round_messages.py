@@ -597,9 +597,16 @@ class ActiveRound:
             self._send(device, Cancel("late")) for device in self.round.devices(State.LATE) if device not in carried
         ]
 
+    @property
+    def members(self) -> dict[str, int]:
+        """The devices whose mean an update is, where that is more than one."""
+        known = ((device, report.members) for device, report in self.reports.items() if report is not None)
+        return {device: count for device, count in known if count > 1}
+
     def user_accuracy(self) -> float | None:
         """Return the mean user accuracy of the reports before local training (paper, section 4.2); None without any."""
-        return mean_accuracy(report.user_accuracy_before for report in self.reports.values() if report is not None)
+        reports = [report for report in self.reports.values() if report is not None]
+        return mean_accuracy((report.user_accuracy_before, report.members) for report in reports)
 
     def traffic(self) -> RoundTraffic:
         """Return the bytes that have travelled so far."""

@@ -52,10 +52,18 @@ def without_figures(report: UpdateReport | None) -> UpdateReport | None:
     )
 
 
-def mean_accuracy(values: Iterable[float | None]) -> float | None:
-    """Return the unweighted mean of the values that are not None (paper, section 4.2); None without any."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def mean_accuracy(values: Iterable[tuple[float | None, int]]) -> float | None:
+    """Return the mean over devices of the values that are not None (paper, section 4.2); None without any.
+
+    Args:
+        values: The value of each report, with the number of devices whose mean it is.
+
+    Example:
+        >>> mean_accuracy([(0.5, 1), (0.9, 3), (None, 1)])
+        0.8
+    """
+    known = [(value, members) for value, members in values if value is not None]
+    return statistics.fmean(*zip(*known, strict=True)) if known else None
 
 
 def build_record(
@@ -86,18 +94,21 @@ def build_record(
 
 
 def _with_reports(record: RoundRecord, reports: Mapping[str, UpdateReport], metric: MetricTerms) -> RoundRecord:
+    members = {device: report.members for device, report in reports.items()}
     measured = {device: report.user_accuracy_before for device, report in reports.items()}
     before = {device: value for device, value in measured.items() if value is not None}
+    # A relay reports the mean of its devices: the worst of them is not known.
+    single = all(members[device] == 1 for device in before)
     return replace(
         record,
-        user_accuracy=mean_accuracy(before.values()),
-        user_accuracy_min=metric.worst(before.values()),
-        user_accuracy_p10=metric.worst_tenth(before.values()),
+        user_accuracy=mean_accuracy((value, members[device]) for device, value in before.items()),
+        user_accuracy_min=metric.worst(before.values()) if single else None,
+        user_accuracy_p10=metric.worst_tenth(before.values()) if single else None,
         user_accuracies=_by_device(before),
-        user_accuracy_after=mean_accuracy(report.user_accuracy_after for report in reports.values()),
+        user_accuracy_after=mean_accuracy((one.user_accuracy_after, one.members) for one in reports.values()),
         num_examples=sum(report.num_examples for report in reports.values()),
-        measured=len(before),
-        train_loss=mean_accuracy(report.train_loss for report in reports.values()),
+        measured=sum(members[device] for device in before),
+        train_loss=mean_accuracy((report.train_loss, report.members) for report in reports.values()),
         independent=comparison((reports[device] for device in sorted(reports)), metric),
     )
 

@@ -159,7 +159,7 @@ class Engine:
         needs |= {CONTROL: OLD_PLAN.format("control variates")} if spec.plan.has_controls else {}
         both = spec.privacy is not None and spec.secure is not None
         needs |= {MASKED_PRIVACY_FEATURE: NO_PRIVACY} if both else {}
-        self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs)
+        self.fleet = Fleet(spec.task, spec.limits.max_devices, spec.encoding, needs, spec.limits.max_members)
         self.open: ActiveRound | None = None
         self.records = list(records)
         self._evaluations = sum(record.is_evaluation for record in self.records)
@@ -486,10 +486,10 @@ class Engine:
 
     @property
     def last_round(self) -> int:
-        """The number of the last round that began; 0 for none."""
+        """The number of the last round that began; 0 for none, unless `first_round` of the run is later."""
         if self.open is not None:
             return self.open.round.number
-        return self.records[-1].round if self.records else 0
+        return self.records[-1].round if self.records else self.spec.first_round - 1
 
     @property
     def present(self) -> int:
@@ -806,7 +806,7 @@ class Engine:
         carry = self.spec.carry
         assert carry is not None
         counted = {device: report.num_examples for device, report in current.reports.items() if report is not None}
-        weighs = example_weights(counted, self.spec.limits.examples)
+        weighs = example_weights(counted, self.spec.limits.examples, current.members)
         return {device: weight * carry.factor(self._age(current, device)) for device, weight in weighs.items()}
 
     def _all_carried(self) -> dict[str, CarriedWork]:

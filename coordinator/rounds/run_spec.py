@@ -87,6 +87,7 @@ class RunSpec:
         privacy: The terms of differential privacy; None without.
         secure: The conditions of masked rounds; None for rounds without masks.
         carry: The conditions of buffered rounds; None: a round refuses late updates.
+        first_round: Number of the first round where there are no records; a relay plays the rounds that its parent asks for.
     """
 
     run: str
@@ -123,6 +124,7 @@ class RunSpec:
     privacy: PrivacyPolicy | None = None
     secure: SecurePolicy | None = None
     carry: CarryPolicy | None = None
+    first_round: int = 1
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class Aggregator:
         carried: Mapping[str, CarriedWork] | None = None,
         *,
         round_number: int,
+        members: Mapping[str, int] | None = None,
     ) -> Aggregated:
         """Make the next global model; `save` makes it the state.
 
@@ -126,6 +127,7 @@ class Aggregator:
             target: Devices that the round is meant for, which differential privacy divides by.
             carried: The carried work of the devices whose updates are of earlier rounds.
             round_number: Number of the round.
+            members: Devices whose mean an update is, where that is more than one.
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate(self.state, devices, read, max(1, target))
@@ -143,6 +145,7 @@ class Aggregator:
             scratch=self._make_scratch,
             stale={device: self._staleness(work) for device, work in (carried or {}).items()},
             alike=controls,
+            members=members,
         )
         self._show_bounded(folded, num_examples)
         mean, counted = folded.mean, self.state.counted

@@ -110,7 +110,8 @@ class EffectRunner:
 
     def _aggregate(self, effect: AggregateUpdates) -> Aggregated:
         stored = self.updates.close_round(effect)
-        target = 0 if self._engine.open is None else self._engine.open.round.policy.target
+        current = self._engine.open
+        target = 0 if current is None else current.round.policy.target
         if (terms := effect.terms) is not None:
             event = self._aggregator.aggregate_masked(
                 effect.groups,
@@ -127,6 +128,7 @@ class EffectRunner:
                 target,
                 effect.carried,
                 round_number=effect.round,
+                members={} if current is None else current.members,
             )
         self._connection.event_queue.now_is_present()
         return event

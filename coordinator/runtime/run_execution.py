@@ -58,7 +58,8 @@ def run_directory(state_dir: Path, run: str) -> Path:
     return state_dir / "runs" / run
 
 
-def _fleet_lock(state_dir: Path, fleet: str) -> FileLock:
+def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
+    """Lock a fleet in the state directory of its coordinator; raise UsageError if another process has it."""
     held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
         check_state_directory(state_dir)
@@ -136,12 +137,12 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
         # is made after it, so that a broker that does not answer leaves nothing behind.
         fresh = not state_dir.exists()
         if not fresh:
-            locks.enter_context(_fleet_lock(state_dir, settings.fleet))
+            locks.enter_context(fleet_lock(state_dir, settings.fleet))
         connection = stack.enter_context(Connection(settings, ports))
         if fresh:
             with refusals_of(state_dir):
                 make_directory(state_dir)
-            locks.enter_context(_fleet_lock(state_dir, settings.fleet))
+            locks.enter_context(fleet_lock(state_dir, settings.fleet))
         with Registry(state_dir / REGISTRY_FILE) as registry:
             registry.abandon_running(settings.fleet)
             run = registry.create_run(
@@ -312,7 +313,7 @@ def _taken_up(
     directory = run_directory(state_dir, run.id)
     blobs = open_blobs(settings.blobs, directory)
     blobs.check()
-    with _fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
+    with fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
         reconcile(registry, run.id, blobs, prepared, view.say)
         with refusals_of(directory):
             make_directory(directory)
@@ -391,7 +392,7 @@ def _play_rounds(
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
-    publisher = _publisher(settings.fleet, state_dir, connection)
+    publisher = make_publisher(settings.fleet, state_dir, connection)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -473,8 +474,16 @@ def _engine(
     )
 
 
-def _publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
-    """Return the publisher. Each broker has a note file of its own, so that none forgets what another one retains."""
+def make_publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+    """Return the publisher of a fleet.
+
+    Each broker has a note file of its own, so that none forgets what another one retains.
+
+    Args:
+        fleet: Name of the fleet.
+        state_dir: Directory of the note file.
+        connection: The connection to the broker.
+    """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     return ModelPublisher(
         connection.link,

@@ -135,6 +135,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         parse_examples_cap(settings.max_num_examples),
         parse_aggregate_rule(settings.aggregate),
         settings.max_devices,
+        settings.max_members,
     )
     return RunSpec(
         run=run,

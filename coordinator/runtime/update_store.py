@@ -217,7 +217,12 @@ class UpdateStore:
         if effect.masked is None:
             registered = self._engine.fleet.registered(effect.device)
             report, tensors = decode_and_validate_update(
-                effect.blob, terms, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, registered=registered
+                effect.blob,
+                terms,
+                encoding=manifest.encoding,
+                raw_bytes=manifest.raw_bytes,
+                registered=registered,
+                members=self._engine.fleet.members_of(effect.device),
             )
             return (report if self._engine.spec.privacy is None else without_figures(report)), tensors
         layout = round_layout(terms.schema, effect.masked.terms, self._engine.spec.privacy)

@@ -105,8 +105,9 @@ class Registry(Tables):
         settings: Mapping[str, Any],
         schema: str,
         suffix: str | None = None,
+        run: str | None = None,
     ) -> RunInfo:
-        """Add a run of epoch 1 with the status "running"; its id has the time and a random suffix.
+        """Add a run of epoch 1 with the status "running"; its id has the time and a random suffix, unless it is given.
 
         Args:
             created_at: Unix time, in seconds.
@@ -116,9 +117,10 @@ class Registry(Tables):
             settings: Public settings, without secrets.
             schema: Digest of the whole model's schema.
             suffix: Random hex digits.
+            run: The id: that of another coordinator's run, of which a relay plays rounds.
         """
         # The random end distinguishes runs on a machine whose clock stands still or starts in 1970.
-        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
+        run = run or f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
         row = (run, created_at, task, strategy, private, json.dumps(dict(settings), allow_nan=False), schema)
         with self._change() as db:
             db.execute(

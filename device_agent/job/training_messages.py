@@ -179,7 +179,8 @@ class CancelTraining:
 class Ready:
     """Answer to `WorkerSetup`: name of the task, digest of its model's schema, number of training examples.
 
-    `tensors` and `frozen` are those of the schema; the agent compares policies by them.
+    `tensors` and `frozen` are those of the schema; the agent compares policies by them. `members` are the devices that a relay
+    speaks for; 1 for other devices.
     """
 
     task: str
@@ -187,6 +188,7 @@ class Ready:
     num_examples: int
     tensors: tuple[TensorSpec, ...] = ()
     frozen: Frozen = NOTHING_FROZEN
+    members: int = 1
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,15 @@ from fedpatch.shared.mqtt.events import Connected, Disconnected, LinkEvent, Rece
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
 from fedpatch.shared.wire.codec import UnknownMessage, decode
-from fedpatch.shared.wire.messages import Body, CoordinatorState, DeviceState, Envelope, TaskCapability, WorkRequest
+from fedpatch.shared.wire.messages import (
+    Body,
+    CoordinatorState,
+    DeviceState,
+    Envelope,
+    TaskCapability,
+    WorkRequest,
+    members_field,
+)
 from fedpatch.shared.wire.reason_codes import Condition, FailReason
 
 _log = logging.getLogger("fedpatch.agent")
@@ -341,7 +349,8 @@ class Agent:
     def _on_ready(self, ready: Ready, now: float) -> list[Effect]:
         self._limits.take(ready)
         first = not self._tasks
-        self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples),)
+        members = members_field(ready.members)
+        self._tasks = (TaskCapability(ready.task, ready.schema, ready.num_examples, members),)
         # Not before: without the model it is unknown what may leave.
         effects = self._effects_of(self._runner.take_up_spooled(), now) if first else []
         self._publish_state()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import UNSET
 
 from fedpatch.device_agent.sensors.device_facts import Facts
 from fedpatch.device_agent.telemetry.vitals import VitalsPace
@@ -73,9 +75,12 @@ class Presence:
         masks: Whether the device masks updates.
         signs: Whether it can sign the keys of masked rounds.
         hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
+        features: Features of work requests that the device understands, without those of masked rounds.
+        encodings: Encodings that it can decode.
+        path: Returns the path of a relay (DeviceState.path); () for other devices.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword per property of the device
         self,
         identity: Identity,
         link: AgentLink,
@@ -85,6 +90,9 @@ class Presence:
         masks: bool = False,
         signs: bool = False,
         hides_examples: bool = False,
+        features: tuple[str, ...] = DEVICE_FEATURES,
+        encodings: tuple[str, ...] = ENCODINGS,
+        path: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.connected = False
         self.problem = ""  # for status.json
@@ -94,7 +102,9 @@ class Presence:
         self._vitals = vitals
         self._retain = True
         masking = (MASKED_FEATURE, SIGNED_FEATURE) if signs else (MASKED_FEATURE,)
-        self._features = (*DEVICE_FEATURES, *masking) if masks else DEVICE_FEATURES
+        self._features = (*features, *masking) if masks else features
+        self._encodings = encodings
+        self._path = path
         self._hides_examples = hides_examples
 
     def link_up(self, *, retain: bool) -> None:
@@ -126,10 +136,11 @@ class Presence:
             tasks=tuple(replace(one, num_examples=min(one.num_examples, 1)) for one in tasks)
             if self._hides_examples
             else tasks,
-            encodings=ENCODINGS,
+            encodings=self._encodings,
             job=job,
             unwilling=unwilling,
             features=self._features,
+            path=self._path() or UNSET,
         )
         topic = topics.device_state(self._identity.fleet, self._identity.device)
         self._link.publish(topic, encode(Envelope(state)), retain=self._retain)

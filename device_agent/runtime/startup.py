@@ -106,7 +106,7 @@ def run_agent(
     with lock_state_dir(settings.state_dir.absolute()):
         agent = make_agent(settings, identity, queue, ports)
         if until_stdin_closes:
-            threading.Thread(target=_stop_at_end_of_stdin, args=(queue,), daemon=True).start()
+            stop_at_end_of_stdin(queue)
         with forward_signals(lambda number: queue.put(Stop(exit_code_of(number)))):
             return agent.run()
 
@@ -269,7 +269,12 @@ def observer_of(settings: AgentSettings, directory: Path, root: Path = Path("/")
     return FactCollector(broker_host=host, state_dir=directory, root=root, ups=settings.ups)
 
 
-def _stop_at_end_of_stdin(queue: EventQueue) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    queue.put(Stop(0))
+def stop_at_end_of_stdin(queue: EventQueue) -> None:
+    """Put a Stop into the queue at the end of standard input, from a thread of its own."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        queue.put(Stop(0))
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -391,7 +391,7 @@ class LocalUpdate:
         packed, left = pack_with_feedback(
             step.update,
             step.public,
-            _plain(report),
+            report.plain,
             command.encoding,
             base=step.model,
             seed=step.seed,
@@ -500,14 +500,6 @@ def _taken_apart(
     if leaked:
         raise UpdateRefused("private_value", f"{listing(leaked)} would have left this device; nothing was written")
     return update, patch
-
-
-def _plain(report: UpdateReport) -> dict[str, object]:
-    """Return the report as it travels; without a measure of learning alone it has the same bytes as in earlier versions."""
-    plain = asdict(report)
-    if report.user_accuracy_independent is None:
-        del plain["user_accuracy_independent"]
-    return plain
 
 
 def _report(command: TrainCommand, result: LocalResult) -> UpdateReport:

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 import fedpatch.cli
 import fedpatch.device_agent.cli.main
+import fedpatch.relay.cli
 from fedpatch.shared.config.fields import Settings, settings_of
 from scripts.reference.configuration import COMMANDS as COMMANDS_OF_SETTINGS
 from scripts.reference.configuration import TITLES
@@ -19,6 +20,7 @@ from scripts.reference.markdown import render
 PROGRAMS: Mapping[str, typer.Typer] = {
     "fedpatch": fedpatch.cli.app,
     "fedpatch-agent": fedpatch.device_agent.cli.main.app,
+    "fedpatch-relay": fedpatch.relay.cli.app,
 }
 
 GUIDES: Mapping[str, str] = {
@@ -43,6 +45,7 @@ GUIDES: Mapping[str, str] = {
     "fedpatch-agent unit": "[service](../how-to/service.md)",
     "fedpatch-agent new-task": "[tutorial](../tutorials/own-task.md)",
     "fedpatch-agent predict": "[the personal model](../how-to/personal-model.md)",
+    "fedpatch-relay run": "[relays](../how-to/relays.md)",
     "fedpatch-agent models": "[the figures](../how-to/personal-model.md#how-it-is-chosen-and-what-is-reported)",
 }
 SAME_AS: Mapping[str, str] = {"fedpatch-agent check-task": "fedpatch check-task"}

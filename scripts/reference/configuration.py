@@ -8,6 +8,7 @@ from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.device_agent.bus.settings import BusSettings
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.config.fields import Rules, Setting, Settings, settings_of
 from fedpatch.simulator.fleet.settings import FleetTerms
 from scripts.reference.markdown import render
@@ -16,6 +17,7 @@ COMMANDS: Mapping[type[Settings], str] = {
     RunSettings: "fedpatch run",
     AgentSettings: "fedpatch-agent run",
     BusSettings: "fedpatch-agent bus",
+    RelaySettings: "fedpatch-relay run",
     DemoSettings: "fedpatch demo",
     FleetTerms: "fedpatch simulate fleet",
 }
@@ -24,6 +26,7 @@ TITLES: Mapping[type[Settings], str] = {
     RunSettings: "Coordinator",
     AgentSettings: "Device",
     BusSettings: "Bus",
+    RelaySettings: "Relay",
     DemoSettings: "Demo",
     FleetTerms: "Simulated fleet",
 }

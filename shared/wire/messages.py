@@ -7,7 +7,7 @@ hexadecimal digits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
@@ -55,14 +55,25 @@ SIGNED_FEATURE = "masked_signed"
 # Features of a device's answers that the coordinator of this version understands:
 COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_FEATURE)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
+# A word in the features of a request to a device that registered several members: the report of its update may have `members`.
+MEMBERS_FEATURE = "members"
 MAX_FEATURES = 32
+MAX_PATH = 8
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
 MAX_BLOB_BYTES = 2**31
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Features = Annotated[tuple[Word, ...], Meta(max_length=MAX_FEATURES)]
+Path = Annotated[tuple[Word, ...], Meta(max_length=MAX_PATH)]
 Bitmap = Annotated[bytes, Meta(max_length=MAX_CHUNKS // 8)]
+Members = Annotated[int, Meta(ge=1, le=1_000_000)]
+"""The devices that a relay speaks for. Other devices leave the field out, which keeps the bytes of earlier versions."""
+
+
+def members_field(count: int) -> int | UnsetType:
+    """Return the value of a field `members`: UNSET for one device."""
+    return UNSET if count == 1 else count
 
 
 def is_delta(encoding: str) -> bool:
@@ -371,11 +382,20 @@ class Claim:
 
 @dataclass(frozen=True)
 class TaskCapability:
-    """A task that a device can train, the digest of its model's schema, and the number of training examples it holds."""
+    """A task that a device can train, the digest of its model's schema, and the number of training examples it holds.
+
+    `members` are the devices that a relay speaks for; their examples are counted together.
+    """
 
     task: Word
     schema: Digest
     num_examples: Count
+    members: Members | UnsetType = UNSET
+
+    @property
+    def num_members(self) -> int:
+        """The devices behind this one; 1 for a device that speaks for itself."""
+        return self.members or 1
 
 
 @dataclass(frozen=True)
@@ -402,6 +422,8 @@ class DeviceState:
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
         features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, and SIGNED_FEATURE where it can sign keys.
+        path: Of a relay: its id, and the path of a relay below it, the longest of several. A relay that finds its own id in the
+            path of a device of its site is part of a circle. Other devices leave it out.
     """
 
     online: bool
@@ -412,6 +434,7 @@ class DeviceState:
     job: JobStatus | None = None
     unwilling: Condition | None = None
     features: Features = ()
+    path: Path | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -431,6 +454,7 @@ class UpdateReport:
         train_s: Duration of training.
         user_accuracy_independent: Of a model that the device trained on its own data alone; None if that was not
             requested or could not be measured.
+        members: Devices whose mean a relay reports; a request without MEMBERS_FEATURE gets none.
     """
 
     base: Digest
@@ -442,6 +466,17 @@ class UpdateReport:
     download_s: Seconds
     train_s: Seconds
     user_accuracy_independent: Measure | None = None
+    members: Members = 1
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The report as it travels: with the keys of earlier versions where it has no newer figure."""
+        plain = asdict(self)
+        if self.user_accuracy_independent is None:
+            del plain["user_accuracy_independent"]
+        if self.members == 1:
+            del plain["members"]
+        return plain
 
 
 @dataclass(frozen=True)

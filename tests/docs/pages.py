@@ -17,7 +17,7 @@ PAGES = (
     "docs/*/*.md",
 )
 # Commands of ours, and of others that pages show.
-OURS = ("fedpatch", "fedpatch-agent")
+OURS = ("fedpatch", "fedpatch-agent", "fedpatch-relay")
 OTHERS = {
     *("make", "python", "python3", "pip", "git", "cp", "cd", "export", "install", "for", "sudo", "ssh", "curl"),
     *("systemctl", "journalctl", "systemd-analyze", "mosquitto", "ansible", "ansible-playbook", "ansible-vault"),

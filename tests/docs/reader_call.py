@@ -18,7 +18,7 @@ def ask(where: str, request: Mapping[str, Any], files: Sequence[int]) -> int:
         words = json.dumps(request).encode()
         socket.send_fds(line, [len(words).to_bytes(4, "big")], list(files))
         line.sendall(words)
-        if request["program"] in ("fedpatch", "fedpatch-agent", "parse"):
+        if request["program"] in ("fedpatch", "fedpatch-agent", "fedpatch-relay", "parse"):
             for one in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(one, lambda number, _frame: line.send(bytes((number,))))
         answer = line.recv(4)

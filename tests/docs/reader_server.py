@@ -17,6 +17,11 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+MAINS = {
+    "fedpatch": "fedpatch.cli",
+    "fedpatch-agent": "fedpatch.device_agent.cli.main",
+    "fedpatch-relay": "fedpatch.relay.cli",
+}
 PREPARED = (
     "fedpatch.cli",
     "fedpatch.device_agent.cli.main",
@@ -95,8 +100,8 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
         if program == "parse":
             _parse(argv)
         sys.argv = [program, *argv]
-        __import__("fedpatch.cli" if program == "fedpatch" else "fedpatch.device_agent.cli.main")
-        sys.modules["fedpatch.cli" if program == "fedpatch" else "fedpatch.device_agent.cli.main"].main()
+        __import__(MAINS[program])
+        sys.modules[MAINS[program]].main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:

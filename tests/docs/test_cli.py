@@ -55,4 +55,4 @@ def test_every_command_has_a_heading_in_the_help(program):
     assert all(child.rich_help_panel for child in children(command).values())
     shown = CliRunner().invoke(PROGRAMS[program], ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
     assert "─ Commands ─" not in shown
-    assert re.search(r"─ Set a (fleet|device) up ─.*\bunit\b", shown, re.DOTALL)
+    assert re.search(r"─ (Set a (fleet|device) up ─.*\bunit|Run a site ─.*\bstatus)\b", shown, re.DOTALL)

@@ -30,8 +30,17 @@ from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 STAND_INS = (
-    *("fedpatch", "fedpatch-agent", "python", "python3", "pip", "make", "sudo", "ssh", "git", "apt", "systemctl"),
-    *("systemd-analyze", "journalctl", "mosquitto", "mosquitto_passwd", "ansible", "ansible-playbook", "ansible-vault"),
+    *("fedpatch", "fedpatch-agent", "fedpatch-relay", "python", "python3", "pip", "make", "sudo", "ssh", "git", "apt"),
+    *(
+        "systemctl",
+        "systemd-analyze",
+        "journalctl",
+        "mosquitto",
+        "mosquitto_passwd",
+        "ansible",
+        "ansible-playbook",
+        "ansible-vault",
+    ),
 )
 PAGES = sorted({block.page for block in TYPED} - FOLLOWED_ALONE.keys() - PLAYED_ELSEWHERE.keys())
 SHOWN = sorted({command for block in TYPED for command in commands(block.text)})

@@ -35,6 +35,7 @@ from fedpatch.shared.wire.messages import (
     ENCODINGS,
     MASKED_FEATURE,
     MAX_CHUNKS,
+    MEMBERS_FEATURE,
     SIGNED_FEATURE,
     JobStatus,
     Manifest,
@@ -112,7 +113,7 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
     assert documented == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE)} | {
-        (one, "coordinator") for one in COORDINATOR_FEATURES
+        (one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)
     }
 
 

@@ -38,6 +38,7 @@ cli.main()
 _STARTED_AS = {
     "fedpatch": ["-m", "fedpatch"],
     "fedpatch-agent": ["-m", "fedpatch.device_agent"],
+    "fedpatch-relay": ["-m", "fedpatch.relay"],
     # Waits for the answer of a coordinator that is there for as long as a machine may stand still.
     "fedpatch that waits for an answer": ["-c", _PATIENT_CLAIM],
 }

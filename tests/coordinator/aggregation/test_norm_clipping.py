@@ -481,7 +481,7 @@ def test_step_counts_of_honest_devices_are_accepted(begun, steps, fraction):
     base = {name: np.full_like(one, start) if name.endswith(":step") else one for name, one in base.items()}
     update = {name: np.full_like(one, end) if name.endswith(":step") else one for name, one in base.items()}
     check_steps(update, base, MOVING, steps)
-    own = limits_of({}, base, Pace(steps, {}))
+    own = limits_of({}, base, Pace(steps, {}, steps))
     assert clip(update, base, MOVING, own) is None
 
 

@@ -1,0 +1,5 @@
+"""`python -m fedpatch.relay` is `fedpatch-relay`."""
+
+from fedpatch.relay.cli import main
+
+main()

@@ -1,0 +1,235 @@
+"""The relay as a device of its parent: an agent whose training is a round of the site."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, cast
+
+from fedpatch.coordinator.runtime.connection import REAL
+from fedpatch.coordinator.runtime.connection import Ports as SitePorts
+from fedpatch.device_agent.job.job_events import AdmissionDecision
+from fedpatch.device_agent.job.job_state_machine import Job
+from fedpatch.device_agent.policy.owner_limits import OwnerLimits
+from fedpatch.device_agent.policy.owner_policy import OwnerPolicy, parse_admission_mode
+from fedpatch.device_agent.policy.preferences import Preferences
+from fedpatch.device_agent.policy.quiet_hours import local_now
+from fedpatch.device_agent.policy.secure_terms import OFF, SecureLimits
+from fedpatch.device_agent.policy.settings import PreferenceSettings
+from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
+from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
+from fedpatch.device_agent.runtime.effect_runner import EffectRunner
+from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
+from fedpatch.device_agent.runtime.startup import stop_at_end_of_stdin
+from fedpatch.device_agent.runtime.training_supervisor import Trainer
+from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, former_boots, lock_state_dir
+from fedpatch.device_agent.state.storage_check import PATCHES, Storage
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.relay.site import Site
+from fedpatch.relay.site_round import SiteModel
+from fedpatch.shared import __version__
+from fedpatch.shared.app.signals import exit_code_of, forward_signals
+from fedpatch.shared.diagnostics.own_certificate import check_holder
+from fedpatch.shared.mqtt.broker_settings import exposure, password_of
+from fedpatch.shared.mqtt.client import MqttLink
+from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.wire.messages import CARRY_FEATURE, MEMBERS_FEATURE, WorkRequest
+from fedpatch.shared.wire.plan_terms import PLAN_TERMS
+from fedpatch.shared.wire.reason_codes import DeclineReason
+
+FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS)
+"""Features of requests that a relay takes: the devices of its site need those of the plan too."""
+ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
+"""Encodings of a relay: those that need no residual of the relay's own."""
+_RECONNECT_S = (1.0, 60.0)
+_FORGET_AFTER_PAUSES = 3.0
+_UNLIMITED = 2**53
+
+_log = logging.getLogger("fedpatch.relay")
+
+
+def unsupported(request: WorkRequest) -> str:
+    """Name the part of a request that a relay cannot pass on, with the remedy; "" where it can.
+
+    Args:
+        request: The parent's request.
+    """
+    reasons = {
+        "masked updates, which would be masked once for the site and once for the parent": request.secure is not None,
+        "differential privacy, whose account counts devices of one coordinator": request.privacy is not None,
+        "control variates, whose mean the parent forms over single devices": request.plan.has_controls,
+        "an evaluate round": request.evaluates,
+        "a measurement of learning alone": request.measure_independent,
+    }
+    found = next((words for words, asked in reasons.items() if asked), "")
+    return f"a relay does not pass on {found}; have the devices take part without a relay" if found else ""
+
+
+class RelayLimits(OwnerLimits):
+    """The limits of a relay: the requests that it can pass on, at the times at which its site is willing.
+
+    The owners of the site's devices have limits of their own, which their agents keep.
+
+    Args:
+        directory: State directory of the device side.
+        site: The site.
+    """
+
+    def __init__(self, directory: Path, site: Site) -> None:
+        super().__init__(
+            directory / PATCHES,
+            private="none",
+            max_steps=_UNLIMITED,
+            max_epochs=_UNLIMITED,
+            secure=SecureLimits(OFF),
+        )
+        self._site = site
+
+    def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
+        """Find why the relay does not take a request; None where it does."""
+        if why := unsupported(request):
+            return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
+        if (condition := self._site.summary.unwilling) is not None:
+            return AdmissionDecision(False, "too few devices of the site would take part", condition)
+        self._site.tells_members = MEMBERS_FEATURE in request.features
+        return super().refusal(task, request)
+
+
+class _NoFacts:
+    """A relay has no facts about a device to look up."""
+
+    def ask(self) -> None:
+        """Do nothing."""
+
+
+class RelayOwner(OwnerPolicy):
+    """The policy of a relay, which is unwilling when its site is.
+
+    Args:
+        directory: State directory of the device side.
+        site: The site.
+    """
+
+    def __init__(self, directory: Path, site: Site) -> None:
+        super().__init__(
+            parse_admission_mode("always"),
+            Preferences.of(PreferenceSettings()),
+            usage=UsageLedger(directory),
+            watcher=_NoFacts(),
+            local_now=local_now,
+            own_memory_mib=site.resident_mib,
+            own_load=OwnLoadAverage(1, 1),
+        )
+        self._site = site
+
+    def tick(self, job: Job, now: float) -> None:
+        """Let time pass, and take the site's willingness."""
+        super().tick(job, now)
+        self._site.busy = job.key is not None
+        self.unwilling = self._site.summary.unwilling
+
+
+def run_relay(settings: RelaySettings, *, until_stdin_closes: bool = False, ports: SitePorts = REAL) -> int:
+    """Run the relay of one site until SIGTERM (exit code 0) or SIGINT (130).
+
+    Args:
+        settings: Checked settings.
+        until_stdin_closes: Whether the relay also ends when its standard input does.
+        ports: The world around the site's coordinator.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        BrokerError: The site's broker does not answer.
+        UsageError: Another relay or coordinator is at work, or the task is unknown.
+        StateError: The state directory cannot be used.
+    """
+    identity = Identity.new(settings.up_fleet, settings.device_id)
+    upwards = settings.upwards
+    check_holder(upwards.tls_files, identity.fleet, "device", identity.device)
+    if warning := exposure(parse_broker_url(upwards.broker)):
+        _log.warning(warning)
+    queue: EventQueue = SimpleQueue()
+    with ExitStack() as stack:
+        stack.enter_context(lock_state_dir(settings.device_dir))
+        model = SiteModel.load(settings.task)
+        site = stack.enter_context(Site(settings, model, queue.put, lambda: queue.put(Stop(1)), ports))
+        agent = make_relay(settings, identity, queue, site)
+        if until_stdin_closes:
+            stop_at_end_of_stdin(queue)
+        with forward_signals(lambda number: queue.put(Stop(exit_code_of(number)))):
+            return agent.run()
+
+
+def make_relay(
+    settings: RelaySettings,
+    identity: Identity,
+    queue: EventQueue,
+    site: Site,
+    *,
+    link: Callable[..., Any] = MqttLink,
+    clock: Callable[[], float] = time.monotonic,
+) -> Agent:
+    """Build the agent of a relay.
+
+    Args:
+        settings: Checked settings; their state directory is locked by the caller.
+        identity: Names of the relay as a device.
+        queue: The queue that the agent takes its events from.
+        site: The site, in place of a training process.
+        link: Makes the connection to the parent's broker; takes the arguments of MqttLink.
+        clock: Returns monotonic seconds.
+    """
+    directory, upwards = settings.device_dir, settings.upwards
+    up = link(
+        upwards.broker,
+        client_id=identity.client_id,
+        events=queue.put,
+        will=identity.will(),
+        username=upwards.username,
+        password=password_of(upwards),
+        tls=upwards.tls_files,
+        reconnect_delay_s=_RECONNECT_S,
+    )
+    trainer = cast(Trainer, site)
+    owner, limits = RelayOwner(directory, site), RelayLimits(directory, site)
+    boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
+    fixed = {
+        "device_id": identity.device,
+        "fleet": identity.fleet,
+        "broker": upwards.broker,
+        "version": __version__,
+        "admission": "always",
+        "boots": boots,
+    }
+    detector = DuplicateIdDetector(identity.boot, _FORGET_AFTER_PAUSES * _RECONNECT_S[1], former_boots=boots)
+    return Agent(
+        identity,
+        Job(max_blob_bytes=settings.max_model_mib * 2**20),
+        EffectRunner(
+            identity, link=up, trainer=trainer, usage=owner.meter, limits=limits, directory=directory, clock=clock
+        ),
+        queue=queue,
+        link=up,
+        trainer=trainer,
+        owner=owner,
+        limits=limits,
+        storage=Storage(directory),
+        presence=Presence(
+            identity,
+            up,
+            detector,
+            features=FEATURES,
+            encodings=ENCODINGS,
+            path=lambda: site.summary.path,
+        ),
+        housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager.from_environment()),
+        status=StatusFile(directory, fixed),
+        clock=clock,
+    )

@@ -1,0 +1,267 @@
+"""Plays one round with the devices of the site: the coordinator's engine and event loop, on a connection that stays open."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.guard.quarantine import Quarantine
+from fedpatch.coordinator.guard.revocations import Revocations
+from fedpatch.coordinator.observability.status_message import StatusMessage
+from fedpatch.coordinator.rounds.known_devices import DRAINED
+from fedpatch.coordinator.rounds.participant_transitions import RoundStart
+from fedpatch.coordinator.rounds.run_engine import Engine, run_effects
+from fedpatch.coordinator.rounds.run_events import Interrupted, LinkChanged, Suspended
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.runtime.connection import Connection
+from fedpatch.coordinator.runtime.device_counters import DeviceCounters
+from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.resume import resume_round
+from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.runtime.service import Service
+from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
+from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.training_messages import TrainProgress
+from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
+from fedpatch.relay.presences import Presences
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteUpdate
+from fedpatch.shared.app.files import make_directory, refusals_of
+from fedpatch.shared.errors import FedpatchError
+
+_log = logging.getLogger("fedpatch.relay")
+
+Interruption = Callable[[], Interrupted | Suspended | None]
+
+
+@dataclass(frozen=True)
+class PlayedRound:
+    """The outcome of a round of the site.
+
+    Attributes:
+        record: Its record; None where no round began, or the round was interrupted.
+        answer: The relay's update, with its bytes; None without one.
+    """
+
+    record: RoundRecord | None
+    answer: tuple[SiteUpdate, bytes] | None
+
+
+class _Held(Quarantine):
+    """The devices that the operator holds back, and the relays that would make a circle."""
+
+    circles: frozenset[str] = frozenset()
+
+    @property
+    def held(self) -> dict[str, str]:
+        """The devices that are held back now, each with the kind of the hold."""
+        return {**dict.fromkeys(self.circles, DRAINED), **super().held}
+
+    def poll(self, now: float) -> dict[str, str] | None:
+        """Return the held devices if those of the operator have changed, else None."""
+        return None if super().poll(now) is None else self.held
+
+
+class RoundPlayer:
+    """Plays the rounds of a relay, one at a time.
+
+    Args:
+        settings: The relay's settings.
+        connection: The connection to the site's broker.
+        registry: The registry of the site.
+        publisher: Publishes models in the site.
+        events: Takes the progress of a round.
+    """
+
+    def __init__(
+        self,
+        settings: RelaySettings,
+        connection: Connection,
+        registry: Registry,
+        publisher: ModelPublisher,
+        events: Callable[[TrainerEvent], None],
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._registry = registry
+        self._publisher = publisher
+        self._events = events
+        self._ports = connection.ports
+
+    def play(
+        self,
+        parent: ParentRound,
+        presences: Presences,
+        left_s: float,
+        *,
+        tells_members: bool,
+        interruption: Interruption,
+    ) -> PlayedRound:
+        """Play the round of a request to its end; where a killed relay has left this very round open, go on with it.
+
+        Args:
+            parent: The request.
+            presences: The devices of the site.
+            left_s: Time to the parent's deadline, in seconds.
+            tells_members: Whether the parent knows `members` of a report.
+            interruption: Returns the event that ends the round early, None while it shall go on.
+
+        Raises:
+            StateError, OSError: The disk refused. The devices go on with their work, for a resume.
+            BrokerError: The site's broker refuses the model.
+        """
+        run = parent.command.key.run
+        directory = run_directory(self._settings.site_dir, run)
+        with refusals_of(directory):
+            make_directory(directory)
+        spec = parent.spec(self._settings, self._epoch_of(parent), presences.summary().devices, left_s)
+        quarantine = _Held(
+            self._registry, self._settings.fleet, self._settings.quarantine_after, _say, self._settings.max_devices
+        )
+        quarantine.circles = presences.circles
+        engine = Engine(
+            spec,
+            unfinished=self._opening(parent, spec, directory),
+            jitter=random.Random(self._ports.entropy.getrandbits(64)),
+            holds=quarantine.held,
+        )
+        for device, state in sorted(presences.states.items()):
+            engine.fleet.update(device, engine.fleet.relevant(state))
+        aggregator = SiteAggregator(
+            parent,
+            directory,
+            spec,
+            _say,
+            tells_members=tells_members,
+            opened=lambda: engine.open,
+            now=self._ports.clock,
+        )
+        self._conduct(parent, engine, aggregator, quarantine, connected=presences.connected, interruption=interruption)
+        return PlayedRound(engine.records[-1] if engine.records else None, aggregator.answer)
+
+    def _epoch_of(self, parent: ParentRound) -> int:
+        """Return the epoch of the round; the run of the parent is added to the registry at its first round here."""
+        run, prepared = parent.command.key.run, parent.prepared
+        if any(one.id == run for one in self._registry.runs()):
+            self._registry.reopen(run)
+            return self._registry.next_epoch(run)
+        made = self._registry.create_run(
+            created_at=self._ports.unix_time(),
+            task=prepared.task.name,
+            strategy=prepared.strategy.name,
+            private=str(prepared.policy),
+            settings={"fleet": self._settings.fleet, "parent": self._settings.up_fleet},
+            schema=prepared.schema.digest,
+            run=run,
+        )
+        return made.epoch
+
+    def _opening(self, parent: ParentRound, spec: RunSpec, directory: Path) -> RoundStart | None:
+        """Return the start of this very round if a killed relay has left it open. Any other open round is over."""
+        run, number = spec.run, parent.command.key.round
+        ledger = self._registry.rounds.unfinished(run, self._ports.boot_time())
+        again = any(record.round >= number for record in self._registry.rounds.records(run))
+        if again or (ledger is not None and (ledger.round, ledger.base) != (number, parent.command.base)):
+            first = min(number, ledger.round) if ledger is not None else number
+            self._registry.rounds.roll_back(run, first - 1)
+        opening = resume_round(
+            self._registry,
+            FileBlobs(directory),
+            spec,
+            parent.prepared,
+            parent.prepared.initial,
+            _say,
+            self._ports.boot_time(),
+        )
+        # The time that is left is the parent's.
+        return None if opening is None else replace(opening, ledger=replace(opening.ledger, spent_s=0.0))
+
+    def _conduct(
+        self,
+        parent: ParentRound,
+        engine: Engine,
+        aggregator: SiteAggregator,
+        quarantine: Quarantine,
+        *,
+        connected: bool,
+        interruption: Interruption,
+    ) -> None:
+        """Run the coordinator's event loop until the round is over."""
+        connection, settings, ports, spec = self._connection, self._settings, self._ports, engine.spec
+        connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
+        counters = DeviceCounters(self._registry, settings.fleet, spec, quarantine, _say, ports.unix_time)
+        with ports.executor(THREADS, "fedpatch-store") as executor:
+            updates = UpdateStore(
+                FileBlobs(run_directory(settings.site_dir, spec.run)),
+                self._registry,
+                engine,
+                requirements=aggregator.requirements,
+                counters=counters,
+                executor=executor,
+                wake=lambda: connection.event_queue.put(UpdateWritten()),
+                busy=lambda: connection.event_queue.waiting() > 0,
+            )
+            runner = EffectRunner(
+                engine,
+                connection=connection,
+                publisher=self._publisher,
+                aggregator=aggregator,
+                updates=updates,
+                counters=counters,
+                say=_say,
+            )
+            service = Service(
+                engine,
+                runner,
+                connection=connection,
+                publisher=self._publisher,
+                view=_SiteProgress(parent.command.key, self._events),
+                revocations=Revocations(settings.downwards.ca_directory, settings.fleet),
+                quarantine=quarantine,
+            )
+            clock = connection.event_queue.now_is_present
+            try:
+                with service.started():
+                    if not connected:
+                        run_effects(engine, engine.handle(LinkChanged(connected=False), clock()), runner, clock)
+                    while not engine.stopped:
+                        if (event := interruption()) is not None:
+                            run_effects(engine, engine.handle(event, clock()), runner, clock)
+                        else:
+                            service.step()
+            except (FedpatchError, OSError):
+                with suppress(FedpatchError, OSError):
+                    run_effects(engine, engine.handle(Suspended(), clock()), runner, clock)
+                raise
+
+
+class _SiteProgress:
+    """Shows the progress of the site's round to the parent: reports of updates needed."""
+
+    def __init__(self, key: JobKey, events: Callable[[TrainerEvent], None]) -> None:
+        self._key = key
+        self._events = events
+        self._shown = 0
+
+    def show(self, message: StatusMessage) -> None:
+        """Tell the agent of a further update."""
+        status = message.status
+        if status.reported > self._shown and status.needed:
+            self._shown = status.reported
+            self._events(TrainProgress(self._key, min(status.reported, status.needed), status.needed))
+
+    def say(self, line: str) -> None:
+        """Log a line."""
+        _say(line)
+
+
+def _say(line: str) -> None:
+    _log.info("site: %s", printable(line))

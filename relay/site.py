@@ -1,0 +1,368 @@
+"""The site's side of a relay: a coordinator in a thread of its own, which plays one round for each request of the parent.
+
+For the agent it is the training process (device_agent.runtime.training_supervisor.Trainer): it is given a TrainCommand and
+answers with Trained or TrainFailed. Its connection to the site's broker stays open between rounds, so that the parent knows
+how many devices there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Self
+
+from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
+from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
+from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
+from fedpatch.coordinator.runtime.update_store import UpdateWritten
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.device_agent.job.training_messages import (
+    MakeModel,
+    MaskCommand,
+    Ready,
+    TrainCancelled,
+    TrainCommand,
+    Trained,
+    TrainFailed,
+    WorkerSetup,
+)
+from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
+from fedpatch.relay.presences import Presences, SiteSummary
+from fedpatch.relay.round_player import RoundPlayer
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel, SiteUpdate, plain_failure
+from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
+from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
+from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
+from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.codec import decode
+from fedpatch.shared.wire.messages import DeviceState
+from fedpatch.shared.wire.reason_codes import FailReason
+
+_log = logging.getLogger("fedpatch.relay")
+
+# The shortest time between two changes of the presence upwards, so that a site that starts does not flood the parent.
+_TELL_EVERY_S = 0.5
+_IDLE_S = 0.5
+_SETTLE_S = 5.0
+_SAFE_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_ID_FILE = "relay-id"
+
+
+def is_usable_run(run: str) -> bool:
+    """Whether the name of a parent's run can be the name of a folder here."""
+    return _SAFE_RUN.fullmatch(run) is not None
+
+
+def relay_id(directory: Path) -> str:
+    """Return the relay's id in paths (DeviceState.path), which is drawn once and kept in its state directory."""
+    file = directory / _ID_FILE
+    with suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch(r"[0-9a-f]{16}", found := file.read_text("ascii").strip()):
+            return found
+    made = secrets.token_hex(8)
+    with refusals_of(directory):
+        write_atomic(file, f"{made}\n".encode())
+    return made
+
+
+class _NotingQueue(SimpleQueue[Any]):
+    """The coordinator's queue, which shows each event to `note` as it is taken."""
+
+    def __init__(self, note: Callable[[LinkEvent], None]) -> None:
+        self._note = note
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Take the next entry."""
+        entry = super().get(block, timeout)
+        if isinstance(entry, tuple) and isinstance(entry[1], Received | Connected | Disconnected):
+            self._note(entry[1])
+        return entry
+
+
+class Site:
+    """A context manager: within, the site's coordinator is connected, and no other coordinator of its fleet is at work.
+
+    Args:
+        settings: The relay's settings.
+        model: Its task.
+        events: Takes the events for the agent, in any thread.
+        on_fault: Called, in the site's thread, where the site's coordinator cannot go on.
+        ports: The world around the site's coordinator.
+
+    Attributes:
+        summary: The site as the agent was last told of it.
+        tells_members: Whether the parent of the request in hand knows `members` of a report; the agent's limits set it.
+        busy: Whether the agent has a job; its policy sets it. Meanwhile the figures of the presence only grow: the parent
+            refuses an update of more devices and examples than the relay has registered.
+
+    Raises:
+        BrokerError: The site's broker does not answer.
+        UsageError: Another coordinator of the site's fleet is at work.
+    """
+
+    setup: WorkerSetup
+    pid: int | None = None
+
+    def __init__(
+        self,
+        settings: RelaySettings,
+        model: SiteModel,
+        events: Callable[[TrainerEvent], None],
+        on_fault: Callable[[], None],
+        ports: Ports = REAL,
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._events = events
+        self._on_fault = on_fault
+        self.tells_members = self.busy = False
+        with refusals_of(settings.site_dir):
+            make_directory(settings.site_dir)
+        self._presences = Presences(
+            relay_id(settings.site_dir),
+            model.task.name,
+            model.schema.digest,
+            max_members=settings.max_members,
+            max_devices=settings.max_devices,
+            min_cohort=settings.min_cohort,
+        )
+        self.summary: SiteSummary = self._presences.summary()
+        self._told: SiteSummary | None = None
+        self._tell_at = self._began_at = 0.0
+        self._ports = replace(ports, queue=self._queue, interrupts=lambda _: nullcontext())
+        self._open = ExitStack()
+        # Commands with their number, the number of the last one, and of the last one that is cancelled: a cancelled round ends
+        # although the next command has come already.
+        self._commands: SimpleQueue[tuple[int, TrainCommand]] = SimpleQueue()
+        self._last = self._cancelled_to = self._playing = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="site", daemon=True)
+
+    def _queue(self) -> SimpleQueue[Any]:
+        return _NotingQueue(self._note)
+
+    def __enter__(self) -> Self:
+        settings = self._settings.downwards
+        with ExitStack() as stack:
+            stack.enter_context(fleet_lock(settings.state_dir, settings.fleet))
+            self._connection = stack.enter_context(Connection(settings, self._ports))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._open.close()
+
+    # ---- what the agent calls (Trainer)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def train(self, command: TrainCommand) -> None:
+        """Begin the round of the site for a request."""
+        self.busy = True
+        self._last += 1
+        self._commands.put((self._last, command))
+        self._wake()
+
+    def cancel(self) -> None:
+        """End the round in hand: the parent does not want its update any more."""
+        self._cancelled_to = self._last
+        self._wake()
+
+    def pause(self) -> None:
+        """Do nothing: the owners of the site's devices decide when these work."""
+
+    def go_on(self) -> None:
+        """Do nothing, as `pause`."""
+
+    def stop(self) -> None:
+        """Do nothing: the site's devices stay connected while the parent rests."""
+
+    def mask(self, command: MaskCommand) -> None:
+        """Fail the round: a relay offers no masked updates, so the agent never asks for one."""
+        self._events(TrainFailed(command.key, FailReason.MASKING, "a relay masks no updates"))
+
+    def make_model(self, command: MakeModel) -> None:
+        """Do nothing: a relay keeps no personal model."""
+
+    def resident_mib(self) -> float:
+        """Return 0: there is no other process."""
+        return 0.0
+
+    # ---- the thread
+
+    def _wake(self) -> None:
+        self._connection.event_queue.put(UpdateWritten())
+
+    def _run(self) -> None:
+        try:
+            with Registry(self._settings.site_dir / REGISTRY_FILE) as registry:
+                registry.abandon_running(self._settings.fleet)
+                with ExitStack() as stack:
+                    publisher = make_publisher(self._settings.fleet, self._settings.site_dir, self._connection)
+                    stack.callback(_close, publisher)
+                    self._loop(registry, publisher)
+        except BaseException as error:
+            _log.critical(
+                "the site's coordinator cannot go on: %s", error, exc_info=not isinstance(error, FedpatchError)
+            )
+            self._on_fault()
+
+    def _loop(self, registry: Registry, publisher: ModelPublisher) -> None:
+        queue = self._connection.event_queue
+        self._began_at = time.monotonic()
+        while not self._closing.is_set():
+            self._tell()
+            with suppress(Empty):
+                self._take(queue.get(timeout=_IDLE_S), publisher)
+            publisher.drain()
+            with suppress(Empty):
+                self._playing, command = self._commands.get_nowait()
+                self._play(command, registry, publisher)
+
+    def _take(self, event: object, publisher: ModelPublisher) -> None:
+        """Handle an event between two rounds; presences are noted by `_note` already."""
+        connection = self._connection
+        match event:
+            case Connected():
+                publisher.retain = event.retain_available
+                if connection.link.idle:
+                    publisher.republish()
+                connection.announce(online=True)
+            case Disconnected(reason=reason):
+                _log.warning("site: broker: %s; trying again", reason)
+            case Received():
+                connection.ingress_filter.took(len(event.payload))
+                connection.ingress_filter.take_dropped()
+
+    def _note(self, event: LinkEvent) -> None:
+        """Note presences and the state of the connection, during rounds and between them."""
+        if isinstance(event, Connected | Disconnected):
+            self._presences.connected = isinstance(event, Connected)
+            return
+        if not isinstance(event, Received):
+            return
+        topic = topics.parse_topic(self._settings.fleet, event.topic)
+        if topic is None or topic.kind != "device_state" or not event.payload:
+            return
+        with suppress(WireError):
+            body = decode(event.payload).body
+            if isinstance(body, DeviceState):
+                self._presences.note(topic.device, body)
+                self._connection.ingress_filter.knows(topic.device)
+
+    def _tell(self, *, at_once: bool = False) -> None:
+        """Have the agent publish the site's figures where they have changed, with a pause between unless `at_once`."""
+        now, found = time.monotonic(), self._presences.summary()
+        if self._told is not None and self.busy:
+            found = found.at_least(self._told)
+        if found == self._told or (now < self._tell_at and not at_once):
+            return
+        # The presences of the site come right after the connection. Until then the relay is a device that starts: a parent that
+        # asks again for the round of a killed relay waits for it, and would take a decline for its answer.
+        if self._told is None and found.unwilling is not None and now < self._began_at + _SETTLE_S:
+            return
+        self._told = self.summary = found
+        self._tell_at = now + _TELL_EVERY_S
+        schema = self._model.schema
+        _log.info(
+            "site: %d devices, %d training examples%s",
+            found.members if found.num_examples else 0,
+            found.num_examples,
+            f"; not willing: {found.unwilling}" if found.unwilling else "",
+        )
+        self._events(
+            Ready(
+                self._model.task.name,
+                schema.digest,
+                found.num_examples,
+                schema.specs,
+                schema.frozen,
+                members=found.members,
+            )
+        )
+
+    # ---- a round
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._playing <= self._cancelled_to
+
+    def _interruption(self) -> Interrupted | Suspended | None:
+        """Return the end of the round that parent or operator want: its devices are cancelled, or go on for a resume."""
+        if self._closing.is_set():
+            return Suspended()
+        return Interrupted() if self._is_cancelled else None
+
+    def _play(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> None:
+        key = command.key
+        try:
+            self._events(self._played(command, registry, publisher))
+        except (SchemaMismatch, WireError) as error:
+            self._events(TrainFailed(key, FailReason.DOWNLOAD, str(error)))
+        except (StateError, OSError) as error:
+            self._events(TrainFailed(key, FailReason.STORAGE, str(error)))
+        except FedpatchError as error:
+            self._events(TrainFailed(key, FailReason.TRAINING, str(error)))
+
+    def _played(self, command: TrainCommand, registry: Registry, publisher: ModelPublisher) -> TrainerEvent:
+        """Play the round of a request and return the agent's event."""
+        key = command.key
+        if self._is_cancelled:
+            return TrainCancelled(key)
+        if not is_usable_run(key.run):
+            return TrainFailed(key, FailReason.STORAGE, f"the run's name {key.run!r} cannot be that of a folder here")
+        directory = run_directory(self._settings.site_dir, key.run)
+        if (known := SiteUpdate.find(directory, command)) is not None:
+            _log.info("%s round %d: the site's update is there already", key.run, key.round)
+            return self._deliver(command, *known)
+        left_s = command.ends_at - time.monotonic()
+        if left_s < LEAST_S:
+            return TrainFailed(
+                key, FailReason.DEADLINE, f"{max(0.0, left_s):.0f} s are too short for a round of the site"
+            )
+        parent = ParentRound.of(command, self._model, self._connection.chunk_bytes)
+        self._tell(at_once=True)
+        player = RoundPlayer(self._settings, self._connection, registry, publisher, self._events)
+        played = player.play(
+            parent, self._presences, left_s, tells_members=self.tells_members, interruption=self._interruption
+        )
+        if played.answer is not None:
+            return self._deliver(command, *played.answer)
+        if self._interruption() is not None:
+            return TrainCancelled(key)
+        record = played.record
+        words = plain_failure(record) if record is not None else "no round began: the devices of the site are gone"
+        unwilling = record is None or record.declined > 0 or not record.accepted
+        late = record is not None and record.failure == "quorum_missed" and record.accepted >= record.needed
+        reason = FailReason.DEADLINE if late else FailReason.UNWILLING if unwilling else FailReason.TRAINING
+        return TrainFailed(key, reason, f"the round of the site failed: {words}")
+
+    def _deliver(self, command: TrainCommand, answer: SiteUpdate, blob: bytes) -> Trained:
+        """Write the update where the agent wants it."""
+        path = Path(command.update_path)
+        with refusals_of(path):
+            make_directory(path.parent)
+            write_atomic(path, blob)
+        return Trained(command.key, answer.manifest, answer.report)
+
+
+def _close(publisher: ModelPublisher) -> None:
+    with suppress(FedpatchError, OSError):
+        publisher.close()

@@ -1,0 +1,290 @@
+"""One round of the site: the parent's request as the terms of a coordinator, and the mean of the site's updates as an answer.
+
+The round has the parent's number, plan and patch policy, and the parent's very model: the blob is published in the site under
+the digest that it has at the parent. The mean is not changed by a strategy, which is the parent's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import ValidationError, convert
+
+from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
+from fedpatch.coordinator.rounds.run_records import RoundRecord
+from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.runtime.aggregator import Aggregator
+from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
+from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.tasks.task import Task, find_task
+from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.messages import Manifest, UpdateReport
+
+if TYPE_CHECKING:
+    from fedpatch.coordinator.rounds.round_messages import ActiveRound
+
+LEAST_S = 2.0
+"""The shortest time in which a round of the site is tried."""
+MARGIN_SHARE = 0.2
+WAIT_S = 5.0
+"""Time that a round waits for devices that went away after the request was accepted."""
+_ANSWER, _ANSWER_ABOUT = "answer.blob", "answer.json"
+
+
+@dataclass(frozen=True)
+class SiteModel:
+    """The task of a relay, and the schema of its whole model."""
+
+    task: Task
+    schema: Schema
+
+    @classmethod
+    def load(cls, reference: str) -> SiteModel:
+        """Find the task and build its model (imports torch). UsageError where there is none."""
+        task = find_task(reference)
+        from fedpatch.shared.task_checks.trial_training import require_repeatable
+        from fedpatch.shared.tasks.torch_model import schema_of
+
+        return cls(task, schema_of(require_repeatable(task) if task.frozen else task.build_model()))
+
+
+@dataclass(frozen=True)
+class SiteMean(Strategy):
+    """The mean of the site's updates as it is; the parent's strategy makes the next model from the means of all sites."""
+
+    name = "relay"
+    description = "mean of a site's updates"
+
+    def finish(self, state: ServerState, mean: Tensors, schema: Schema) -> ServerState:
+        """Return the state with the mean."""
+        return replace(state, round=state.round + 1, tensors=dict(mean))
+
+
+@dataclass(frozen=True)
+class ParentRound:
+    """A round of the parent as the site plays it.
+
+    Attributes:
+        command: The parent's request, as the agent hands it to training.
+        prepared: Its model, policy and plan.
+        blob: Its global model, as it is published in the site.
+    """
+
+    command: TrainCommand
+    prepared: Prepared
+    blob: Blob
+
+    @classmethod
+    def of(cls, command: TrainCommand, model: SiteModel, chunk_bytes: int) -> ParentRound:
+        """Read the model of a request.
+
+        Args:
+            command: The request; its model lies at `model_path`.
+            model: The task of this relay.
+            chunk_bytes: Size of a chunk in the site.
+
+        Raises:
+            WireError: The blob is not the model that the request names.
+            SchemaMismatch: The request is about another model than the relay's task.
+            UsageError: Its patch policy does not fit the model.
+            OSError: The file cannot be read.
+        """
+        manifest, plan = command.model, command.plan
+        if command.schema != model.schema.digest:
+            raise SchemaMismatch(f"the request has schema {command.schema[:12]}, the task {model.schema.digest[:12]}")
+        policy = parse_policy(command.private)
+        public = policy.public(model.schema)
+        travelling = public.with_moments(plan.moments)
+        data = Path(command.model_path).read_bytes()
+        meta, tensors = unpack(data, encoding=manifest.encoding, raw_bytes=manifest.raw_bytes, schema=travelling)
+        version = meta.get("round")
+        if type(version) is not int or version < 1:
+            raise WireError("the model does not name its round")
+        state = ServerState(version - 1, tensors, {})
+        private = policy.private_names(model.schema.with_moments(plan.moments))
+        prepared = Prepared(
+            model.task, SiteMean(), policy, plan, model.schema, public, travelling, private, initial=state
+        )
+        own = describe(
+            data,
+            chunk_bytes=chunk_bytes,
+            encoding=manifest.encoding,
+            raw_bytes=manifest.raw_bytes,
+            schema=travelling.digest,
+        )
+        return cls(command, prepared, Blob(data, own))
+
+    def spec(self, settings: RelaySettings, epoch: int, devices: int, left_s: float) -> RunSpec:
+        """Return the terms of the one round.
+
+        Args:
+            settings: The relay's settings.
+            epoch: The epoch of the site's coordinator.
+            devices: Devices that are there.
+            left_s: Time to the parent's deadline, in seconds.
+        """
+        command, site = self.command, settings.downwards
+        spec = run_spec(command.key.run, epoch, site, self.prepared, self.blob.manifest.chunk_bytes)
+        deadline_s = left_s - min(settings.relay_margin_s, MARGIN_SHARE * left_s)
+        policy = replace(
+            spec.policy,
+            deadline_s=deadline_s,
+            recruit_deadline_s=min(settings.recruit_deadline_s, deadline_s / 2),
+        )
+        return replace(
+            spec,
+            encoding=command.encoding,
+            rounds=command.key.round,
+            first_round=command.key.round,
+            devices=max(1, devices),
+            wait_s=min(WAIT_S, deadline_s / 4),
+            policy=policy,
+            auto_deadline=False,
+        )
+
+
+@dataclass(frozen=True)
+class SiteUpdate:
+    """The relay's update to a request, in a file of the run's directory.
+
+    Attributes:
+        round: Number of the round.
+        base: Digest of the parent's model.
+        manifest: Manifest of the update.
+        report: Its report.
+    """
+
+    round: int
+    base: str
+    manifest: Manifest
+    report: UpdateReport
+
+    def save(self, directory: Path, blob: bytes) -> None:
+        """Write the update, durably; the file that names it comes last."""
+        with refusals_of(directory):
+            write_atomic(directory / _ANSWER, blob)
+            write_atomic(directory / _ANSWER_ABOUT, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def find(cls, directory: Path, command: TrainCommand) -> tuple[SiteUpdate, bytes] | None:
+        """Return the update of a round that is over, for a request that comes again; None where there is none.
+
+        So a relay that is killed between the end of the site's round and its own upload does not ask the site again, and no
+        update counts twice.
+        """
+        try:
+            found: SiteUpdate = convert(json.loads((directory / _ANSWER_ABOUT).read_bytes()), cls)
+            blob = (directory / _ANSWER).read_bytes()
+        except (OSError, ValueError, ValidationError):
+            return None
+        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes)
+        manifest = found.manifest
+        if asked != (found.round, found.base, manifest.encoding, manifest.chunk_bytes):
+            return None
+        return (found, blob) if hashlib.sha256(blob).hexdigest() == manifest.digest else None
+
+
+class SiteAggregator(Aggregator):
+    """Publishes the parent's model and saves the mean of the site's updates as the relay's update.
+
+    Args:
+        parent: The round.
+        directory: Files of the run.
+        spec: The terms of the round.
+        say: Shows a line to the operator.
+        tells_members: Whether the parent knows `members` of a report.
+        opened: Returns the open round.
+        now: Returns monotonic seconds.
+
+    Attributes:
+        answer: The relay's update, once the round's record is saved.
+    """
+
+    def __init__(
+        self,
+        parent: ParentRound,
+        directory: Path,
+        spec: RunSpec,
+        say: Callable[[str], None],
+        *,
+        tells_members: bool,
+        opened: Callable[[], ActiveRound | None],
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(parent.prepared.initial, FileBlobs(directory), directory, parent.prepared, spec, say)
+        self.answer: tuple[SiteUpdate, bytes] | None = None
+        self._parent = parent
+        self._site_directory = directory
+        self._tells_members = tells_members
+        self._opened = opened
+        self._now = now
+        self._began_at = now()
+        self._members = self._steps = 0
+
+    def publish(self, publisher: ModelPublisher) -> ModelPublished:
+        """Publish the parent's model under its own digest. Raises BrokerError if the broker refuses a chunk."""
+        publisher.publish(self._parent.blob)
+        self.base = self._parent.blob.manifest.digest
+        return ModelPublished(self._parent.blob.manifest, version=self.state.round)
+
+    def aggregate(
+        self,
+        devices: Sequence[str],
+        num_examples: Mapping[str, int],
+        read: Callable[[str], Mapping[str, Array]],
+        target: int = 0,
+        carried: Mapping[str, CarriedWork] | None = None,
+        *,
+        round_number: int,
+        members: Mapping[str, int] | None = None,
+    ) -> Aggregated:
+        """Make the mean as Aggregator does, and note the devices and steps behind it."""
+        current = self._opened()
+        reports = {} if current is None else current.reports
+        self._members = sum((members or {}).get(device, 1) for device in devices)
+        self._steps = sum(report.steps for report in reports.values() if report is not None)
+        return super().aggregate(
+            devices, num_examples, read, target, carried, round_number=round_number, members=members
+        )
+
+    def save(self, record: RoundRecord) -> None:
+        """Save the mean and the figures of the round as the relay's update."""
+        command = self._parent.command
+        report = UpdateReport(
+            base=command.base,
+            num_examples=record.num_examples,
+            steps=self._steps,
+            train_loss=record.train_loss or 0.0,
+            user_accuracy_before=record.user_accuracy,
+            user_accuracy_after=record.user_accuracy_after,
+            download_s=command.download_s,
+            train_s=self._now() - self._began_at,
+            members=self._members if self._tells_members else 1,
+        )
+        travelling = self._prepared.travelling
+        packed = pack(self._next.tensors, travelling, report.plain, command.encoding)
+        answer = SiteUpdate(record.round, command.base, packed.manifest(command.chunk_bytes, travelling), report)
+        answer.save(self._site_directory, packed.blob)
+        self.answer, self.state = (answer, packed.blob), self._next
+
+
+def plain_failure(record: RoundRecord) -> str:
+    """Describe a failed round of the site in words, for the relay's log."""
+    words = f"{record.failure}, {record.reported} of {record.needed} updates"
+    reasons: dict[str, Any] = {**record.decline_reasons, **record.failures}
+    return f"{words} ({', '.join(f'{count} {why}' for why, count in sorted(reasons.items()))})" if reasons else words

@@ -1,0 +1,84 @@
+"""Relays in a run: which are asked, what they are told, and how their figures count in the record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedpatch.coordinator.aggregation.limit_settings import Limits
+from fedpatch.coordinator.rounds.known_devices import Fleet
+from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record
+from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished
+from fedpatch.shared.tasks.metric_spec import MetricTerms
+from fedpatch.shared.wire.codec import decode, encode, to_plain
+from fedpatch.shared.wire.messages import MEMBERS_FEATURE, Envelope, TaskCapability, WorkRequest, members_field
+from tests.coordinator.engines import engine
+from tests.support.specs import SCHEMA, TASK, model, report, run_spec, sent, there
+
+
+def relay(members: int):
+    """The presence of a relay that speaks for so many devices."""
+    return there(tasks=(TaskCapability(TASK, SCHEMA, 10 * members, members_field(members)),))
+
+
+def test_relay_beyond_max_members_is_not_asked_and_the_reason_names_the_setting():
+    made = engine()
+    made.handle(DevicePresence("site", relay(5)), 0.0)
+    assert made.fleet.eligible() == []
+    assert "max_members is 1" in made.fleet.members["site"].barred
+    made.handle(DevicePresence("site", relay(1)), 1.0)
+    assert made.fleet.eligible() == ["site"]
+
+
+def test_relay_in_a_run_that_it_cannot_pass_on_is_barred_with_that_reason():
+    fleet = Fleet(TASK, needs={"dp": "its version does not know dp"}, max_members=9)
+    fleet.update("site", replace(relay(5), features=()))
+    fleet.update("old", replace(there(), features=()))
+    assert "it is a relay" in fleet.members["site"].barred
+    assert fleet.members["old"].barred == "its version does not know dp"
+
+
+def test_request_tells_a_relay_that_members_are_known_and_leaves_that_of_a_device_as_it_was():
+    made = engine(devices=2, limits=Limits(max_members=5))
+    made.handle(DevicePresence("ann", there()), 0.0)
+    made.handle(DevicePresence("site", relay(5)), 0.0)
+    requests = {
+        device: body
+        for device, body in sent(made.handle(ModelPublished(model()), 0.0))
+        if isinstance(body, WorkRequest)
+    }
+    assert MEMBERS_FEATURE in requests["site"].features
+    assert MEMBERS_FEATURE not in requests["ann"].features
+
+
+def test_presence_has_members_and_path_only_where_they_are_set():
+    plain = to_plain(there())
+    assert "path" not in plain
+    assert "members" not in plain["tasks"][0]
+    state = replace(relay(5), path=("a1", "b2"))
+    assert decode(encode(Envelope(state))).body == state
+
+
+def test_record_weighs_accuracies_and_losses_by_members():
+    reports = {
+        "ann": replace(report(0.5), user_accuracy_after=0.6, train_loss=1.0),
+        "site": replace(report(0.9), user_accuracy_after=0.9, train_loss=2.0, members=3),
+    }
+    record = _record(reports)
+    assert (record.user_accuracy, record.user_accuracy_after, record.train_loss) == pytest.approx((0.8, 0.825, 1.75))
+    assert (record.measured, record.reported) == (4, 2)
+
+
+def test_record_names_no_worst_device_where_a_relay_reports_a_mean():
+    alone = _record({"ann": report(0.5), "bob": report(0.7)})
+    assert (alone.user_accuracy_min, alone.user_accuracy_p10) == pytest.approx((0.5, 0.52))
+    mixed = _record({"ann": report(0.5), "site": replace(report(0.7), members=2)})
+    assert (mixed.user_accuracy_min, mixed.user_accuracy_p10) == (None, None)
+
+
+def _record(reports):
+    current = Round(1, run_spec().policy, now=0.0)
+    current.begin(tuple(reports), now=0.0)
+    return build_record(current, "aggregated", reports, RoundTraffic(0, 0), {}, metric=MetricTerms())

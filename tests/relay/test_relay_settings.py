@@ -1,0 +1,57 @@
+"""Settings of a relay: both connections, their problems by the relay's names, and the terms of the site's coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError
+
+GIVEN = {"up": "mqtts://hub.example", "up_fleet": "world", "device_id": "site-7", "fleet": "site-7"}
+
+
+def loaded(**flags: object) -> RelaySettings:
+    return load(RelaySettings, file=None, environ={}, flags={**GIVEN, **flags})
+
+
+def test_both_connections_have_their_own_broker_fleet_and_password():
+    settings = loaded(up_username="hub-user", up_password_file="up.txt", down_username="site-user", chunk_kib=64)
+    up, down = settings.upwards, settings.downwards
+    assert (up.broker, up.fleet, up.username) == ("mqtts://hub.example", "world", "hub-user")
+    assert up.password_file == Path("up.txt")
+    assert (down.broker, down.fleet, down.username) == ("mqtt://127.0.0.1:1883", "site-7", "site-user")
+    assert down.chunk_kib == 64
+    assert settings.site_dir != settings.device_dir
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"up": "mqtt://hub.example"}, "--up: .*another machine.*--up-insecure"),
+        ({"down": "mqtt://broker.example"}, "--down: .*another machine.*--down-insecure"),
+        ({"down_key_file": "k.pem"}, "--down-key-file: set without a certificate"),
+        ({"up": "mqtt://127.0.0.1", "down": "mqtt://127.0.0.1", "fleet": "world"}, "give the site a fleet of its own"),
+        ({"device_id": "Site 7"}, "--device-id"),
+        ({"task": "no-such-task"}, "--task"),
+        ({"norm_bound": "often"}, "--norm-bound"),
+        ({"max_num_examples": "many"}, "--max-num-examples"),
+    ],
+)
+def test_problem_names_the_setting_and_the_remedy(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        loaded(**changes)
+
+
+def test_variables_and_file_set_the_same_settings(tmp_path):
+    file = tmp_path / "relay.toml"
+    file.write_text('up = "mqtts://hub.example"\ndevice_id = "site-7"\nfleet = "site-7"\nquorum = 0.5\n')
+    settings = load(RelaySettings, file=file, environ={"FEDPATCH_RELAY_MIN_COHORT": "3"}, flags={})
+    assert (settings.quorum, settings.min_cohort) == (0.5, 3)
+
+
+def test_up_and_device_id_are_required():
+    with pytest.raises(ConfigError, match=r"up: not set[\s\S]*device_id: not set"):
+        load(RelaySettings, file=None, environ={}, flags={})

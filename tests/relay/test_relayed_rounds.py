@@ -1,0 +1,177 @@
+"""Relays with real brokers: a hub, two relays as processes, and the light devices of two sites."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpatch
+from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from fedpatch.shared.tasks.torch_model import schema_of
+from tests.relay.light_site import LightSite, accuracy_of, examples_of
+from tests.support.brokers import Mosquitto
+from tests.system.commands import Command
+from tests.system.oracle_task import REFERENCE, TASK
+
+pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SITES = {"site-a": ["a1", "a2"], "site-b": ["b1", "b2"]}
+LOWER = ["c1", "c2"]
+NAMES = [device for devices in SITES.values() for device in devices]
+UNBOUNDED = {"norm_bound": "off", "max_num_examples": "off"}
+PATIENT = {"rejoin_s": 100.0, "grace_s": 100.0, "recruit_deadline_s": 100.0, "deadline_s": 300.0, "wait_s": 100.0}
+
+
+@dataclass
+class World:
+    """A hub's broker, and a site with a broker, devices and a relay for each name of SITES."""
+
+    directory: Path
+    stack: ExitStack
+    hub: Mosquitto
+    brokers: dict[str, Mosquitto] = field(default_factory=dict)
+    sites: dict[str, LightSite] = field(default_factory=dict)
+    relays: dict[str, Command] = field(default_factory=dict)
+
+    def start_site(self, site: str, *options: object) -> None:
+        """Start the broker and the devices of a site, and its relay."""
+        self.brokers[site] = self.stack.enter_context(Mosquitto())
+        self.sites[site] = self.light(self.brokers[site].url, site, SITES[site])
+        self.start_relay(site, *options)
+
+    def start_relay(self, site: str, *options: object) -> None:
+        """Start the relay of a site, perhaps once more."""
+        given = ["--up", self.hub.url, "--up-fleet", "world", "--device-id", site, "--task", REFERENCE]
+        given += ["--down", self.brokers[site].url, "--fleet", site, "--state-dir", str(self.state_of(site))]
+        given += ["--norm-bound", "off", "--max-num-examples", "off", "--min-cohort", "2", "--quorum", "1"]
+        self.relays[site] = self.stack.enter_context(Command("fedpatch-relay", "run", *given, *options))
+
+    def state_of(self, site: str) -> Path:
+        return self.directory / f"relay-{site}"
+
+    def light(self, url: str, fleet: str, devices: list[str]) -> LightSite:
+        return self.stack.enter_context(LightSite(url, fleet, TASK.name, schema_of(TASK.build_model()), devices))
+
+    def start_run(self, fleet: str, devices: int, **terms: Any):
+        """Start a run of the hub; `result` of the job waits for its end."""
+        given: dict[str, Any] = {"rounds": 2, "encoding": "fp32", "strategy": "fedavg", "quorum": 1.0, **UNBOUNDED}
+        given |= PATIENT | {"independent_every": 0, "max_members": 10, "metrics": "none"}
+        return fedpatch.start_run(
+            broker=self.hub.url,
+            fleet=fleet,
+            task=REFERENCE,
+            devices=devices,
+            state_dir=str(self.directory / f"hub-{fleet}"),
+            new=True,
+            **(given | terms),
+        )
+
+    def model_of(self, fleet: str, run: str) -> dict[str, np.ndarray]:
+        state, _, _ = load_checkpoint(run_directory(self.directory / f"hub-{fleet}", run))
+        return state.tensors
+
+
+@pytest.fixture
+def world(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path, stack, mosquitto)
+
+
+def test_two_level_rounds_give_the_flat_model_and_one_digest_for_all_devices(world):
+    flat = world.light(world.hub.url, "flat", NAMES)
+    for site in SITES:
+        world.start_site(site)
+    for strategy in ("fedavg", "fedadam", "fedavg-adam"):
+        expected = world.start_run("flat", len(NAMES), strategy=strategy).result()
+        found = world.start_run("world", len(SITES), strategy=strategy).result()
+        assert [record.outcome for record in found.rounds] == ["aggregated"] * 2, world.relays["site-a"].err
+        _assert_same_model(world.model_of("world", found.run), world.model_of("flat", expected.run), strategy)
+        for one, other in zip(found.rounds, expected.rounds, strict=True):
+            assert (one.measured, one.num_examples) == (other.measured, other.num_examples)
+            assert one.user_accuracy == pytest.approx(other.user_accuracy)
+            # One update of each site crosses the wide network.
+            assert one.bytes_up <= 1.05 * other.bytes_up * len(SITES) / len(NAMES)
+            assert one.bytes_down <= 1.05 * other.bytes_down * len(SITES) / len(NAMES)
+    differences = world.start_run("world", len(SITES), encoding="delta-int8").result()
+    assert [record.outcome for record in differences.rounds] == ["aggregated"] * 2, world.relays["site-a"].err
+    # The first rounds of all runs have one initial model, which travels under one digest to all devices.
+    first = {
+        updates.requests[0].model.digest for site in (flat, *world.sites.values()) for updates in site.updates.values()
+    }
+    assert len(first) == 1
+    assert all(relay.terminate().code == 0 for relay in world.relays.values())
+
+
+def _assert_same_model(found, expected, strategy):
+    """To 2 ulp of the largest value with FedAvg. FedAdam divides by the root of small squares, which magnifies rounding."""
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        ulp = np.spacing(np.abs(values).max(initial=0))
+        assert np.abs(found[name] - values).max(initial=0) <= (2 if strategy != "fedadam" else 2000) * ulp, name
+
+
+def test_relay_killed_in_its_round_resumes_it_and_no_update_counts_twice(world):
+    world.start_site("site-a")
+    slow = world.sites["site-a"].updates["a2"]
+    slow.delay_s = 6.0
+    job = world.start_run("world", 1, rounds=1)
+    world.relays["site-a"].wait(lambda: _committed(world, "site-a") == 1, "commits the update of the quick device")
+    world.relays["site-a"].kill()
+    world.start_relay("site-a")
+    record = job.result().rounds[-1]
+    assert record.outcome == "aggregated", world.relays["site-a"].err
+    assert record.num_examples == sum(map(examples_of, SITES["site-a"]))
+    assert record.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, SITES["site-a"])))
+    assert len(world.sites["site-a"].updates["a1"].requests) == 1
+
+
+def _committed(world, site):
+    """Updates of the open round of a site."""
+    file = world.state_of(site) / "site" / REGISTRY_FILE
+    with suppress(fedpatch.FedpatchError), Registry(file, readonly=True) as registry:
+        return sum(len(registry.rounds.open_updates(run.id)) for run in registry.runs())
+    return 0  # it is not there yet
+
+
+def test_site_that_misses_its_quorum_fails_the_round_with_the_reason(world):
+    world.start_site("site-a")
+    world.sites["site-a"].updates["a2"].delay_s = 8.0
+    summary = world.start_run(
+        "world", 1, rounds=1, deadline_s=6.0, recruit_deadline_s=2.0, grace_s=0.0, max_failed_rounds=1
+    ).result()
+    [record] = summary.rounds
+    assert (record.outcome, record.failures) == ("failed", {"deadline": 1})
+    world.relays["site-a"].wait_err("the round of the site failed: quorum_missed, 1 of 2 updates")
+
+
+def test_relay_below_a_relay_counts_all_devices_once(world):
+    """Hub -> upper -> lower -> devices, and devices at the upper one."""
+    world.start_site("site-a", "--max-members", "5", "--min-cohort", "3")
+    world.brokers["lower"] = world.stack.enter_context(Mosquitto())
+    world.sites["lower"] = world.light(world.brokers["lower"].url, "lower", LOWER)
+    world.start_relay("lower", "--up", world.brokers["site-a"].url, "--up-fleet", "site-a")
+    [record] = world.start_run("world", 1, rounds=1).result().rounds
+    devices = SITES["site-a"] + LOWER
+    assert (record.outcome, record.reported, record.measured) == ("aggregated", 1, 4), world.relays["site-a"].err
+    assert record.num_examples == sum(map(examples_of, devices))
+    assert record.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, devices)))
+
+
+def test_late_update_of_a_site_counts_in_a_later_round(world):
+    for site in SITES:
+        world.start_site(site)
+    world.sites["site-b"].updates["b1"].delay_s = 4.0
+    summary = world.start_run(
+        "world", 2, rounds=4, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0
+    ).result()
+    assert [record.outcome for record in summary.rounds] == ["aggregated"] * 4, world.relays["site-b"].err
+    assert any(record.buffered and record.buffered.staleness.keys() - {"0"} for record in summary.rounds)

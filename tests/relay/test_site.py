@@ -1,0 +1,191 @@
+"""The site's thread with a real broker and light devices: rounds, cancels, and the update that outlasts a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.training_messages import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed
+from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
+from fedpatch.relay.parent import RelayLimits
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.relay.site import Site
+from fedpatch.relay.site_round import SiteModel
+from fedpatch.shared.config.load import load
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.packing import pack, unpack
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import MEMBERS_FEATURE, TrainPlan, WorkRequest
+from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
+from tests.relay.light_site import LightSite, examples_of
+from tests.support.brokers import Mosquitto
+from tests.system.oracle_task import TASK
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+MODEL = SiteModel(TASK, schema_of(TASK.build_model()))
+PUBLIC = parse_policy("affine").public(MODEL.schema)
+DEVICES = ["ann", "bob"]
+PATIENCE_S = 60.0
+
+
+class Bench:
+    """A site of two devices, and the commands of a parent."""
+
+    def __init__(self, directory: Path, broker: Mosquitto) -> None:
+        self.directory = directory
+        self.events: SimpleQueue[TrainerEvent] = SimpleQueue()
+        given: dict[str, Any] = {"up": "mqtts://hub.example", "device_id": "site-7", "fleet": "site-7"}
+        given |= {"down": broker.url, "state_dir": str(directory / "state"), "min_cohort": 2, "quorum": 1.0}
+        given |= {"norm_bound": "off", "max_num_examples": "off", "task": "tests.system.oracle_task:TASK"}
+        self.settings = load(RelaySettings, file=None, environ={}, flags=given)
+
+    def site(self) -> Site:
+        return Site(self.settings, MODEL, self.events.put, lambda: None)
+
+    def await_event(self, fits: Callable[[TrainerEvent], bool]) -> Any:
+        """The next event that fits; others before it are dropped."""
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not fits(event := self.events.get(timeout=give_up_at - time.monotonic())):
+            pass
+        return event
+
+    def await_end(self) -> Any:
+        return self.await_event(lambda one: isinstance(one, Trained | TrainFailed | TrainCancelled))
+
+    def await_devices(self) -> Ready:
+        ready: Ready = self.await_event(lambda one: isinstance(one, Ready) and one.members == len(DEVICES))
+        return ready
+
+    def command(self, number: int = 1, value: float = 1.0, deadline_s: float = 60.0) -> TrainCommand:
+        """The request of a round whose model has this value everywhere."""
+        tensors = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in PUBLIC.specs}
+        packed = pack(tensors, PUBLIC, {"round": number}, "fp32")
+        manifest = packed.manifest(1000, PUBLIC)
+        path = self.directory / f"model-{number}"
+        path.write_bytes(packed.blob)
+        return TrainCommand(
+            key=JobKey("run-1", 1, number, TASK.name),
+            plan=TrainPlan("sgd", 0.1, 20),
+            private="affine",
+            schema=MODEL.schema.digest,
+            model_path=str(path),
+            model=manifest,
+            encoding="fp32",
+            base=manifest.digest,
+            update_path=str(self.directory / "spool" / "update"),
+            download_s=0.0,
+            chunk_bytes=1000,
+            ends_at=time.monotonic() + deadline_s,
+        )
+
+
+@pytest.fixture
+def bench(mosquitto: Mosquitto, tmp_path: Path) -> Bench:
+    return Bench(tmp_path, mosquitto)
+
+
+@pytest.fixture
+def devices(mosquitto: Mosquitto) -> Iterator[LightSite]:
+    with LightSite(mosquitto.url, "site-7", TASK.name, MODEL.schema, DEVICES) as site:
+        yield site
+
+
+def test_site_reports_its_devices_and_plays_each_request_as_a_round(bench, devices):
+    with bench.site() as site:
+        site.start()
+        assert bench.await_devices().num_examples == sum(map(examples_of, DEVICES))
+        site.tells_members = True
+        for number in (3, 5):
+            command = bench.command(number, value=float(number))
+            site.train(command)
+            trained = bench.await_end()
+            assert isinstance(trained, Trained), trained
+            assert (trained.report.members, trained.report.base) == (2, command.base)
+            blob = Path(command.update_path).read_bytes()
+            manifest = trained.manifest
+            meta, tensors = unpack(blob, encoding="fp32", raw_bytes=manifest.raw_bytes, schema=PUBLIC)
+            assert meta == trained.report.plain
+            assert all(np.abs(values - number).max(initial=0) < 0.1 for values in tensors.values())
+    assert [len(one.requests) for one in devices.updates.values()] == [2, 2]
+
+
+def test_parent_without_the_word_members_gets_a_report_without_them(bench, devices):
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        site.train(bench.command())
+        assert "members" not in bench.await_end().report.plain
+
+
+def test_update_of_a_finished_round_is_given_again_after_a_restart_without_asking_the_devices(bench, devices):
+    command = bench.command()
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        site.train(command)
+        first = bench.await_end()
+    Path(command.update_path).unlink()
+    with bench.site() as site:
+        site.start()
+        site.train(replace(command, ends_at=time.monotonic() + 60))
+        assert bench.await_end() == first
+    assert Path(command.update_path).exists()
+    assert [len(one.requests) for one in devices.updates.values()] == [1, 1]
+
+
+def test_cancelled_round_ends_and_the_next_one_is_played(bench, devices):
+    devices.updates["bob"].delay_s = 3.0
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        site.train(bench.command(1))
+        time.sleep(1.0)
+        site.cancel()
+        site.train(bench.command(2))
+        assert bench.await_end() == TrainCancelled(JobKey("run-1", 1, 1, TASK.name))
+        trained = bench.await_end()
+        assert isinstance(trained, Trained), trained
+        assert trained.key.round == 2
+
+
+def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(bench, devices):
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        command = bench.command()
+        site.train(replace(command, ends_at=time.monotonic() + 1))
+        assert bench.await_end().reason is FailReason.DEADLINE
+        Path(command.model_path).write_bytes(b"damaged")
+        site.train(command)
+        assert bench.await_end().reason is FailReason.DOWNLOAD
+        site.train(replace(command, key=replace(command.key, run="../escape")))
+        assert bench.await_end().reason is FailReason.STORAGE
+        site.train(bench.command(2))
+        assert isinstance(bench.await_end(), Trained)
+
+
+def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench):
+    with bench.site() as site:
+        limits = RelayLimits(bench.directory, site)
+        command = bench.command()
+        plain = WorkRequest(MODEL.schema.digest, "affine", command.plan, command.model, "fp32", 1000, 60.0)
+        refused = limits.refusal(TASK.name, plain)
+        assert refused is not None
+        assert (refused.reason, refused.condition) == (DeclineReason.UNWILLING, Condition.PAUSED)
+        refused = limits.refusal(TASK.name, replace(plain, evaluate=True))
+        assert refused is not None
+        assert refused.reason is DeclineReason.UNSUPPORTED
+        site.summary = replace(site.summary, unwilling=None, num_examples=10)
+        assert limits.refusal(TASK.name, replace(plain, features=(MEMBERS_FEATURE,))) is None
+        assert site.tells_members
+        assert limits.refusal(TASK.name, plain) is None
+        assert not site.tells_members

@@ -1,0 +1,159 @@
+"""The parent's request as a round of the site, what a relay declines, and the answer that outlasts a kill."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpatch.device_agent.job.job_effects import JobKey
+from fedpatch.device_agent.job.training_messages import TrainCommand
+from fedpatch.relay.parent import ENCODINGS, FEATURES, unsupported
+from fedpatch.relay.settings import RelaySettings
+from fedpatch.relay.site import is_usable_run, relay_id
+from fedpatch.relay.site_round import ParentRound, SiteModel, SiteUpdate
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
+from fedpatch.shared.tasks.torch_model import schema_of
+from fedpatch.shared.tensors.packing import pack
+from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, TrainPlan, WorkRequest, is_delta
+from fedpatch.shared.wire.plan_terms import CONTROL, TrainPhase
+from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from tests.support.specs import model, report
+from tests.system.oracle_task import TASK
+
+MODEL = SiteModel(TASK, schema_of(TASK.build_model()))
+PLAN = TrainPlan("sgd", 0.1, 20)
+
+
+@pytest.fixture
+def command(tmp_path) -> TrainCommand:
+    """The command of round 7, with its model on the disk."""
+    public = parse_policy("affine").public(MODEL.schema)
+    tensors = {spec.name: np.ones(spec.shape, spec.dtype) for spec in public.specs}
+    packed = pack(tensors, public, {"round": 5}, "fp32+zstd")
+    path = tmp_path / "model"
+    path.write_bytes(packed.blob)
+    manifest = packed.manifest(1000, public)
+    return TrainCommand(
+        key=JobKey("run-1", 3, 7, TASK.name),
+        plan=PLAN,
+        private="affine",
+        schema=MODEL.schema.digest,
+        model_path=str(path),
+        model=manifest,
+        encoding="fp32+zstd",
+        base=manifest.digest,
+        update_path=str(tmp_path / "update"),
+        download_s=0.0,
+        chunk_bytes=1000,
+    )
+
+
+def settings(tmp_path, **changes: Any) -> RelaySettings:
+    given = {"up": "mqtts://hub.example", "device_id": "site-7", "fleet": "site-7", "state_dir": str(tmp_path)}
+    return load(RelaySettings, file=None, environ={}, flags=given | changes)
+
+
+def test_round_of_the_site_has_the_number_plan_and_digest_of_the_parent(command, tmp_path):
+    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path), epoch=2, devices=3, left_s=100.0)
+    assert (spec.run, spec.first_round, spec.rounds, spec.plan, spec.private) == ("run-1", 7, 7, PLAN, "affine")
+    assert parent.blob.manifest.digest == command.base
+    assert (spec.chunk_bytes, spec.encoding, spec.devices) == (500, "fp32+zstd", 3)
+    assert parent.prepared.initial.round == 4
+    # The intake of the site refuses private tensors by these names, as the parent's does.
+    assert parent.prepared.private_names == parse_policy("affine").private_names(MODEL.schema)
+    assert not parent.prepared.private_names & set(parent.prepared.travelling.names)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "margin_s", "deadline_s"), [(100.0, 10.0, 90.0), (20.0, 10.0, 16.0), (20.0, 1.0, 19.0)]
+)
+def test_deadline_of_the_site_leaves_the_margin_but_at_most_a_fifth(command, tmp_path, left_s, margin_s, deadline_s):
+    parent = ParentRound.of(command, MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path, relay_margin_s=margin_s), epoch=1, devices=1, left_s=left_s)
+    assert spec.policy.deadline_s == pytest.approx(deadline_s)
+    assert spec.policy.recruit_deadline_s <= deadline_s / 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"schema": "ab" * 32}, SchemaMismatch),
+        ({"private": "nonsense"}, UsageError),
+        ({"private": "all"}, WireError),
+    ],
+)
+def test_request_about_another_model_is_refused(command, changes, error):
+    with pytest.raises((error, SchemaMismatch)):
+        ParentRound.of(replace(command, **changes), MODEL, chunk_bytes=500)
+
+
+def test_answer_is_found_for_the_same_request_only(command, tmp_path):
+    blob = b"u" * 350
+    answer = SiteUpdate(7, command.base, replace(model(blob), encoding="fp32+zstd", chunk_bytes=1000), report())
+    assert SiteUpdate.find(tmp_path, command) is None
+    answer.save(tmp_path, blob)
+    assert SiteUpdate.find(tmp_path, command) == (answer, blob)
+    assert SiteUpdate.find(tmp_path, replace(command, base="ab" * 32)) is None
+    assert SiteUpdate.find(tmp_path, replace(command, encoding="fp32")) is None
+    assert SiteUpdate.find(tmp_path, replace(command, key=replace(command.key, round=8))) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"u" * 349, b"v" * 350])
+def test_damaged_answer_is_none(command, tmp_path, damage):
+    blob = b"u" * 350
+    SiteUpdate(7, command.base, replace(model(blob), encoding="fp32+zstd", chunk_bytes=1000), report()).save(
+        tmp_path, blob
+    )
+    (tmp_path / ("answer.json" if len(damage) < 10 else "answer.blob")).write_bytes(damage)
+    assert SiteUpdate.find(tmp_path, command) is None
+
+
+def request(**changes: Any) -> WorkRequest:
+    manifest = model()
+    whole = WorkRequest("ab" * 32, "affine", PLAN, manifest, "fp32", 1000, 60.0)
+    return replace(whole, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy": PrivacyTerms(GAUSSIAN, 1.0, 1.0, 1e-5, 10)}, "differential privacy"),
+        ({"plan": replace(PLAN, moments=(CONTROL,))}, "control variates"),
+        ({"evaluate": True}, "evaluate round"),
+        ({"measure_independent": True}, "learning alone"),
+    ],
+)
+def test_request_that_cannot_be_passed_on_is_declined_with_the_reason(changes, words):
+    why = unsupported(request(**changes))
+    assert words in why
+    assert "without a relay" in why
+
+
+def test_plan_with_phases_is_passed_on():
+    assert unsupported(request(plan=replace(PLAN, phases=(TrainPhase("public"),)))) == ""
+
+
+def test_relay_lists_no_feature_that_it_declines_and_no_encoding_with_a_residual():
+    assert set(FEATURES) < set(DEVICE_FEATURES)
+    assert not {"dp", "dp-masked", "independent", "evaluate", CONTROL} & set(FEATURES)
+    assert not any(map(is_delta, ENCODINGS))
+
+
+@pytest.mark.parametrize(
+    ("run", "usable"), [("20261126-101500-ab12cd", True), ("../x", False), ("", False), (".x", False)]
+)
+def test_run_whose_name_is_no_folder_is_refused(run, usable):
+    assert is_usable_run(run) == usable
+
+
+def test_relay_keeps_its_id(tmp_path):
+    first = relay_id(tmp_path)
+    assert relay_id(tmp_path) == first
+    (tmp_path / "relay-id").write_text("damaged")
+    assert relay_id(tmp_path) != first
