@@ -180,6 +180,8 @@ class HostileDevices(RuleBasedStateMachine):
             case do.SendMessage(device=device) if isinstance(effect.envelope.body, Committed):
                 digest = effect.envelope.body.digest
                 assert (device, digest) in self.stored, "committed before it was stored"
+                if self._is_answered_again(device, digest, effect.envelope.round):
+                    return []
                 counted = self.committed.setdefault(effect.envelope.round, {})
                 assert counted.setdefault(device, digest) == digest, "counted twice"
             case do.PublishModel():
@@ -196,6 +198,17 @@ class HostileDevices(RuleBasedStateMachine):
             case do.EndRun():
                 raise AssertionError(f"devices ended the run: {effect}")
         return []
+
+    def _is_answered_again(self, device: str, digest: str, number: int) -> bool:
+        """Return whether the update counted in an earlier round, and this answers an offer of a round without the device.
+
+        Such an answer has the round of the offer, and counts nothing there.
+        """
+        current = self.engine.open
+        in_it = current is not None and current.round.number == number and device in current.reports
+        return not in_it and any(
+            known.get(device) == digest for earlier, known in self.committed.items() if earlier != number
+        )
 
     def _store(self, effect: do.StoreUpdate) -> Event:
         digest = effect.manifest.digest
@@ -249,3 +262,13 @@ class HostileDevices(RuleBasedStateMachine):
 
 TestHostileDevices = HostileDevices.TestCase
 TestHostileDevices.settings = tries(40, stateful_step_count=50)
+
+
+def test_offer_of_a_counted_update_in_a_round_without_its_device_counts_nothing_there():
+    machine = HostileDevices()
+    machine.begin(slots=1, quorum=0.5, grace_s=0.0)
+    machine.upload(device="a", blob=b"w", count=9)
+    machine.see("a", gone(machine.engine.fleet.boot("a")))
+    machine.wait(1000.0)
+    machine.send_now("a", Offer(update(b"w")))
+    assert {number: sorted(known) for number, known in machine.committed.items()} == {1: ["a"]}
