@@ -252,7 +252,7 @@ class Registry(Tables):
             if number <= last and records.get(number) != record:
                 _log.warning(
                     "%s: the record of round %d is not what was written; shown is that of %s. %s",
-                    *(self.path, number, self.journal.path(run), rebuild_hint(self.path)),
+                    *(self._db.name, number, self.journal.path(run), rebuild_hint(self.path)),
                 )
                 records[number] = record
         return [record for _, record in sorted(records.items())]

@@ -137,7 +137,13 @@ def insert(db: Connection, table: Table) -> Insert:
 
 
 def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows; one whose key is there already is left out."""
+    """Insert rows; one whose key is there already is left out.
+
+    Args:
+        db: The connection, within a transaction.
+        table: The table.
+        rows: The rows by column, all with the same columns.
+    """
     if rows:
         db.execute(insert(db, table).on_conflict_do_nothing(), rows)
 
