@@ -6,7 +6,7 @@ A round moves between these tables in single transactions, so that it is never b
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, exists, func, select, update
@@ -131,12 +131,9 @@ class RoundLedger(Tables):
         rows = [{"run": run, **asdict(one)} for one in added]
 
         def add(db: Connection) -> dict[str, str]:
-            insert_new(db, updates, rows)
+            all_new = insert_new(db, updates, rows)
             _accept(db, run, accepted)
-            there = select(updates).where(updates.c.run == run, updates.c.round.in_({one.round for one in added}))
-            written = {(row.round, row.device): row.digest for row in db.execute(there)} if added else {}
-            others = {one.device: written[one.round, one.device] for one in added}
-            return {one.device: others[one.device] for one in added if others[one.device] != one.digest}
+            return {} if all_new else dict(_other_digests(db, run, added))
 
         return self._change(add)
 
@@ -286,6 +283,14 @@ def save_records(db: Connection, run: str, records: Collection[RoundRecord], *, 
         new = insert(db, rounds)
         changed = {"record": new.excluded.record}
         db.execute(new.on_conflict_do_update(index_elements=["run", "round"], set_=changed), rows)
+
+
+def _other_digests(db: Connection, run: str, added: Sequence[StoredUpdate]) -> Iterator[tuple[str, str]]:
+    for one in added:
+        its_own = (updates.c.run == run, updates.c.round == one.round, updates.c.device == one.device)
+        digest = db.scalar(select(updates.c.digest).where(*its_own))
+        if digest is not None and digest != one.digest:
+            yield one.device, digest
 
 
 def _forget(

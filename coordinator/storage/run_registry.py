@@ -44,6 +44,21 @@ REGISTRY_FILE = "registry.sqlite3"
 LAST = "last"
 _RUN = [runs.c[one.name] for one in fields(RunInfo)]
 
+_MORE = "more_{}"
+# One statement for all counters, made and prepared once.
+_COUNT = (
+    update(devices)
+    .where(devices.c.fleet == bindparam("in_fleet"), devices.c.id == bindparam("device"))
+    .values(
+        {
+            **{what: devices.c[what] + bindparam(_MORE.format(what), type_=Integer) for what in COUNTERS},
+            "last_reason": case(
+                (bindparam("reason", type_=Text) == "", devices.c.last_reason), else_=bindparam("reason")
+            ),
+        }
+    )
+)
+
 _log = logging.getLogger("fedpatch.registry")
 
 
@@ -314,18 +329,13 @@ class Registry(Tables):
         for _, what, *_ in counts:
             if what not in COUNTERS:
                 raise ValueError(f"{what!r} is no counter (known: {', '.join(COUNTERS)})")
-        # One statement for all of them, which is prepared once.
-        added = {what: devices.c[what] + bindparam(f"more_{what}", type_=Integer) for what in COUNTERS}
-        last = case((bindparam("reason", type_=Text) == "", devices.c.last_reason), else_=bindparam("reason"))
-        its_own = and_(devices.c.fleet == fleet, devices.c.id == bindparam("device"))
-        query = update(devices).where(its_own).values({**added, "last_reason": last})
-        none = {f"more_{what}": 0 for what in COUNTERS}
+        none = {**dict.fromkeys(map(_MORE.format, COUNTERS), 0), "in_fleet": fleet}
         rows = [
-            {**none, "device": device, f"more_{what}": times[0] if times else 1, "reason": str(reason)}
+            {**none, "device": device, _MORE.format(what): times[0] if times else 1, "reason": str(reason)}
             for device, what, reason, *times in counts
         ]
         if rows:
-            self._change(lambda db: db.execute(query, rows))
+            self._change(lambda db: db.execute(_COUNT, rows))
 
     def devices(self) -> list[DeviceInfo]:
         """Return all devices ever seen, by id and fleet."""

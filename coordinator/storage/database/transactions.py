@@ -6,10 +6,11 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Executable, Table, update
+from sqlalchemy import Connection, Executable, Table, bindparam, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fedpatch.coordinator.storage.database.tables import runs
@@ -17,6 +18,10 @@ from fedpatch.shared.errors import StateError, UsageError
 
 T = TypeVar("T")
 Insert = sqlite.Insert | postgresql.Insert
+
+_COUNT_CHANGE = (
+    update(runs).where(runs.c.id == bindparam("run")).values(changes=runs.c.changes + 1).returning(runs.c.changes)
+)
 
 
 class Database(ABC):
@@ -136,16 +141,23 @@ def insert(db: Connection, table: Table) -> Insert:
     return sqlite.insert(table) if db.dialect.name == "sqlite" else postgresql.insert(table)
 
 
-def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows; one whose key is there already is left out.
+def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Insert rows; one whose key is there already is left out. Return whether none was.
 
     Args:
         db: The connection, within a transaction.
         table: The table.
         rows: The rows by column, all with the same columns.
     """
-    if rows:
-        db.execute(insert(db, table).on_conflict_do_nothing(), rows)
+    if not rows:
+        return True
+    return bool(db.execute(_insert_new(db.dialect.name, table), rows).rowcount == len(rows))
+
+
+@cache  # what is made anew for each call costs more than SQLite's part
+def _insert_new(dialect: str, table: Table) -> Insert:
+    made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return made.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
 
 
 def count_change(db: Connection, run: str) -> int:
@@ -154,8 +166,7 @@ def count_change(db: Connection, run: str) -> int:
     Raises:
         UsageError: The run is not in the registry.
     """
-    query = update(runs).where(runs.c.id == run).values(changes=runs.c.changes + 1).returning(runs.c.changes)
-    number = db.execute(query).scalar()
+    number = db.execute(_COUNT_CHANGE, {"run": run}).scalar()
     if number is None:
         raise UsageError(f"unknown run {run!r}")
     return int(number)
