@@ -36,7 +36,8 @@ _CONNECT_ARGS = {
     "tcp_user_timeout": 30_000,
 }
 _LOCK = "fedpatch fleet "
-_REPEATED = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
+_UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
+_UNDONE_TIMES = 5
 _REMEDIES = {
     "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
     "25006": "it was opened to read, or the server is a standby",
@@ -157,19 +158,20 @@ class PostgresDatabase(Database):
 
     def _lasting(self, task: Callable[[], T]) -> T:
         """Return the result of `task`, which is repeated after a lost connection unless its transaction was committed."""
+        left = _UNDONE_TIMES
+        self._in_doubt = None
         if self._lost is not None:
-            self._in_doubt = None
             self._reconnect(self._lost)
         while True:
             try:
-                done = task()
-                self._in_doubt = None
-                return done
+                return task()
             except DBAPIError as error:
                 if error.connection_invalidated:
                     if self._reconnect(error):
                         return cast(T, self._done)
-                elif getattr(error.orig, "sqlstate", None) not in _REPEATED:
+                elif getattr(error.orig, "sqlstate", None) in _UNDONE and left:
+                    left -= 1
+                else:
                     raise
 
     def _reconnect(self, lost: DBAPIError) -> bool:

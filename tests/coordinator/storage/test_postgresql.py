@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event, inspect
+from sqlalchemy import Connection, create_engine, event, inspect
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.content_checks import check_stored
@@ -214,6 +214,25 @@ def test_change_is_repeated_once_after_a_lost_connection(path: Path, postgres: P
         assert [line for line in caplog.messages if "no committed change is lost" in line][3:] != []
         with Registry(path) as other, pytest.raises(UsageError, match="another fedpatch"):
             other.lead("lab")
+
+
+@pytest.mark.parametrize(("times", "ends"), [(2, True), (99, False)])
+def test_transaction_that_the_server_has_undone_is_repeated_a_few_times(path: Path, times: int, ends: bool):
+    calls = []
+
+    def work(db: Connection) -> int:
+        calls.append(db)
+        if len(calls) <= times:
+            db.exec_driver_sql("DO 'BEGIN RAISE SQLSTATE ''40P01''; END'")
+        return len(calls)
+
+    with Registry(path) as registry:
+        if ends:
+            assert database_of(registry).change(work) == times + 1
+            return
+        with pytest.raises(StateError, match="cannot be used"):
+            database_of(registry).change(work)
+        assert len(calls) < times
 
 
 def test_committed_change_is_not_repeated_when_its_answer_is_lost(path: Path):
