@@ -36,6 +36,8 @@ _CONNECT_ARGS = {
     "tcp_user_timeout": 30_000,
 }
 _LOCK = "fedpatch fleet "
+# The server notices the end of a session a moment after the process that had it.
+_LOCK_PAUSES_S = (0.05, 0.2, 1.0)
 _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
 _UNDONE_TIMES = 5
 _REMEDIES = {
@@ -131,8 +133,12 @@ class PostgresDatabase(Database):
             UsageError: Another session has it.
         """
         with self.errors():
-            if not _lock(self._connection, fleet):
-                raise UsageError(in_use(self.name, fleet))
+            for pause_s in (*_LOCK_PAUSES_S, None):
+                if _lock(self._connection, fleet):
+                    break
+                if pause_s is None:
+                    raise UsageError(in_use(self.name, fleet))
+                time.sleep(pause_s)
         self._fleets.add(fleet)
 
     def close(self) -> None:
