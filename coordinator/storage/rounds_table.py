@@ -304,7 +304,8 @@ def _forget(
     work = {device: asdict(one) for device, one in sorted((carried or {}).items())}
     columns = ("round", "epoch", "version", "base", "encoding")
     rows = [{"run": run, "device": device, **{name: one[name] for name in columns}} for device, one in work.items()]
-    insert_new(db, carried_work, rows)
+    if rows:
+        insert_new(db, carried_work, rows)
     kept = exists().where(*(carried_work.c[name] == updates.c[name] for name in ("run", "device", "round")))
     other = updates.c.round.is_distinct_from(keep_updates_of)
     db.execute(delete(updates).where(updates.c.run == run, other, ~kept))
@@ -312,4 +313,5 @@ def _forget(
 
 
 def _accept(db: Connection, run: str, devices: Collection[str]) -> None:
-    insert_new(db, acceptances, [{"run": run, "device": device} for device in sorted(devices)])
+    if devices:
+        insert_new(db, acceptances, [{"run": run, "device": device} for device in sorted(devices)])
