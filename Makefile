@@ -305,7 +305,7 @@ mosquitto: ## install the broker that most tests use (where that needs no passwo
 		echo "make: on Debian: apt install mosquitto mosquitto-clients"
 	fi
 
-system-deps: mosquitto ## install brokers, Prometheus, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+system-deps: mosquitto ## install brokers, Prometheus, PostgreSQL, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
@@ -314,6 +314,9 @@ system-deps: mosquitto ## install brokers, Prometheus, faketime, tmux, Chromium,
 	found() { command -v strace; } >/dev/null
 	found || apt_install strace || true
 	found || echo "make: no strace here, so the tests of power cuts will be skipped (on Debian: apt install strace)"
+	found() { command -v postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres'; } >/dev/null
+	found || apt_install postgresql || true
+	found || echo "make: no PostgreSQL here, so the tests of registries in a database will be skipped (on Debian: apt install postgresql)"
 	found() { command -v tmux; } >/dev/null
 	found || apt_install tmux || true
 	found || echo "make: no tmux here, so the tests in real terminals will be skipped (on Debian: apt install tmux)"

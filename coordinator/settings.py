@@ -17,6 +17,7 @@ from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.masking.group_drawing import largest_group
 from fedpatch.coordinator.rounds.run_spec import ENCODING_HELP
+from fedpatch.shared.config.database_url import database_problem
 from fedpatch.shared.config.fields import Settings, setting
 from fedpatch.shared.config.listen_address import parse_address
 from fedpatch.shared.errors import UsageError
@@ -664,6 +665,12 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="the state directory",
         help="Store of checkpoints, updates, deltas and models: s3://BUCKET/PREFIX (extra s3, AWS_* environment) or file:///DIR.",
     )
+    state: str | None = setting(
+        None,
+        group="State",
+        default_means="the database that the state directory names, or else a SQLite file there",
+        help="URL of a PostgreSQL database for runs, rounds, devices and rows of updates, without a password.",
+    )
     ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
         None,
         group="State",
@@ -676,6 +683,8 @@ class RunSettings(RoundSettings, BrokerSettings):
         problems = [*super().check(), *(self.unevaluable() if self.evaluate_every else ())]
         if self.blobs is not None and (problem := url_problem(self.blobs)):
             problems.append(("blobs", problem))
+        if self.state is not None and (problem := database_problem(self.state, insecure=self.insecure)):
+            problems.append(("state", problem, "insecure"))
         if self.traces is None:
             return problems
         try:

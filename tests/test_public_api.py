@@ -59,15 +59,16 @@ ROOMS = {"coordinator.api", "coordinator.console.server", "device_agent.bus.serv
     ("process", "unused"),
     [
         # importlib.metadata takes 2 MB with the modules that it imports; a broker's client imports some of them later.
-        ("fedpatch.cli, fedpatch.coordinator.storage.run_registry", {"importlib.metadata", "email", "numpy"}),
-        ("fedpatch.device_agent.cli.main", {"importlib.metadata", "email", "numpy"}),
+        ("fedpatch.cli, fedpatch.coordinator.storage.run_registry", {"numpy", "psycopg"}),
+        ("fedpatch.cli", {"importlib.metadata", "email", "numpy", "sqlalchemy"}),
+        ("fedpatch.device_agent.cli.main", {"importlib.metadata", "email", "numpy", "sqlalchemy"}),
         (
             "fedpatch.device_agent.cli.main, fedpatch.device_agent.runtime.agent",
-            {"importlib.metadata", "numpy", "torch"},
+            {"importlib.metadata", "numpy", "torch", "sqlalchemy"},
         ),
-        ("fedpatch.coordinator.runtime.run_execution, fedpatch.coordinator.console.beside", {"torch"}),
+        ("fedpatch.coordinator.runtime.run_execution, fedpatch.coordinator.console.beside", {"torch", "psycopg"}),
     ],
-    ids=["command", "agent command", "agent", "coordinator"],
+    ids=["command that reads runs", "command", "agent command", "agent", "coordinator"],
 )
 def test_process_imports_nothing_of_the_console_the_api_trackers_traces_and_the_bus(process, unused):
     names = EXTRAS | {f"fedpatch.{room}" for room in ROOMS} | unused

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("coordinator", "device_agent", "relay", "shared", "simulator")
 PARTS = (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE")
-EXTRAS = ("", "torch", "onnx", "agent", "console", "coordinator", "demo", "simulator", "notebook", "otel")
+EXTRAS = ("", "torch", "onnx", "agent", "console", "coordinator", "demo", "simulator", "notebook", "otel", "postgresql")
 COMMANDS = ("fedpatch", "fedpatch-agent")
 
 
@@ -224,6 +224,7 @@ def test_every_extra_can_be_installed_in_an_empty_environment(wheel: Path, tmp_p
         "coordinator": ("torch", "cryptography", "prometheus_client", "fedpatch.coordinator.report.load"),
         "console": ("fedpatch.coordinator.console.server",),
         "demo": ("amqtt", "sklearn"),
+        "postgresql": ("psycopg", "fedpatch.coordinator.storage.database.postgresql"),
     }
     modules |= {
         "notebook": ("ipywidgets", "pandas"),

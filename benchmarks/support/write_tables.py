@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.coordinator import aggregation, rules
 from benchmarks.device import device
 from benchmarks.masking import cost, round_time, rounds
-from benchmarks.network import blob_stores, coordination_tables
+from benchmarks.network import blob_stores, coordination_tables, registries
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
 from benchmarks.training import buffered_rounds, int8_models
@@ -19,6 +19,7 @@ from benchmarks.training import buffered_rounds, int8_models
 RESULTS = ROOT / "results" / "benchmarks"
 TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "coordination": coordination_tables.tables,
+    "registries": registries.tables,
     "aggregation": aggregation.tables,
     "rules": rules.tables,
     "device": device.tables,

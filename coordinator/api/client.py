@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo, RunSummary, summary_of
-from fedpatch.coordinator.storage.database import must_exist
+from fedpatch.coordinator.storage.database.opening import must_exist
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.coordinator.storage.state_dirs import find, find_to_resume
 from fedpatch.shared.errors import UsageError

@@ -106,7 +106,7 @@ def add_console(app: typer.Typer) -> None:
         from fedpatch.coordinator.console.sources import from_broker, from_stdin
         from fedpatch.coordinator.console.terms import ConsoleTerms
         from fedpatch.coordinator.observability.status_follower import StatusFollower
-        from fedpatch.coordinator.storage.database import exists
+        from fedpatch.coordinator.storage.database.opening import exists
         from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
         from fedpatch.coordinator.storage.state_dirs import find
         from fedpatch.shared.config.listen_address import parse_address

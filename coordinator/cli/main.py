@@ -184,7 +184,7 @@ def resume(
     FEDPATCH_PASSWORD or the run's password_file. last is searched in --state-dir or ./fedpatch-state only.
     """
     from fedpatch.coordinator.runtime.run_execution import resume_run
-    from fedpatch.coordinator.storage.database import must_exist
+    from fedpatch.coordinator.storage.database.opening import must_exist
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.state_dirs import find_to_resume
 
@@ -231,7 +231,7 @@ def evaluate(
     """
     from fedpatch.coordinator.cli.tables import print_evaluation
     from fedpatch.coordinator.runtime.run_execution import evaluate_run
-    from fedpatch.coordinator.storage.database import must_exist
+    from fedpatch.coordinator.storage.database.opening import must_exist
     from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
     from fedpatch.coordinator.storage.state_dirs import find_to_resume
 

@@ -26,7 +26,7 @@ from fedpatch.coordinator.console.documents import (
 from fedpatch.coordinator.console.snapshot import Snapshot, with_devices, with_live, with_runs
 from fedpatch.coordinator.observability.status_follower import StatusFollower, timeless
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
-from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import stamp_of
 from fedpatch.shared.errors import FedpatchError

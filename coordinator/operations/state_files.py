@@ -12,6 +12,7 @@ STATE_FILES: Sequence[StateFile] = (
         "runs, rounds, devices; SQLite programs may read and change it",
         "restored from its copy and the journals",
     ),
+    StateFile("registry.url", "URL of the database that has the registry instead, if one has", "none: write it again"),
     StateFile("registry.sqlite3-wal", "latest changes of the registry", "the latest records"),
     StateFile("registry.sqlite3-shm", "index of the -wal file", "none"),
     StateFile(

@@ -22,7 +22,7 @@ from fedpatch.coordinator.observability.live_view import LiveView, PlainView, dr
 from fedpatch.coordinator.observability.status_follower import PATIENCE_S, StatusFollower, timeless
 from fedpatch.coordinator.observability.status_message import StatusMessage
 from fedpatch.coordinator.rounds.run_records import RunInfo
-from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings, exposure, password_of

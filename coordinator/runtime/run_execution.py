@@ -40,7 +40,8 @@ from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
-from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.database.opening import choose_database, exists
+from fedpatch.coordinator.storage.database.transactions import in_use
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.locks import FileLock
@@ -60,10 +61,9 @@ def run_directory(state_dir: Path, run: str) -> Path:
 
 def fleet_lock(state_dir: Path, fleet: str) -> FileLock:
     """Lock a fleet in the state directory of its coordinator; raise UsageError if another process has it."""
-    held = f"{state_dir}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
     with refusals_of(state_dir):
         check_state_directory(state_dir)
-        return FileLock(fleet_lock_file(state_dir, fleet), held)
+        return FileLock(fleet_lock_file(state_dir, fleet), in_use(state_dir, fleet))
 
 
 def run_or_go_on(
@@ -91,6 +91,7 @@ def run_or_go_on(
     if new and unless_done:
         raise UsageError("--new always starts a run, --unless-done does not: use one of them")
     registry_file = settings.state_dir.absolute() / REGISTRY_FILE
+    choose_database(registry_file, settings.state)
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
             last = registry.newest(settings.fleet)
@@ -132,6 +133,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     open_blobs(settings.blobs, state_dir / "new").check()
+    choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:
         # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
         # is made after it, so that a broker that does not answer leaves nothing behind.
@@ -143,7 +145,9 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
             with refusals_of(state_dir):
                 make_directory(state_dir)
             locks.enter_context(fleet_lock(state_dir, settings.fleet))
+            choose_database(state_dir / REGISTRY_FILE, settings.state)
         with Registry(state_dir / REGISTRY_FILE) as registry:
+            registry.lead(settings.fleet)
             registry.abandon_running(settings.fleet)
             run = registry.create_run(
                 created_at=ports.unix_time(),
@@ -314,6 +318,7 @@ def _taken_up(
     blobs = open_blobs(settings.blobs, directory)
     blobs.check()
     with fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
+        registry.lead(settings.fleet)
         reconcile(registry, run.id, blobs, prepared, view.say)
         with refusals_of(directory):
             make_directory(directory)
@@ -323,7 +328,7 @@ def _taken_up(
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from the ones that may change during a run."""
-    free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "ca_dir"}
+    free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "state", "ca_dir"}
     free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     free |= {"evaluate_every", "evaluate_participation"}
     free |= {"tracker", "traces"}

@@ -1,4 +1,13 @@
-"""The coordinator's files: the SQLite registry, journals, checkpoints and updates, and their checks.
+"""The coordinator's files: the registry, journals, checkpoints and updates, and their checks.
 
 Nothing here knows the network.
 """
+
+from importlib.util import find_spec
+
+from fedpatch.shared.errors import UsageError
+
+if find_spec("sqlalchemy") is None:
+    raise UsageError(
+        "the registry needs the package sqlalchemy, which is not installed; pip install 'fedpatch[coordinator]'"
+    )

@@ -15,7 +15,8 @@ from pathlib import Path
 from fedpatch.coordinator.blobs.blob_store import BlobStore, run_blobs
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo, StoredUpdate
 from fedpatch.coordinator.storage.checkpoint import MODEL_NPZ, Checkpoint, checkpoints, load_update
-from fedpatch.coordinator.storage.database import copy_of, exists, problem_of, rebuild_hint
+from fedpatch.coordinator.storage.database.opening import exists, url_of
+from fedpatch.coordinator.storage.database.sqlite_file import copy_of, problem_of, rebuild_hint
 from fedpatch.coordinator.storage.delta_cache import step_problems
 from fedpatch.coordinator.storage.run_journal import FILE, RUNS, Known, RunHistory, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -58,6 +59,8 @@ def _check_registry(path: Path, checkup: Checkup) -> _Runs | None:
     elif strangers:
         text = f"{path}: holds back devices that it has never seen: {', '.join(strangers[:_SHOWN])}"
         checkup.warn("registry", text, "release them, and hold back whom you mean (fedpatch devices)")
+    elif url := url_of(path):
+        checkup.good("registry", f"{url} can be read: {len(runs)} runs")
     else:
         of_copy = "and so can its copy" if kept else f"its copy {copy.name} is not there yet"
         checkup.good("registry", f"{path.name} can be read: {len(runs)} runs; {of_copy}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sqlalchemy import Connection, Table, and_, delete, exists, select
+from sqlalchemy.sql import ColumnElement
+
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import Hold
-from fedpatch.coordinator.storage.database import keep_copy
-from fedpatch.coordinator.storage.sqlite_table import Tables
+from fedpatch.coordinator.storage.database.tables import devices, holds, offences
+from fedpatch.coordinator.storage.database.transactions import Tables, insert
 
 
 class HoldsTable(Tables):
@@ -29,9 +32,12 @@ class HoldsTable(Tables):
         Returns:
             False if the device has a hold of that kind already, which stays as it is.
         """
-        with self._change() as db:
-            sql = "INSERT OR IGNORE INTO holds (fleet, id, kind, reason, since) VALUES (?, ?, ?, ?, ?) RETURNING 1"
-            return bool(db.execute(sql, (fleet, device, kind, reason, now)).fetchall())
+        row = {"fleet": fleet, "id": device, "kind": kind, "reason": reason, "since": now}
+
+        def put(db: Connection) -> bool:
+            return bool(db.execute(insert(db, holds).values(row).on_conflict_do_nothing().returning(holds.c.id)).all())
+
+        return self._change(put)
 
     def lift(self, fleet: str, device: str, kind: str) -> bool:
         """End a hold; the end of a quarantine also deletes the offences of the device.
@@ -44,59 +50,67 @@ class HoldsTable(Tables):
         Returns:
             False if there was no such hold.
         """
-        key = (fleet, device)
-        with self._change() as db:
+
+        def lift(db: Connection) -> bool:
             if kind == QUARANTINED:
-                db.execute("DELETE FROM offences WHERE (fleet, id) = (?, ?)", key)
-            sql = "DELETE FROM holds WHERE (fleet, id, kind) = (?, ?, ?) RETURNING 1"
-            return bool(db.execute(sql, (*key, kind)).fetchall())
+                db.execute(delete(offences).where(_is(offences, fleet, device)))
+            hold = delete(holds).where(_is(holds, fleet, device), holds.c.kind == kind)
+            return bool(db.execute(hold.returning(holds.c.id)).all())
 
-    def offend(self, fleet: str, offences: Mapping[str, tuple[int, str]]) -> None:
+        return self._change(lift)
+
+    def offend(self, fleet: str, added: Mapping[str, tuple[int, str]]) -> None:
         """Add offences: by device, their number and the last one."""
-        sql = (
-            "INSERT INTO offences (fleet, id, count, last) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (fleet, id) DO UPDATE SET count = count + excluded.count, last = excluded.last"
-        )
-        with self._change() as db:
-            db.executemany(sql, [(fleet, device, count, last) for device, (count, last) in offences.items()])
+        rows = [{"fleet": fleet, "id": device, "count": count, "last": last} for device, (count, last) in added.items()]
 
-    def forgive(self, fleet: str, devices: Iterable[str]) -> None:
+        def offend(db: Connection) -> None:
+            new = insert(db, offences)
+            changed = {"count": offences.c.count + new.excluded["count"], "last": new.excluded.last}
+            db.execute(new.on_conflict_do_update(index_elements=["fleet", "id"], set_=changed), rows)
+
+        if rows:
+            self._change(offend)
+
+    def forgive(self, fleet: str, forgiven: Iterable[str]) -> None:
         """Delete the offences of devices."""
-        with self._change() as db:
-            db.executemany("DELETE FROM offences WHERE (fleet, id) = (?, ?)", [(fleet, device) for device in devices])
+        query = delete(offences).where(offences.c.fleet == fleet, offences.c.id.in_(list(forgiven)))
+        self._change(lambda db: db.execute(query))
 
     def offences(self, fleet: str) -> dict[str, int]:
         """Return the number of offences by device."""
-        rows = self._read("SELECT id, count FROM offences WHERE fleet = ?", (fleet,))
+        rows = self._read(select(offences).where(offences.c.fleet == fleet))
         return {row["id"]: row["count"] for row in rows}
 
     def last_offences(self, fleet: str) -> dict[str, str]:
         """Return the last offence by device."""
-        return {row["id"]: row["last"] for row in self._read("SELECT id, last FROM offences WHERE fleet = ?", (fleet,))}
+        return {row["id"]: row["last"] for row in self._read(select(offences).where(offences.c.fleet == fleet))}
 
     def held(self, fleet: str) -> dict[str, str]:
         """Return the held devices with the kind of the hold; for a device with both, "quarantined"."""
-        rows = self._read("SELECT id, kind FROM holds WHERE fleet = ?", (fleet,))
+        rows = self._read(select(holds).where(holds.c.fleet == fleet))
         drained = {row["id"]: DRAINED for row in rows if row["kind"] == DRAINED}
         return drained | {row["id"]: QUARANTINED for row in rows if row["kind"] == QUARANTINED}
 
     def all(self) -> dict[tuple[str, str], dict[str, Hold]]:
         """Return all holds by (fleet, device) and kind."""
         found: dict[tuple[str, str], dict[str, Hold]] = {}
-        for row in self._read("SELECT fleet, id, kind, reason, since FROM holds"):
+        for row in self._read(select(holds)):
             found.setdefault((row["fleet"], row["id"]), {})[row["kind"]] = Hold(row["reason"], row["since"])
         return found
 
     def of_nobody(self) -> list[str]:
         """Return the names of held devices that were never seen."""
-        known = "SELECT 1 FROM devices WHERE (devices.fleet, devices.id) = (holds.fleet, holds.id)"
-        rows = self._read(f"SELECT DISTINCT id FROM holds WHERE NOT EXISTS ({known}) ORDER BY id")  # nosec B608
-        return [row["id"] for row in rows]
+        known = exists().where(_is(devices, holds.c.fleet, holds.c.id))
+        return [row["id"] for row in self._read(select(holds.c.id).distinct().where(~known).order_by(holds.c.id))]
 
     def keep(self) -> None:
-        """Update the registry's copy, so that no hold is lost with a damaged file."""
-        keep_copy(self._db, self.path)
+        """Update the registry's copy, if it has one, so that no hold is lost with a damaged file."""
+        self._db.keep()
 
     def version(self) -> int:
-        """Return a number that changes when another process has changed the file (SQLite's data_version)."""
-        return int(self._read("PRAGMA data_version")[0]["data_version"])
+        """Return a number that changes when another process has changed the registry."""
+        return self._db.version()
+
+
+def _is(table: Table, fleet: str | ColumnElement[str], device: str | ColumnElement[str]) -> ColumnElement[bool]:
+    return and_(table.c.fleet == fleet, table.c.id == device)

@@ -8,15 +8,24 @@ be read and are valid.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpatch.coordinator.storage.database import alone_with, copy_of, damaged_of, make_empty, problem_of, set_aside
-from fedpatch.coordinator.storage.run_journal import RUNS, journals
+from fedpatch.coordinator.storage.database.opening import exists, url_of
+from fedpatch.coordinator.storage.database.sqlite_file import (
+    SqliteDatabase,
+    alone_with,
+    copy_of,
+    damaged_of,
+    make_empty,
+    problem_of,
+    set_aside,
+)
+from fedpatch.coordinator.storage.database.value_checks import row_problem
+from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import Registry
-from fedpatch.coordinator.storage.value_checks import row_problem
 from fedpatch.shared.app.files import refusals_of, sync_directory
 from fedpatch.shared.errors import StateError, UsageError
 
@@ -53,22 +62,26 @@ def rebuild_registry(path: Path) -> Rebuilt:
         StateError: The disk refused.
     """
     state_dir = path.parent
-    if not journals(state_dir) and not path.is_file() and not copy_of(path).is_file():
+    if not exists(path):
         raise UsageError(f"no runs in {state_dir} to rebuild {path.name} from; say where they are with --state-dir")
+    if url_of(path) is not None:
+        return _restored(path)
     with refusals_of(state_dir), alone_with(path):
         unfinished = path.with_name(f"{path.name}.rebuilt")
         _remove(unfinished)
         try:
             make_empty(unfinished)
             with Registry(unfinished) as made:
-                source = _take_over(made._db, path)
+                source = _take_over(_driver(made), path)
                 made.restore()
                 runs = tuple(run.id for run in made.runs())
                 if not runs:
                     raise StateError(f"{state_dir}: no run can be rebuilt; {path.name} stays as it is")
-                count = made._db.execute(
-                    "SELECT (SELECT count(*) FROM devices), (SELECT count(*) FROM holds)"
-                ).fetchone()
+                count = (
+                    _driver(made)
+                    .execute("SELECT (SELECT count(*) FROM devices), (SELECT count(*) FROM holds)")
+                    .fetchone()
+                )
             aside = tuple(_make_way(path))
             unfinished.rename(path)
             sync_directory(state_dir)
@@ -76,9 +89,26 @@ def rebuild_registry(path: Path) -> Rebuilt:
             _remove(unfinished)
     with Registry(path) as registry:
         registry.holds.keep()
-    known = set(runs)
-    strays = (one for one in sorted((state_dir / RUNS).glob("*")) if one.is_dir() and one.name not in known)
-    return Rebuilt(runs, tuple(strays), aside, source, *count)
+    return Rebuilt(runs, _strays(state_dir, runs), aside, source, *count)
+
+
+def _restored(path: Path) -> Rebuilt:
+    """Add what a database lacks from the journals; its other rows stay."""
+    with Registry(path) as registry:
+        registry.restore()
+        runs = tuple(run.id for run in registry.runs())
+        count = len(registry.devices()), sum(map(len, registry.holds.all().values()))
+    return Rebuilt(runs, _strays(path.parent, runs), (), None, *count)
+
+
+def _strays(state_dir: Path, runs: Collection[str]) -> tuple[Path, ...]:
+    found = sorted((state_dir / RUNS).glob("*"))
+    return tuple(one for one in found if one.is_dir() and one.name not in runs)
+
+
+def _driver(registry: Registry) -> sqlite3.Connection:
+    assert isinstance(registry._db, SqliteDatabase)
+    return registry._db.driver
 
 
 def _take_over(made: sqlite3.Connection, path: Path) -> Path | None:

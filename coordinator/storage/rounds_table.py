@@ -6,18 +6,26 @@ A round moves between these tables in single transactions, so that it is never b
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, delete, exists, func, select, update
+from sqlalchemy import insert as insert_into
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import MaskingEntry, RoundJournal
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database import damaged, keep_copy
+from fedpatch.coordinator.storage.database.tables import (
+    acceptances,
+    carried_work,
+    masking,
+    open_rounds,
+    rounds,
+    updates,
+)
+from fedpatch.coordinator.storage.database.transactions import Database, Tables, count_change, insert, insert_new
 from fedpatch.coordinator.storage.run_journal import RunJournal
-from fedpatch.coordinator.storage.sqlite_table import Tables, count_change
 
 
 class RoundLedger(Tables):
@@ -26,8 +34,8 @@ class RoundLedger(Tables):
     Records are also written to the run's journal file.
     """
 
-    def __init__(self, db: sqlite3.Connection, path: Path, journal: RunJournal) -> None:
-        super().__init__(db, path)
+    def __init__(self, db: Database, journal: RunJournal) -> None:
+        super().__init__(db)
         self._journal = journal
 
     def open(self, run: str, ledger: RoundJournal, now: BootTime) -> None:
@@ -38,32 +46,33 @@ class RoundLedger(Tables):
             ledger: The journal of the round.
             now: The present time.
         """
-        row = (
-            run,
-            ledger.round,
-            ledger.target,
-            json.dumps(ledger.invited),
-            ledger.base,
-            ledger.spent_s,
-            ledger.closing,
-            ledger.encoding,
-            json.dumps(dict(ledger.negotiated)),
-            json.dumps(sorted(ledger.absent)),
-            json.dumps(dict(ledger.offenders)),
-        )
-        with self._change() as db:
+        row = {
+            "run": run,
+            "round": ledger.round,
+            "target": ledger.target,
+            "invited": json.dumps(ledger.invited),
+            "base": ledger.base,
+            "spent_s": ledger.spent_s,
+            "closing": int(ledger.closing),
+            "encoding": ledger.encoding,
+            "negotiated": json.dumps(dict(ledger.negotiated)),
+            "absent": json.dumps(sorted(ledger.absent)),
+            "offenders": json.dumps(dict(ledger.offenders)),
+            "boot": now.boot,
+            "uptime_s": now.uptime_s,
+            "unix_s": now.unix_s,
+        }
+
+        def begin(db: Connection) -> None:
             _forget(db, run, keep_updates_of=ledger.round, carried=ledger.carried)
-            db.execute(
-                "INSERT INTO open_rounds (run, round, target, invited, base, spent_s, closing, encoding, negotiated,"
-                " absent, offenders, boot, uptime_s, unix_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, now.boot, now.uptime_s, now.unix_s),
-            )
+            db.execute(insert_into(open_rounds).values(row))
             _accept(db, run, ledger.accepted)
+
+        self._change(begin)
 
     def accept(self, run: str, devices: Collection[str]) -> None:
         """Note that devices take part in the open round."""
-        with self._change() as db:
-            _accept(db, run, devices)
+        self._change(lambda db: _accept(db, run, devices))
 
     def exclude_offender(self, run: str, device: str, offence: str) -> None:
         """Note an offender of the open round, if one is open.
@@ -73,10 +82,13 @@ class RoundLedger(Tables):
             device: The device.
             offence: Its offence.
         """
-        with self._change() as db:
-            for (text,) in db.execute("SELECT offenders FROM open_rounds WHERE run = ?", (run,)).fetchall():
+
+        def exclude(db: Connection) -> None:
+            for text in db.scalars(select(open_rounds.c.offenders).where(open_rounds.c.run == run)).all():
                 offenders = json.dumps({**self._json(text, dict), device: offence})
-                db.execute("UPDATE open_rounds SET offenders = ? WHERE run = ?", (offenders, run))
+                db.execute(update(open_rounds).where(open_rounds.c.run == run).values(offenders=offenders))
+
+        self._change(exclude)
 
     def save_masking(self, run: str, round: int, entries: Sequence[MaskingEntry]) -> None:
         """Write steps of a masked round; a step that is there already stays as it is.
@@ -86,53 +98,56 @@ class RoundLedger(Tables):
             round: Number of the round.
             entries: The steps, in order.
         """
-        with self._change() as db:
-            db.executemany(
-                "INSERT OR IGNORE INTO masking (run, round, team, step, device, content) VALUES (?, ?, ?, ?, ?, ?)",
-                [(run, round, one.group, one.step, one.device, one.content) for one in entries],
-            )
+        rows = [
+            {
+                "run": run,
+                "round": round,
+                "team": one.group,
+                "step": one.step,
+                "device": one.device,
+                "content": one.content,
+            }
+            for one in entries
+        ]
+        self._change(lambda db: insert_new(db, masking, rows))
 
     def masking(self, run: str, round: int) -> list[MaskingEntry]:
         """Return the steps of a masked round, in the order in which they were saved."""
-        query = "SELECT team, step, device, content FROM masking WHERE (run, round) = (?, ?) ORDER BY number"
-        rows = self._read(query, (run, round))
+        its_own = select(masking).where(masking.c.run == run, masking.c.round == round)
+        rows = self._read(its_own.order_by(masking.c.number))
         return [MaskingEntry(row["team"], row["step"], row["device"], row["content"]) for row in rows]
 
-    def add_updates(self, run: str, updates: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
+    def add_updates(self, run: str, added: Sequence[StoredUpdate], accepted: Collection[str] = ()) -> dict[str, str]:
         """Add updates whose files are on disk, and the devices that accepted.
 
         Args:
             run: Name of the run.
-            updates: The updates, at most one of a device; one that is there already is not added again.
+            added: The updates, at most one of a device; one that is there already is not added again.
             accepted: Devices that have accepted since the last call.
 
         Returns:
             By device of which another update of that round is committed: the digest of that one. Its new one is not added.
         """
-        committed = {}
-        with self._change() as db:
-            for one in updates:
-                values = (run, one.round, one.device, one.digest, one.raw_bytes, one.num_examples, one.encoding)
-                if db.execute("INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount:
-                    continue
-                query = "SELECT digest FROM updates WHERE (run, round, device) = (?, ?, ?)"
-                [(digest,)] = db.execute(query, values[:3]).fetchall()
-                if digest != one.digest:
-                    committed[one.device] = digest
+        rows = [{"run": run, **asdict(one)} for one in added]
+
+        def add(db: Connection) -> dict[str, str]:
+            all_new = insert_new(db, updates, rows)
             _accept(db, run, accepted)
-        return committed
+            return {} if all_new else dict(_other_digests(db, run, added))
+
+        return self._change(add)
 
     def updates(self, run: str, round: int) -> list[StoredUpdate]:
         """Return the updates of a round, by device."""
-        columns = "round, device, digest, raw_bytes, num_examples, encoding"
-        query = f"SELECT {columns} FROM updates WHERE (run, round) = (?, ?) ORDER BY device"  # our columns  # nosec B608
-        return [StoredUpdate(**row) for row in self._read(query, (run, round))]
+        columns = [column for column in updates.c if column is not updates.c.run]
+        query = select(*columns).where(updates.c.run == run, updates.c.round == round)
+        return [StoredUpdate(**row) for row in sorted(self._read(query), key=lambda row: str(row["device"]))]
 
     def open_updates(self, run: str) -> list[StoredUpdate]:
         """Return the updates of the open round."""
         return [
             one
-            for row in self._read("SELECT round FROM open_rounds WHERE run = ?", (run,))
+            for row in self._read(select(open_rounds.c.round).where(open_rounds.c.run == run))
             for one in self.updates(run, row["round"])
         ]
 
@@ -151,9 +166,9 @@ class RoundLedger(Tables):
 
     def carried(self, run: str) -> dict[str, CarriedWork]:
         """Return the work for rounds that are over, by device, the committed updates of a failed round among it."""
-        columns = "device, round, epoch, version, base, encoding"
-        query = f"SELECT {columns} FROM carried_work WHERE run = ? ORDER BY device"  # our columns  # nosec B608
-        return {row.pop("device"): CarriedWork(**row) for row in map(dict, self._read(query, (run,)))}
+        columns = [column for column in carried_work.c if column is not carried_work.c.run]
+        rows = self._read(select(*columns).where(carried_work.c.run == run))
+        return {row.pop("device"): CarriedWork(**row) for row in sorted(rows, key=lambda row: str(row["device"]))}
 
     def drop_update(self, run: str, round: int, device: str) -> None:
         """Delete one update.
@@ -163,33 +178,34 @@ class RoundLedger(Tables):
             round: Number of the round.
             device: The device.
         """
-        with self._change() as db:
-            db.execute("DELETE FROM updates WHERE (run, round, device) = (?, ?, ?)", (run, round, device))
+        its_own = (updates.c.run == run, updates.c.round == round, updates.c.device == device)
+        self._change(lambda db: db.execute(delete(updates).where(*its_own)))
 
     def close(self, run: str, devices: Collection[str]) -> None:
         """Note that the aggregation of the updates of `devices` begins, after which no other update counts."""
-        with self._change() as db:
-            db.execute("UPDATE open_rounds SET closing = 1 WHERE run = ?", (run,))
-            written = db.execute("SELECT device FROM updates WHERE run = ?", (run,)).fetchall()
-            late = [(run, device) for (device,) in written if device not in devices]
-            db.executemany("DELETE FROM updates WHERE (run, device) = (?, ?)", late)
+
+        def close(db: Connection) -> None:
+            db.execute(update(open_rounds).where(open_rounds.c.run == run).values(closing=1))
+            db.execute(delete(updates).where(updates.c.run == run, updates.c.device.not_in(list(devices))))
+
+        self._change(close)
 
     def pause(self, run: str, spent_s: float) -> None:
         """Note the seconds of the deadline that are spent when the operator stops the coordinator.
 
         The time until a resume does not count.
         """
-        with self._change() as db:
-            db.execute("UPDATE open_rounds SET paused = 1, spent_s = ? WHERE run = ?", (spent_s, run))
+        query = update(open_rounds).where(open_rounds.c.run == run).values(paused=1, spent_s=spent_s)
+        self._change(lambda db: db.execute(query))
 
     def unfinished(self, run: str, now: BootTime) -> RoundJournal | None:
         """Return the journal of the round that was open when the coordinator ended, with the seconds spent by now."""
-        rows = self._read("SELECT * FROM open_rounds WHERE run = ?", (run,))
+        rows = self._read(select(open_rounds).where(open_rounds.c.run == run))
         if not rows:
             return None
         row = rows[0]
         away_s = 0.0 if row["paused"] else now.since(BootTime(row["boot"], row["uptime_s"], row["unix_s"]))
-        accepted = self._read("SELECT device FROM acceptances WHERE run = ?", (run,))
+        accepted = self._read(select(acceptances.c.device).where(acceptances.c.run == run))
         return RoundJournal(
             round=row["round"],
             target=row["target"],
@@ -213,65 +229,89 @@ class RoundLedger(Tables):
             record: The record.
             carried: Work that the next round may take; its committed updates stay.
         """
-        with self._change() as db:
+
+        def finish(db: Connection) -> int:
             _forget(db, run, carried=carried)
-            db.execute(
-                "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
-                " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record",
-                (run, record.round, json.dumps(record.to_dict(), allow_nan=False)),
-            )
-            change = count_change(db, run)
+            save_records(db, run, [record])
+            return count_change(db, run)
+
+        change = self._change(finish)
         self._journal.write_round(run, record, change)
         # Of a long run not after each round: all copies together are to be no more than a few times its rounds.
         if record.round % max(1, record.round // 50) == 0:
-            keep_copy(self._db, self.path)
+            self._db.keep()
 
     def roll_back(self, run: str, round: int) -> None:
         """Delete all rounds after `round`, to repeat them."""
-        with self._change() as db:
+
+        def roll_back(db: Connection) -> int:
             _forget(db, run)
-            db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run, round))
-            change = count_change(db, run)
-        self._journal.write_back_to(run, round, change)
-        keep_copy(self._db, self.path)
+            db.execute(delete(rounds).where(rounds.c.run == run, rounds.c.round > round))
+            return count_change(db, run)
+
+        self._journal.write_back_to(run, round, self._change(roll_back))
+        self._db.keep()
 
     def counts(self) -> dict[str, int]:
         """Return the number of completed rounds by run; a run without one is left out."""
-        return {
-            row["run"]: row["count"] for row in self._read("SELECT run, count(*) AS count FROM rounds GROUP BY run")
-        }
+        query = select(rounds.c.run, func.count().label("count")).group_by(rounds.c.run)
+        return {row["run"]: row["count"] for row in self._read(query)}
 
     def records(self, run: str, after: int = 0) -> list[RoundRecord]:
         """Return the records of completed rounds with a number above `after`, by round."""
-        rows = self._read("SELECT record FROM rounds WHERE run = ? AND round > ? ORDER BY round", (run, after))
+        later = select(rounds.c.record).where(rounds.c.run == run, rounds.c.round > after)
+        rows = self._read(later.order_by(rounds.c.round))
         try:
             return [RoundRecord.from_dict(self._json(row["record"], dict)) for row in rows]
         except ValueError as error:
-            raise damaged(self.path, error) from error
+            raise self._db.damaged(error) from error
+
+
+def save_records(db: Connection, run: str, records: Collection[RoundRecord], *, replace: bool = True) -> None:
+    """Write records of rounds, in place of those of the same number.
+
+    Args:
+        db: The connection, within a transaction.
+        run: Name of the run.
+        records: The records.
+        replace: Replace records; if not, one that is there already stays.
+    """
+    rows = [{"run": run, "round": one.round, "record": json.dumps(one.to_dict(), allow_nan=False)} for one in records]
+    if not replace:
+        insert_new(db, rounds, rows)
+    elif rows:
+        new = insert(db, rounds)
+        changed = {"record": new.excluded.record}
+        db.execute(new.on_conflict_do_update(index_elements=["run", "round"], set_=changed), rows)
+
+
+def _other_digests(db: Connection, run: str, added: Sequence[StoredUpdate]) -> Iterator[tuple[str, str]]:
+    for one in added:
+        its_own = (updates.c.run == run, updates.c.round == one.round, updates.c.device == one.device)
+        digest = db.scalar(select(updates.c.digest).where(*its_own))
+        if digest is not None and digest != one.digest:
+            yield one.device, digest
 
 
 def _forget(
-    db: sqlite3.Connection,
+    db: Connection,
     run: str,
     keep_updates_of: int | None = None,
     carried: Mapping[str, CarriedWork] | None = None,
 ) -> None:
-    db.execute("DELETE FROM acceptances WHERE run = ?", (run,))
-    db.execute("DELETE FROM open_rounds WHERE run = ?", (run,))
-    db.execute("DELETE FROM carried_work WHERE run = ?", (run,))
-    rows = [
-        (run, device, work.round, work.epoch, work.version, work.base, work.encoding)
-        for device, work in sorted((carried or {}).items())
-    ]
-    db.executemany("INSERT INTO carried_work VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-    db.execute(
-        "DELETE FROM updates WHERE run = ? AND round IS NOT ?"
-        " AND (run, device, round) NOT IN (SELECT run, device, round FROM carried_work)",
-        (run, keep_updates_of),
-    )
-    db.execute("DELETE FROM masking WHERE run = ? AND round IS NOT ?", (run, keep_updates_of))
+    for table in (acceptances, open_rounds, carried_work):
+        db.execute(delete(table).where(table.c.run == run))
+    work = {device: asdict(one) for device, one in sorted((carried or {}).items())}
+    columns = ("round", "epoch", "version", "base", "encoding")
+    rows = [{"run": run, "device": device, **{name: one[name] for name in columns}} for device, one in work.items()]
+    if rows:
+        insert_new(db, carried_work, rows)
+    kept = exists().where(*(carried_work.c[name] == updates.c[name] for name in ("run", "device", "round")))
+    other = updates.c.round.is_distinct_from(keep_updates_of)
+    db.execute(delete(updates).where(updates.c.run == run, other, ~kept))
+    db.execute(delete(masking).where(masking.c.run == run, masking.c.round.is_distinct_from(keep_updates_of)))
 
 
-def _accept(db: sqlite3.Connection, run: str, devices: Collection[str]) -> None:
-    rows: list[tuple[Any, ...]] = [(run, device) for device in sorted(devices)]
-    db.executemany("INSERT OR IGNORE INTO acceptances (run, device) VALUES (?, ?)", rows)
+def _accept(db: Connection, run: str, devices: Collection[str]) -> None:
+    if devices:
+        insert_new(db, acceptances, [{"run": run, "device": device} for device in sorted(devices)])

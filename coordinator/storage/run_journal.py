@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, RunInfo
-from fedpatch.coordinator.storage.value_checks import check_record, check_run
+from fedpatch.coordinator.storage.database.value_checks import check_record, check_run
 from fedpatch.shared.app.files import append_durably, make_directory, remedy_for
 from fedpatch.shared.errors import FedpatchError, StateError
 

@@ -1,7 +1,7 @@
-"""The registry: runs, their rounds and devices in one SQLite file that survives a power cut.
+"""The registry: runs, their rounds and devices in one SQLite file that survives a power cut, or in PostgreSQL.
 
-Each method is one transaction, on disk when it returns (WAL, synchronous=FULL). One thread at a time may use a Registry; other
-processes may read the file meanwhile. Times are Unix seconds.
+Each method is one transaction, on disk when it returns. One thread at a time may use a Registry; other processes may read it
+meanwhile. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -11,33 +11,52 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from sqlalchemy import Connection, Integer, Text, and_, bindparam, case, delete, func, select, update
+from sqlalchemy.sql import ColumnElement
+
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import DeviceInfo, RoundRecord, RunInfo
-from fedpatch.coordinator.storage.database import keep_copy, open_database, rebuild_hint
-from fedpatch.coordinator.storage.migrations import COUNTERS
+from fedpatch.coordinator.storage.database.migrations import COUNTERS
+from fedpatch.coordinator.storage.database.opening import open_database
+from fedpatch.coordinator.storage.database.sqlite_file import rebuild_hint
+from fedpatch.coordinator.storage.database.tables import (
+    acceptances,
+    carried_work,
+    devices,
+    holds,
+    offences,
+    open_rounds,
+    rounds,
+    runs,
+    updates,
+)
+from fedpatch.coordinator.storage.database.transactions import Tables, count_change, insert
 from fedpatch.coordinator.storage.quarantine_table import HoldsTable
-from fedpatch.coordinator.storage.rounds_table import RoundLedger
+from fedpatch.coordinator.storage.rounds_table import RoundLedger, save_records
 from fedpatch.coordinator.storage.run_journal import Known, RunHistory, RunJournal, journals, read_journal
-from fedpatch.coordinator.storage.sqlite_table import Tables, count_change
 from fedpatch.shared.errors import UsageError, unknown_name
 
 REGISTRY_FILE = "registry.sqlite3"
 LAST = "last"
-_RUN = "id, created_at, task, strategy, private, settings, schema, epoch, status, stopped_because, user_accuracy, model"
-_DEVICE = f"id, fleet, first_seen, last_seen, online, version, tasks, {', '.join(COUNTERS)}, last_reason"
-_DEVICES = (
-    f"SELECT {_DEVICE}, coalesce("  # our columns  # nosec B608
-    "(SELECT count FROM offences WHERE (fleet, id) = (devices.fleet, devices.id)), 0) AS offences"
-    " FROM devices ORDER BY id, fleet"
-)
-_FORGET = (
-    "DELETE FROM devices WHERE fleet = :fleet AND id IN (SELECT id FROM devices WHERE fleet = :fleet AND invited = 0"
-    " AND id NOT IN (SELECT id FROM holds WHERE fleet = :fleet) ORDER BY last_seen"
-    " LIMIT max(0, (SELECT count(*) FROM devices WHERE fleet = :fleet) - :most))"
+_RUN = [runs.c[one.name] for one in fields(RunInfo)]
+
+_MORE = "more_{}"
+# One statement for all counters, made and prepared once.
+_COUNT = (
+    update(devices)
+    .where(devices.c.fleet == bindparam("in_fleet"), devices.c.id == bindparam("device"))
+    .values(
+        {
+            **{what: devices.c[what] + bindparam(_MORE.format(what), type_=Integer) for what in COUNTERS},
+            "last_reason": case(
+                (bindparam("reason", type_=Text) == "", devices.c.last_reason), else_=bindparam("reason")
+            ),
+        }
+    )
 )
 
 _log = logging.getLogger("fedpatch.registry")
@@ -55,10 +74,10 @@ class Sighting:
 
 
 class Registry(Tables):
-    """The registry in a file.
+    """The registry of a state directory, in a SQLite file or in the database that the directory names.
 
     Args:
-        path: Path of the file. It is created where it is missing, unless `readonly`.
+        path: Path of the file (coordinator.storage.database.opening). It is created where it is missing, unless `readonly`.
         readonly: Change nothing.
 
     Attributes:
@@ -67,7 +86,7 @@ class Registry(Tables):
 
     Raises:
         UsageError: The file is missing, with `readonly`.
-        StateError: The file is damaged, foreign or of a newer version, or the disk refused.
+        StateError: The registry is damaged, foreign or of a newer version, or cannot be reached, or the disk refused.
 
     Example:
         >>> with Registry(Path("fedpatch-state/registry.sqlite3"), readonly=True) as registry:  # doctest: +SKIP
@@ -75,19 +94,27 @@ class Registry(Tables):
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
-        db = open_database(path, readonly)
-        super().__init__(db, path)
+        db = open_database(path, readonly=readonly)
+        super().__init__(db)
         self.journal = RunJournal(path.parent, self.known)
-        self.rounds = RoundLedger(self._db, path, self.journal)
-        self.holds = HoldsTable(self._db, path)
+        self.rounds = RoundLedger(db, self.journal)
+        self.holds = HoldsTable(db)
         if not readonly:
             self._begin_journals()
             if db.is_copy:
                 self.restore()
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the registry."""
         self._db.close()
+
+    def lead(self, fleet: str) -> None:
+        """Keep coordinators of other machines from a fleet whose registry is in a database, until the registry is closed.
+
+        Raises:
+            UsageError: Another one is at work.
+        """
+        self._db.lead(fleet)
 
     def __enter__(self) -> Self:
         return self
@@ -121,21 +148,28 @@ class Registry(Tables):
         """
         # The random end distinguishes runs on a machine whose clock stands still or starts in 1970.
         run = run or f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
-        row = (run, created_at, task, strategy, private, json.dumps(dict(settings), allow_nan=False), schema)
-        with self._change() as db:
-            db.execute(
-                "INSERT INTO runs (id, created_at, task, strategy, private, settings, schema, epoch, status, changes)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, 1, 'running', 1)",
-                row,
-            )
-        keep_copy(self._db, self.path)
+        row = {
+            "id": run,
+            "created_at": created_at,
+            "task": task,
+            "strategy": strategy,
+            "private": private,
+            "settings": json.dumps(dict(settings), allow_nan=False),
+            "schema": schema,
+            "epoch": 1,
+            "status": "running",
+            "changes": 1,
+        }
+        self._change(lambda db: db.execute(insert(db, runs).values(row)))
+        self._db.led[run] = 1
+        self._db.keep()
         self._note_run(run)
         return self.run(run)
 
     def next_epoch(self, run: str) -> int:
         """Return the next epoch of a run; messages of earlier epochs are refused from now on."""
-        epoch = self._change_run(run, "epoch = epoch + 1")
-        keep_copy(self._db, self.path)  # an older copy would give out this epoch a second time
+        self._db.led[run] = epoch = self._change_run(run, epoch=runs.c.epoch + 1)
+        self._db.keep()  # an older copy would give out this epoch a second time
         self._note_run(run)
         return epoch
 
@@ -149,14 +183,14 @@ class Registry(Tables):
             model: Path of the exported model; None without one.
         """
         status = stopped_because if stopped_because in ("interrupted", "failed") else "finished"
-        columns = "status = ?, stopped_because = ?, user_accuracy = ?, model = ?"
-        self._change_run(run, columns, status, str(stopped_because), user_accuracy, model)
-        keep_copy(self._db, self.path)
+        why = str(stopped_because)
+        self._change_run(run, status=status, stopped_because=why, user_accuracy=user_accuracy, model=model)
+        self._db.keep()
         self._note_run(run)
 
     def reopen(self, run: str) -> None:
         """Set the status of a run to "running" again."""
-        self._change_run(run, "status = 'running', stopped_because = NULL")
+        self._change_run(run, status="running", stopped_because=None)
         self._note_run(run)
 
     def restore(self) -> list[str]:
@@ -179,7 +213,7 @@ class Registry(Tables):
         # Runs are listed by the order in which they were written down.
         for run, history in sorted(found, key=lambda one: (one[0].created_at, one[0].id)):
             self._restore_run(run, history)
-        keep_copy(self._db, self.path)
+        self._db.keep()
         return [run.id for run, _ in found]
 
     def newest(self, fleet: str) -> RunInfo | None:
@@ -191,11 +225,9 @@ class Registry(Tables):
 
     def abandon_running(self, fleet: str) -> None:
         """Set the runs of a fleet that are "running" to "interrupted". The caller has locked the fleet, so none is at work."""
-        left = [(run.id,) for run in self.runs() if run.status == "running" and run.settings.get("fleet") == fleet]
-        with self._change() as db:
-            sql = "UPDATE runs SET status = 'interrupted', stopped_because = 'interrupted', changes = changes + 1"
-            db.executemany(f"{sql} WHERE id = ?", left)
-        for (run,) in left:
+        left = [run.id for run in self.runs() if run.status == "running" and run.settings.get("fleet") == fleet]
+        for run in left:
+            self._change_run(run, status="interrupted", stopped_because="interrupted")
             self._note_run(run)
 
     def run(self, name: str) -> RunInfo:
@@ -237,14 +269,14 @@ class Registry(Tables):
             if number <= last and records.get(number) != record:
                 _log.warning(
                     "%s: the record of round %d is not what was written; shown is that of %s. %s",
-                    *(self.path, number, self.journal.path(run), rebuild_hint(self.path)),
+                    *(self._db.name, number, self.journal.path(run), rebuild_hint(self.path)),
                 )
                 records[number] = record
         return [record for _, record in sorted(records.items())]
 
     def runs(self) -> list[RunInfo]:
         """Return all runs, the newest first."""
-        rows = self._read(f"SELECT {_RUN} FROM runs ORDER BY number DESC")  # our columns  # nosec B608
+        rows = self._read(select(*_RUN).order_by(runs.c.number.desc()))
         return [RunInfo(**{**row, "settings": self._json(row["settings"], dict)}) for row in rows]
 
     def seen_devices(self, fleet: str, sightings: Iterable[Sighting], most: int | None = None) -> None:
@@ -258,17 +290,34 @@ class Registry(Tables):
             sightings: The presences.
             most: Greatest number of devices; None for no limit.
         """
-        with self._change() as db:
-            for one in sightings:
-                db.execute(
-                    "INSERT INTO devices (id, fleet, first_seen, last_seen, online, version, tasks)"
-                    " VALUES (:id, :fleet, :now, :now, :online, :version, :tasks) ON CONFLICT (fleet, id) DO UPDATE SET"
-                    " last_seen = :now, online = :online,"
-                    " version = iif(:online, :version, version), tasks = iif(:online, :tasks, tasks)",
-                    {**asdict(one), "id": one.device, "fleet": fleet, "tasks": json.dumps(list(one.tasks))},
-                )
+        rows = [
+            {
+                "id": one.device,
+                "fleet": fleet,
+                "first_seen": one.now,
+                "last_seen": one.now,
+                "online": int(one.online),
+                "version": one.version,
+                "tasks": json.dumps(list(one.tasks)),
+            }
+            for one in sightings
+        ]
+
+        def see(db: Connection) -> None:
+            new = insert(db, devices)
+            there = new.excluded.online == 1
+            changed = {
+                "last_seen": new.excluded.last_seen,
+                "online": new.excluded.online,
+                "version": case((there, new.excluded.version), else_=devices.c.version),
+                "tasks": case((there, new.excluded.tasks), else_=devices.c.tasks),
+            }
+            if rows:
+                db.execute(new.on_conflict_do_update(index_elements=["fleet", "id"], set_=changed), rows)
             if most is not None:
-                db.execute(_FORGET, {"fleet": fleet, "most": most})
+                _forget_devices(db, fleet, most)
+
+        self._change(see)
 
     def count(self, fleet: str, *counts: tuple[str, str, str] | tuple[str, str, str, int]) -> None:
         """Add to counters of devices (registry_tables.COUNTERS), all in one transaction.
@@ -282,34 +331,36 @@ class Registry(Tables):
         for _, what, *_ in counts:
             if what not in COUNTERS:
                 raise ValueError(f"{what!r} is no counter (known: {', '.join(COUNTERS)})")
-        with self._change() as db:
-            for device, what, reason, *times in counts:
-                db.execute(
-                    # `what` is of a closed set of columns; everything else is bound.
-                    f"UPDATE devices SET {what} = {what} + :times,"  # nosec B608
-                    " last_reason = iif(:reason = '', last_reason, :reason) WHERE (fleet, id) = (:fleet, :id)",
-                    {"fleet": fleet, "id": device, "reason": str(reason), "times": times[0] if times else 1},
-                )
+        none = {**dict.fromkeys(map(_MORE.format, COUNTERS), 0), "in_fleet": fleet}
+        rows = [
+            {**none, "device": device, _MORE.format(what): times[0] if times else 1, "reason": str(reason)}
+            for device, what, reason, *times in counts
+        ]
+        if rows:
+            self._change(lambda db: db.execute(_COUNT, rows))
 
     def devices(self) -> list[DeviceInfo]:
         """Return all devices ever seen, by id and fleet."""
-        holds = self.holds.all()
+        held_back = self.holds.all()
         found = []
-        for row in self._read(_DEVICES):
-            held = holds.get((row["fleet"], row["id"]), {})
+        total = func.coalesce(offences.c.count, 0).label("offences")
+        joined = devices.outerjoin(offences, and_(offences.c.fleet == devices.c.fleet, offences.c.id == devices.c.id))
+        rows = self._read(select(devices, total).select_from(joined))
+        for row in sorted(rows, key=lambda row: (str(row["id"]), str(row["fleet"]))):
+            held = held_back.get((row["fleet"], row["id"]), {})
             known = {**row, "online": bool(row["online"]), "tasks": tuple(self._json(row["tasks"], list))}
             found.append(DeviceInfo(**known, quarantined=held.get(QUARANTINED), drained=held.get(DRAINED)))
         return found
 
     def open_rounds(self, fleet: str) -> dict[str, int]:
         """Return the runs of a fleet that can be resumed, each with the number of its open round."""
-        rows = self._read("SELECT run, round FROM open_rounds")
+        rows = self._read(select(open_rounds.c.run, open_rounds.c.round))
         left = {run.id for run in self.runs() if run.status != "finished" and run.settings.get("fleet") == fleet}
         return {row["run"]: row["round"] for row in rows if row["run"] in left}
 
     def changes(self, run: str) -> int:
         """Return the number of a run's last change; 0 for an unknown run."""
-        return next((int(row["changes"]) for row in self._read("SELECT changes FROM runs WHERE id = ?", (run,))), 0)
+        return next((int(row["changes"]) for row in self._read(select(runs.c.changes).where(runs.c.id == run))), 0)
 
     def known(self, run: str) -> Known:
         """Return the data of a run for its journal."""
@@ -327,33 +378,26 @@ class Registry(Tables):
             "settings": json.dumps(dict(run.settings), allow_nan=False),
             "changes": history.changes,
         }
-        changed = ", ".join(f"{name} = excluded.{name}" for name in values if name not in ("id", "epoch"))
-        rows = [(run.id, one.round, json.dumps(one.to_dict(), allow_nan=False)) for one in history.records.values()]
-        last = "(SELECT max(round) FROM rounds WHERE run = ?1)"
-        with self._change() as db:
-            db.execute(
-                f"INSERT INTO runs ({', '.join(values)}) VALUES (:{', :'.join(values)})"  # our columns  # nosec B608
-                f" ON CONFLICT (id) DO UPDATE SET {changed}, epoch = max(epoch, excluded.epoch)"
-                " WHERE excluded.changes >= changes",
-                values,
-            )
+
+        def restore(db: Connection) -> None:
+            new = insert(db, runs)
+            changed: dict[str, Any] = {name: new.excluded[name] for name in values if name not in ("id", "epoch")}
+            later = runs.c.epoch < new.excluded.epoch
+            changed["epoch"] = case((later, new.excluded.epoch), else_=runs.c.epoch)
+            newer = new.excluded.changes >= runs.c.changes
+            db.execute(new.values(values).on_conflict_do_update(index_elements=["id"], set_=changed, where=newer))
+            records = list(history.records.values())
             if lags:
-                db.executemany(f"INSERT OR IGNORE INTO rounds SELECT ?1, ?2, ?3 WHERE ?2 < {last}", rows)  # nosec B608
+                before = db.scalar(select(func.max(rounds.c.round)).where(rounds.c.run == run.id)) or 0
+                save_records(db, run.id, [one for one in records if one.round < before], replace=False)
             else:
-                sql = (
-                    "INSERT INTO rounds (run, round, record) VALUES (?, ?, ?)"
-                    " ON CONFLICT (run, round) DO UPDATE SET record = excluded.record"
-                )
-                db.executemany(sql, rows)
+                save_records(db, run.id, records)
                 if history.forgotten_after is not None and not history.damaged_lines:
-                    db.execute("DELETE FROM rounds WHERE run = ? AND round > ?", (run.id, history.forgotten_after))
-            over = f"(SELECT 1 FROM open_rounds WHERE run = ?1 AND round <= {last})"  # nosec B608
-            # Carried work that was noted between two rounds may have entered a version that only the journal knows.
-            noted = "EXISTS (SELECT 1 FROM open_rounds WHERE run = ?1)"
-            db.execute(f"DELETE FROM carried_work WHERE run = ?1 AND (EXISTS {over} OR NOT {noted})", (run.id,))  # nosec B608
-            db.execute(f"DELETE FROM updates WHERE run = ?1 AND NOT {noted}", (run.id,))  # nosec B608
-            for table in ("acceptances", "updates", "open_rounds"):
-                db.execute(f"DELETE FROM {table} WHERE run = ?1 AND EXISTS {over}", (run.id,))  # nosec B608
+                    undone = rounds.c.round > history.forgotten_after
+                    db.execute(delete(rounds).where(rounds.c.run == run.id, undone))
+            _forget_open_round(db, run.id)
+
+        self._change(restore)
 
     def _begin_journals(self) -> None:
         """Write a journal for each run without one: a run of an earlier version, or with a deleted journal."""
@@ -366,9 +410,39 @@ class Registry(Tables):
         """Write the run's row to its journal."""
         self.journal.write_run(self.run(run), self.changes(run))
 
-    def _change_run(self, run: str, columns: str, *values: object) -> int:
+    def _change_run(self, run: str, **values: str | float | ColumnElement[Any] | None) -> int:
         """Set columns of a run and return its epoch; UsageError for an unknown run."""
-        with self._change() as db:
+
+        def change(db: Connection) -> int:
             count_change(db, run)
-            sql = f"UPDATE runs SET {columns} WHERE id = ? RETURNING epoch"  # our columns  # nosec B608
-            return int(db.execute(sql, (*values, run)).fetchone()[0])
+            query = update(runs).where(runs.c.id == run).values(**values).returning(runs.c.epoch)
+            return int(db.execute(query).scalar_one())
+
+        return self._change(change)
+
+
+def _forget_devices(db: Connection, fleet: str, most: int) -> None:
+    """Delete devices of a fleet that were never invited beyond `most`, those with the oldest presence first."""
+    surplus = (db.scalar(select(func.count()).where(devices.c.fleet == fleet)) or 0) - most
+    if surplus <= 0:
+        return
+    held = select(holds.c.id).where(holds.c.fleet == fleet)
+    unknown = and_(devices.c.fleet == fleet, devices.c.invited == 0, devices.c.id.not_in(held))
+    oldest = select(devices.c.id).where(unknown).order_by(devices.c.last_seen).limit(surplus)
+    db.execute(delete(devices).where(devices.c.fleet == fleet, devices.c.id.in_(oldest)))
+
+
+def _forget_open_round(db: Connection, run: str) -> None:
+    """Delete the open round of a run if a record of it is there, and what belongs to no open round.
+
+    Carried work that was noted between two rounds may have entered a version that only the journal knows.
+    """
+    last = db.scalar(select(func.max(rounds.c.round)).where(rounds.c.run == run))
+    number = db.scalar(select(open_rounds.c.round).where(open_rounds.c.run == run))
+    over = number is not None and last is not None and number <= last
+    if over or number is None:
+        for table in (carried_work, updates):
+            db.execute(delete(table).where(table.c.run == run))
+    if over:
+        for table in (acceptances, open_rounds):
+            db.execute(delete(table).where(table.c.run == run))

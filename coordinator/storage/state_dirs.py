@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.coordinator.storage.database import exists
+from fedpatch.coordinator.storage.database.opening import exists
 from fedpatch.coordinator.storage.run_registry import LAST, REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from tests.support.postgresql import PostgresServer, postgres_server
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,23 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     return open_blobs(url, tmp_path / "runs" / "r-1")
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for the tests of a process; each state directory has tables of its own in it."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
+    """Gives a state directory a registry in SQLite or in PostgreSQL, and returns the path that it has, or would have."""
+    if request.param == "sqlite":
+        return lambda directory: directory / REGISTRY_FILE
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.state
+
+
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    with Registry(tmp_path / REGISTRY_FILE) as opened:
+def registry(tmp_path: Path, engine: Callable[[Path], Path]) -> Iterator[Registry]:
+    with Registry(engine(tmp_path)) as opened:
         yield opened

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpatch.coordinator.rounds.run_records import RunInfo
+from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase
 from fedpatch.coordinator.storage.run_registry import Registry, Sighting
 
 
@@ -30,6 +31,12 @@ def seen(
 ) -> None:
     """Note the presence of one device."""
     registry.seen_devices(fleet, [Sighting(device, now, online, version, tuple(tasks))])
+
+
+def driver_of(registry: Registry) -> sqlite3.Connection:
+    """Return the driver's connection of a registry in a SQLite file."""
+    assert isinstance(registry._db, SqliteDatabase)
+    return registry._db.driver
 
 
 def change(path: Path, *statements: str) -> None:

@@ -9,6 +9,7 @@ FOLLOWED_ALONE = {"docs/tutorials/own-task.md": "tests/docs/test_tutorial.py"}
 PLAYED_ELSEWHERE = {
     "docs/how-to/console.md": "tests/coordinator/console/test_terms.py",
     "docs/how-to/home-assistant.md": "tests/device_agent/bus",
+    "docs/how-to/postgresql.md": "tests/system/test_postgresql.py",
     "docs/how-to/trackers.md": "tests/shared/trackers",
 }
 

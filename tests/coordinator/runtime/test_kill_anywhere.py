@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from fedpatch.coordinator.rounds.known_devices import QUARANTINED
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage import run_journal
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint
+from fedpatch.coordinator.storage.database.transactions import Tables
 from fedpatch.coordinator.storage.run_journal import read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
-from fedpatch.coordinator.storage.sqlite_table import Tables
 from fedpatch.shared.app.files import append_durably
 from fedpatch.shared.wire.messages import Offer
 from tests.coordinator.effect_runners import Bench
@@ -64,12 +63,9 @@ class Guillotine:
         real = Tables._change
         guillotine = self
 
-        @contextmanager
-        def change(tables: Tables) -> Iterator[sqlite3.Connection]:
+        def change(tables: Tables, work: Callable[[Connection], Any]) -> Any:
             guillotine.before(lambda: None)()
-            with real(tables) as db:
-                yield db
-                guillotine.before(lambda: None)()
+            return real(tables, lambda db: (work(db), guillotine.before(lambda: None)())[0])
 
         patch.setattr(Tables, "_change", change)
 

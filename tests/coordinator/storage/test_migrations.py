@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.storage import migrations
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database import copy_of, open_database
-from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database import migrations
+from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.opening import open_database
+from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError
+from tests.coordinator.registry_builders import driver_of
 from tests.coordinator.storage.test_registry_damage import Content, LogLines, content_of, opened
 
 VERSION_4 = Path(__file__).parent / "registry-version-4.sql"
@@ -36,8 +38,8 @@ def test_older_registry_is_migrated_and_copied_before(tmp_path: Path):
     known = old_registry(path)
     migrated = {**known, "runs": [(*row, 0) for row in known["runs"]]}  # the number of its last change
     with LogLines() as lines, Registry(path) as registry:
-        assert {name: content_of(registry._db)[name] for name in known} == migrated
-        assert registry._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+        assert {name: content_of(driver_of(registry))[name] for name in known} == migrated
+        assert driver_of(registry).execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
     with closing(sqlite3.connect(copy_of(path))) as copy:
         assert (copy.execute("PRAGMA user_version").fetchone()[0], content_of(copy)) == (1, known)
     assert (lines, opened(path)[1]) == ([], [])
@@ -110,11 +112,11 @@ def test_registry_of_version_4_opens_and_has_journals_from_then_on(version_4: Pa
     with Registry(version_4, readonly=True) as reader:
         assert reader.run(FINISHED).status == "finished"
     with LogLines() as lines, Registry(version_4) as registry:
-        content = content_of(registry._db)
+        content = content_of(driver_of(registry))
         [before], [after] = known.pop("open_rounds"), content.pop("open_rounds")
         assert (after[: len(before)], after[len(before) :]) == (before, ("[]", "{}"))
         assert (content, lines) == (known, [])
-        tables = {name for (name,) in registry._db.execute("SELECT name FROM sqlite_schema")}
+        tables = {name for (name,) in driver_of(registry).execute("SELECT name FROM sqlite_schema")}
         assert "sums" not in tables
         runs = [(run, registry.rounds.records(run.id)) for run in registry.runs()]
         ledger = registry.rounds.unfinished(OPEN, BootTime.now())

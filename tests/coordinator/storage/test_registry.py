@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ import pytest
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo, StoredUpdate
 from fedpatch.coordinator.storage.boot_clock import BootTime
-from fedpatch.coordinator.storage.database import copy_of
+from fedpatch.coordinator.storage.database.sqlite_file import copy_of
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
 from tests.coordinator import registry_builders
-from tests.coordinator.registry_builders import seen
+from tests.coordinator.registry_builders import driver_of, seen
 from tests.support.paths import ROOT
 
 DIGEST = "ab" * 32
@@ -33,8 +34,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def registry(path: Path):
-    with Registry(path) as opened:
+def place(tmp_path: Path, engine: Callable[[Path], Path]) -> Path:
+    """As `path`, for a registry in SQLite or in PostgreSQL."""
+    return engine(tmp_path / "state")
+
+
+@pytest.fixture
+def registry(place: Path):
+    with Registry(place) as opened:
         yield opened
 
 
@@ -167,13 +174,13 @@ def test_newest_run_of_a_fleet_has_its_status(registry):
     assert registry.run(old.id).status == "interrupted"
 
 
-def test_changes_outlast_a_kill(path):
+def test_changes_outlast_a_kill(place):
     program = f"""
 import os, signal
 from pathlib import Path
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.storage.run_registry import Registry
-registry = Registry(Path({str(path)!r}))
+registry = Registry(Path({str(place)!r}))
 run = registry.create_run(created_at=0.0, task="t", strategy="s", private="none", settings={{}}, schema="")
 registry.rounds.finish(run.id, RoundRecord(1, "aggregated", 1, 1, 0, 1))
 registry.next_epoch(run.id)
@@ -181,18 +188,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
-    with Registry(path) as registry:
+    with Registry(place) as registry:
         run = registry.run("last")
         assert (run.epoch, registry.rounds.records(run.id)) == (2, [RoundRecord(1, "aggregated", 1, 1, 0, 1)])
 
 
-def test_readonly_registry_sees_a_run_in_progress(registry, path):
+def test_readonly_registry_sees_a_run_in_progress(registry, place):
     run = new_run(registry)
-    with Registry(path, readonly=True) as reader:
+    with Registry(place, readonly=True) as reader:
         assert reader.runs() == [run]
         registry.rounds.finish(run.id, record_of(1))
         assert len(reader.rounds.records(run.id)) == 1
-        with pytest.raises(StateError, match="readonly"):
+        with pytest.raises(StateError, match=r"read-?only"):
             reader.reopen(run.id)
 
 
@@ -236,15 +243,16 @@ def test_damaged_pages_are_reported_with_the_file(path):
         registry.rounds.records(run)
 
 
-def test_full_disk_is_reported_and_loses_no_record(registry, path):
-    run = new_run(registry).id
-    pages = registry._db.execute("PRAGMA page_count").fetchone()[0]
-    registry._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StateError, match=rf"{path}: cannot be used: .*full; .*space"):
-        for number in range(1, 1000):
-            registry.rounds.finish(run, record_of(number))
-    known = registry.rounds.records(run)
-    assert [record.round for record in known] == list(range(1, len(known) + 1))
+def test_full_disk_is_reported_and_loses_no_record(path):
+    with Registry(path) as registry:
+        run = new_run(registry).id
+        pages = driver_of(registry).execute("PRAGMA page_count").fetchone()[0]
+        driver_of(registry).execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StateError, match=rf"{path}: cannot be used: .*full; .*space"):
+            for number in range(1, 1000):
+                registry.rounds.finish(run, record_of(number))
+        known = registry.rounds.records(run)
+        assert [record.round for record in known] == list(range(1, len(known) + 1))
 
 
 def test_directory_that_cannot_be_made_is_reported(tmp_path):

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from fedpatch.coordinator.rounds.run_records import RoundRecord, StoredUpdate
 from fedpatch.coordinator.storage.content_checks import check_stored
-from fedpatch.coordinator.storage.database import copy_of, keep_copy, must_exist
+from fedpatch.coordinator.storage.database.opening import must_exist
+from fedpatch.coordinator.storage.database.sqlite_file import copy_of, keep_copy
 from fedpatch.coordinator.storage.run_journal import RUNS
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.errors import StateError, UsageError
-from tests.coordinator.registry_builders import change, new_run, seen
+from tests.coordinator.registry_builders import change, driver_of, new_run, seen
 from tests.support.checkups import quiet_checkup
 from tests.support.disks import small_disk
 
@@ -60,11 +61,11 @@ class Story:
             seen(registry, "pi-1", fleet="lab", now=3.5, online=True, version="1.0", tasks=["digits"])
             for number in range(1, 6):
                 registry.rounds.finish(run, record_of(number))
-            self.copied = content_of(registry._db)
+            self.copied = content_of(driver_of(registry))
             self.run = run
             registry.count("lab", ("pi-1", "reported", ""))
             registry.rounds.add_updates(run, [StoredUpdate(7, "pi-1", "ab" * 32, 99, 40, "fp32")])
-            self.full = content_of(registry._db)
+            self.full = content_of(driver_of(registry))
             self.cut = files_of(path.parent)
             registry.close()
             self.ended = files_of(path.parent)
@@ -114,7 +115,7 @@ class LogLines(logging.Handler):
 def opened(path: Path) -> tuple[Content, list[str]]:
     """The content of the registry after it was opened for writing, and the lines that were logged."""
     with LogLines() as lines, Registry(path) as registry:
-        found = content_of(registry._db)
+        found = content_of(driver_of(registry))
         seen(registry, "pi-9", fleet="lab", now=1.0, online=True)
     return found, lines
 
@@ -300,7 +301,7 @@ def test_copy_is_not_replaced_by_one_of_a_damaged_registry(path: Path, caplog: p
         change(path, "UPDATE rounds SET record = 'x' WHERE round = 2")
         before = copy_of(path).read_bytes()
         with caplog.at_level(logging.WARNING, LOG):
-            keep_copy(registry._db, path)
+            keep_copy(driver_of(registry), path)
         assert "no new copy could be made: the registry itself is damaged (a row of rounds" in caplog.messages[0]
         assert copy_of(path).read_bytes() == before
         assert not list(path.parent.glob(".*"))
@@ -405,7 +406,7 @@ def test_copy_that_cannot_be_made_is_logged_and_the_one_before_stays(path: Path,
     with Registry(path) as registry:
         before = files_of(path.parent)
         with caplog.at_level(logging.WARNING, LOG):
-            keep_copy(registry._db, path.parent / "absent" / REGISTRY_FILE)
+            keep_copy(driver_of(registry), path.parent / "absent" / REGISTRY_FILE)
         assert "no new copy could be made: " in caplog.messages[0]
         assert copy_of(path).read_bytes() == before[copy_of(path).name]
 
@@ -423,7 +424,7 @@ def test_registry_on_a_readonly_or_full_disk_can_be_read(story: Story, tmp_path:
             for hinder, remedy in ((disk.fill, disk.empty), (disk.make_readonly, disk.make_writable)):
                 hinder()
                 with Registry(path, readonly=True) as registry:
-                    assert content_of(registry._db) == story.full
+                    assert content_of(driver_of(registry)) == story.full
                     with pytest.raises(StateError, match="readonly"):
                         registry.reopen(registry.run("last").id)
                 remedy()

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_records import PhaseSeconds, RoundRecord, RunInfo
 from fedpatch.coordinator.storage import run_journal
-from fedpatch.coordinator.storage.database import copy_of, damaged_of
+from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.database.sqlite_file import copy_of, damaged_of
 from fedpatch.coordinator.storage.registry_rebuild import rebuild_registry
 from fedpatch.coordinator.storage.run_journal import FILE, journals, read_journal
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
@@ -143,9 +145,8 @@ def test_rebuilt_registry_leaves_out_impossible_rows(path: Path, run: str):
 
 
 def test_open_round_survives_a_rebuild_of_a_registry_that_can_be_read(path: Path, run: str):
-    with Registry(path) as registry, registry._change() as db:
-        columns = "run, round, target, invited, base, spent_s, boot, uptime_s, unix_s"
-        db.execute(f"INSERT INTO open_rounds ({columns}) VALUES (?, 5, 2, '[]', 'ab', 0, 'b', 1, 1)", (run,))
+    with Registry(path) as registry:
+        registry.rounds.open(run, RoundJournal(5, 2, (), "ab"), BootTime("b", 1.0, 1.0))
     rebuild_registry(path)
     with Registry(path) as registry:
         assert registry.open_rounds("kitchen") == {run: 5}

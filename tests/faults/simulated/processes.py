@@ -7,14 +7,14 @@ that was killed writes nothing more, however much tidying up is on its way out.
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
-from fedpatch.coordinator.storage.sqlite_table import Tables
+from fedpatch.coordinator.storage.database.transactions import Tables
 
 _WRITES = ("replace", "unlink", "rmdir", "mkdir", "fsync", "pwrite", "truncate")
 
@@ -64,12 +64,15 @@ class Turns:
         real = Tables._change
         turns = self
 
-        @contextmanager
-        def change(tables: Tables) -> Iterator[sqlite3.Connection]:
+        def change(tables: Tables, work: Callable[[Connection], Any]) -> Any:
             turns._ask()
-            with real(tables) as db:
-                yield db
+
+            def asked(db: Connection) -> Any:
+                done = work(db)
                 turns._ask()
+                return done
+
+            return real(tables, asked)
 
         patch.setattr(Tables, "_change", change)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedpatch.coordinator.rounds.known_devices import DRAINED, QUARANTINED
 from fedpatch.coordinator.rounds.run_records import EVALUATION_OUTCOMES, RoundRecord, RunInfo
-from fedpatch.coordinator.storage.migrations import COUNTERS, VALUES_SINCE
+from fedpatch.coordinator.storage.database.migrations import COUNTERS, VALUES_SINCE
 from fedpatch.shared.config.fields import NAME
 
 STATUSES = ("running", "finished", "interrupted", "failed")

@@ -7,8 +7,8 @@ Beside `registry.sqlite3` (and its -wal and -shm while it is open) are
     registry.sqlite3.lock       held shared by processes that write, exclusively while the copy replaces the registry
 
 At each opening SQLite checks pages and constraints (`quick_check`) and foreign keys, and the values of the rows are checked
-(coordinator.storage.value_checks). Any program may change rows: a change that leaves a registry valid is accepted. Changes
-that the copy lacks, and the last transactions after damage to SQLite's log, come from the journals
+(coordinator.storage.database.value_checks). Any program may change rows: a change that leaves a registry valid is accepted.
+Changes that the copy lacks, and the last transactions after damage to SQLite's log, come from the journals
 (coordinator.storage.run_journal).
 """
 
@@ -21,12 +21,16 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from fedpatch.coordinator.storage.migrations import SCHEMA_VERSION, migrate, script
+from sqlalchemy import StaticPool, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, migrate, script
+from fedpatch.coordinator.storage.database.transactions import Database
+from fedpatch.coordinator.storage.database.value_checks import first_problem
 from fedpatch.coordinator.storage.run_journal import journals
-from fedpatch.coordinator.storage.value_checks import first_problem
 from fedpatch.shared.app.files import (
     UNFINISHED,
     check_state_directory,
@@ -131,7 +135,7 @@ _SUSPICIOUS = {*_UNREADABLE, sqlite3.SQLITE_ERROR, None}
 _log = logging.getLogger("fedpatch.registry")
 
 
-class Database(sqlite3.Connection):
+class SqliteConnection(sqlite3.Connection):
     """A connection that holds the writers' lock until it is closed.
 
     Attributes:
@@ -148,34 +152,62 @@ class Database(sqlite3.Connection):
             self.lock.release()
 
 
-def open_database(path: Path, readonly: bool) -> Database:
-    """Open the database at `path`.
+class SqliteDatabase(Database):
+    """The registry in a SQLite file.
 
-    It is checked and migrated to the present version; with `readonly`, in memory. A damaged database that no other process has
-    open is replaced by its copy when it is opened to write, which is logged. A commit is on disk when it returns (WAL with
-    synchronous=FULL). One thread at a time may use the connection.
+    It is checked and migrated to the present version; with `readonly`, in memory. A damaged file that no other process has open
+    is replaced by its copy when it is opened to write, which is logged. A commit is on disk when it returns (WAL with
+    synchronous=FULL).
 
     Args:
-        path: Path of the database. It is created where it is missing, unless `readonly`.
+        path: Path of the file. It is created where it is missing, unless `readonly`.
         readonly: Change nothing on disk.
 
+    Attributes:
+        driver: The connection of the driver.
+
     Raises:
-        UsageError: The database is missing, with `readonly`.
+        UsageError: The file is missing, with `readonly`.
         StateError: The file is damaged without an undamaged copy, foreign or of a newer version, or the disk refused.
     """
-    with sqlite_errors(path):
-        return _open_to_read(path) if readonly else _open_to_write(path)
 
+    _begin = "BEGIN IMMEDIATE"
 
-def exists(path: Path) -> bool:
-    """Return whether there is a database at `path`, a copy to replace it, or runs to rebuild it from."""
-    return path.is_file() or copy_of(path).is_file() or bool(journals(path.parent))
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        with sqlite_errors(path):
+            self.driver = driver = _open_to_read(path) if readonly else _open_to_write(path)
+        engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool, isolation_level="AUTOCOMMIT")
+        super().__init__(path, engine.connect())
+        self.is_copy = driver.is_copy
 
+    def errors(self) -> AbstractContextManager[None]:
+        """Raise StateError with the file and the remedy for errors of SQLite and of the disk within a `with`."""
+        return sqlite_errors(self.path)
 
-def must_exist(path: Path) -> None:
-    """Raise UsageError if none of them exists."""
-    if not exists(path):
-        raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
+    def damaged(self, why: object) -> StateError:
+        """Return the error for damaged content."""
+        return damaged(self.path, why)
+
+    def keep(self) -> None:
+        """Update the copy; log an error of the disk, after which the old copy stays."""
+        keep_copy(self.driver, self.path)
+
+    def version(self) -> int:
+        """Return SQLite's data_version, which changes when another process has changed the file."""
+        with self.errors():
+            return int(self.driver.execute("PRAGMA data_version").fetchone()[0])
+
+    def lead(self, fleet: str) -> None:
+        """Do nothing: the state directory has a lock file for each fleet."""
+
+    def close(self) -> None:
+        """Release the file."""
+        self._connection.close()
+        self.driver.close()
+
+    def _roll_back(self) -> None:
+        if self.driver.in_transaction:
+            self.driver.execute("ROLLBACK")
 
 
 def keep_copy(db: sqlite3.Connection, path: Path) -> None:
@@ -212,15 +244,16 @@ def sqlite_errors(path: Path) -> Iterator[None]:
     """Raise StateError for errors of SQLite and of the disk, with the file and the remedy."""
     try:
         yield
-    except sqlite3.IntegrityError as error:
-        raise StateError(f"{path}: refused ({error}); what it belongs to is not in this registry") from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, DBAPIError) as raised:
+        error = raised.orig if isinstance(raised, DBAPIError) else raised
+        if isinstance(error, sqlite3.IntegrityError):
+            raise StateError(f"{path}: refused ({error}); what it belongs to is not in this registry") from raised
         if not isinstance(error, sqlite3.OperationalError) or _code(error) in _UNREADABLE:
-            raise damaged(path, error) from error
+            raise damaged(path, error) from raised
         remedy = remedy_at(
             path.parent, "make sure that there is space and that it may be written, or use another --state-dir"
         )
-        raise StateError(f"{path}: cannot be used: {error}; {remedy}") from error
+        raise StateError(f"{path}: cannot be used: {error}; {remedy}") from raised
     except UnicodeError as error:
         raise damaged(path, error) from error
     except OSError as error:
@@ -241,13 +274,12 @@ def rebuild_hint(path: Path) -> str:
 
 
 def problem_of(path: Path) -> str | None:
-    """Return the problem of a registry or of a copy; None for none. Raises StateError as `open_database` does."""
+    """Return the problem of a registry or of a copy; None for none. Raises StateError as `SqliteDatabase` does."""
     with sqlite_errors(path):
         return _problem(path)
 
 
-def _open_to_read(path: Path) -> Database:
-    must_exist(path)
+def _open_to_read(path: Path) -> SqliteConnection:
     if problem := _absence(path) or _header_problem(path):
         raise _unusable(path, problem)
     db = _connect(path, "mode=ro")
@@ -271,7 +303,7 @@ def _open_to_read(path: Path) -> Database:
     return db
 
 
-def _read_elsewhere(db: sqlite3.Connection, path: Path) -> Database:
+def _read_elsewhere(db: sqlite3.Connection, path: Path) -> SqliteConnection:
     """Open a registry whose disk is read-only or has no room for SQLite's own files beside it."""
     db.close()
     with tempfile.TemporaryDirectory(prefix="fedpatch-registry-") as folder:
@@ -283,7 +315,7 @@ def _read_elsewhere(db: sqlite3.Connection, path: Path) -> Database:
     return memory
 
 
-def _open_to_write(path: Path) -> Database:
+def _open_to_write(path: Path) -> SqliteConnection:
     make_directory(path.parent)
     check_state_directory(path.parent)
     _make_private(path)
@@ -321,15 +353,15 @@ def _make_private(path: Path) -> None:
         path.chmod(0o600)
 
 
-def _connect(path: Path, how: str) -> Database:
+def _connect(path: Path, how: str) -> SqliteConnection:
     uri = f"{path.absolute().as_uri()}?{how}"
     return sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=Database
+        uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=SqliteConnection
     )
 
 
-def _in_memory(db: sqlite3.Connection | None = None) -> Database:
-    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Database)
+def _in_memory(db: sqlite3.Connection | None = None) -> SqliteConnection:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SqliteConnection)
     if db is not None:
         with closing(db):
             db.backup(memory)

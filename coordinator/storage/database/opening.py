@@ -1,0 +1,99 @@
+"""Opens the registry of a state directory: its SQLite file, or the PostgreSQL database that the directory names.
+
+    registry.url    one line, the database's URL without a password; without this file the registry is registry.sqlite3
+
+`fedpatch run --state URL` writes it, so that all other commands find the runs by the state directory alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedpatch.coordinator.storage.database.sqlite_file import SqliteDatabase, copy_of
+from fedpatch.coordinator.storage.database.transactions import Database
+from fedpatch.coordinator.storage.run_journal import journals
+from fedpatch.shared.app.files import refusals_of, write_atomic
+from fedpatch.shared.config.database_url import database_problem
+from fedpatch.shared.errors import UsageError
+
+URL_FILE = "registry.url"
+
+
+def url_of(path: Path) -> str | None:
+    """Return the URL of the database that has the registry in place of the SQLite file `path`; None without one.
+
+    Raises:
+        UsageError: The state directory names something else.
+    """
+    file = path.with_name(URL_FILE)
+    try:
+        url = file.read_text("utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}; write the database's URL into it") from None
+    if problem := database_problem(url, insecure=True):
+        raise UsageError(f"{file}: {problem}")
+    return url
+
+
+def choose_database(path: Path, url: str | None) -> None:
+    """Have the registry of a state directory in a PostgreSQL database from now on.
+
+    Args:
+        path: Path that the registry would have as a SQLite file. Nothing is written where its directory is not there.
+        url: URL of the database; None leaves all as it is.
+
+    Raises:
+        UsageError: The directory has its runs elsewhere, or psycopg is not installed.
+        StateError: The database cannot be reached.
+    """
+    known = url_of(path)
+    if url is None or url == known:
+        return
+    if known is not None:
+        remedy = f"use that one, or another --state-dir; if the database has moved, change {path.with_name(URL_FILE)}"
+        raise UsageError(f"{path.parent}: its runs are in {known}, not in {url}; {remedy}")
+    if path.is_file() or copy_of(path).is_file():
+        raise UsageError(f"{path.parent}: its runs are in {path.name}, not in {url}; use another --state-dir")
+    _postgres(path, url, readonly=True).close()
+    if path.parent.is_dir():
+        with refusals_of(path.parent):
+            write_atomic(path.with_name(URL_FILE), f"{url}\n".encode())
+
+
+def open_database(path: Path, *, readonly: bool = False) -> Database:
+    """Open the database of a registry; see SqliteDatabase and PostgresDatabase.
+
+    Args:
+        path: Path that the registry has, or would have, as a SQLite file.
+        readonly: Change nothing.
+
+    Raises:
+        UsageError: There is no registry, with `readonly`.
+        StateError: It cannot be used.
+    """
+    url = url_of(path)
+    if url is not None:
+        return _postgres(path, url, readonly=readonly)
+    if readonly:
+        must_exist(path)
+    return SqliteDatabase(path, readonly=readonly)
+
+
+def exists(path: Path) -> bool:
+    """Return whether there is a registry at `path`, a copy to replace it, runs to rebuild it from, or the URL of a database."""
+    found = (path, copy_of(path), path.with_name(URL_FILE))
+    return any(one.is_file() for one in found) or bool(journals(path.parent))
+
+
+def must_exist(path: Path) -> None:
+    """Raise UsageError if none of them exists."""
+    if not exists(path):
+        raise UsageError(f"no runs in {path.parent} ({path.name} is not there); say where they are with --state-dir")
+
+
+def _postgres(path: Path, url: str, *, readonly: bool) -> Database:
+    from fedpatch.coordinator.storage.database.postgresql import PostgresDatabase
+
+    return PostgresDatabase(path, url, readonly=readonly)

@@ -1,0 +1,309 @@
+"""The registry in a PostgreSQL database (13 or later), for several machines and for backups by the database's own means.
+
+Each transaction is on the server's disk when it returns (synchronous_commit). A connection that is lost is made again, for
+PATIENCE_S, and the transaction is repeated, unless the server had committed it: `pg_xact_status` says so of a COMMIT whose
+answer was lost. An advisory lock of the session lets one coordinator lead a fleet; it is taken again with the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, make_url, select, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
+from fedpatch.coordinator.storage.database.tables import METADATA, runs
+from fedpatch.coordinator.storage.database.transactions import Database, T, in_use
+from fedpatch.shared.errors import StateError, UsageError
+
+PATIENCE_S = 60.0
+"""How long a lost connection is tried again, in seconds."""
+
+_PAUSE_S = 0.25
+_CONNECT_ARGS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_LOCK = "fedpatch fleet "
+# The server notices the end of a session a moment after the process that had it.
+_LOCK_PAUSES_S = (0.05, 0.2, 1.0)
+_UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
+_UNDONE_TIMES = 5
+_REMEDIES = {
+    "42501": "have its owner grant this user USAGE and CREATE on the schema, and ALL on its tables",
+    "25006": "it was opened to read, or the server is a standby",
+    "53100": "make room on the server's disk",
+    "42P01": "its tables are gone; restore a backup, or use an empty database and `fedpatch runs --rebuild`",
+}
+_UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
+
+_log = logging.getLogger("fedpatch.registry")
+
+
+class PostgresDatabase(Database):
+    """The registry in a PostgreSQL database.
+
+    Args:
+        path: Path that the registry would have as a SQLite file, in the state directory.
+        url: URL of the database, without a password.
+        readonly: Change nothing. A database without tables is then an error at the first query.
+
+    Raises:
+        UsageError: psycopg is not installed.
+        StateError: The database cannot be reached or used, is not fedpatch's, or of a newer version.
+    """
+
+    _begin = "BEGIN"
+
+    def __init__(self, path: Path, url: str, *, readonly: bool = False) -> None:
+        self._engine = _engine(url)
+        self._readonly = readonly
+        self._patience_s = 0.0 if readonly else PATIENCE_S
+        self._fleets: set[str] = set()
+        self._in_doubt: str | None = None
+        self._done: object = None
+        self._lost: DBAPIError | None = None
+        self.name = url
+        with self.errors():
+            super().__init__(path, self._connect())
+            self.name = url
+            try:
+                if not readonly:
+                    self._migrate()
+                elif _version(self._connection, url) not in (0, SCHEMA_VERSION):
+                    raise StateError(
+                        f"{url}: is of an earlier version; `fedpatch run` or `fedpatch resume` brings it forward"
+                    )
+            except BaseException:
+                self.close()
+                raise
+
+    def read(self, query: Executable) -> list[dict[str, Any]]:
+        """Return the rows of a query; a lost connection is made again."""
+        with self.errors():
+            return self._lasting(lambda: [dict(row) for row in self._connection.execute(query).mappings()])
+
+    def change(self, work: Callable[[Connection], T]) -> T:
+        """As Database.change; `work` is called again for a transaction that was lost with its connection."""
+        with self.errors():
+            return self._lasting(lambda: self._transaction(work))
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise StateError with the URL and the remedy for errors of the database within a `with`."""
+        try:
+            yield
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None) or ""
+            said = " ".join(str(error.orig).split())
+            if state.startswith("23"):
+                raise StateError(
+                    f"{self.name}: refused ({said}); what it belongs to is not in this registry"
+                ) from error
+            raise StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, _UNREACHABLE)}") from error
+
+    def damaged(self, why: object) -> StateError:
+        """Return the error for damaged content."""
+        rebuild = f"`fedpatch runs --rebuild --state-dir {shlex.quote(str(self.path.parent))}`"
+        return StateError(f"{self.name}: is damaged ({why}); restore a backup, then {rebuild} adds what it lacks")
+
+    def keep(self) -> None:
+        """Do nothing: backups are the server's."""
+
+    def version(self) -> int:
+        """Return the position of the server's log, which grows with each change."""
+        query = "SELECT CAST(pg_current_wal_insert_lsn() - '0/0' AS bigint) AS position"
+        return int(self.read(text(query))[0]["position"])
+
+    def lead(self, fleet: str) -> None:
+        """Take the advisory lock of a fleet, until the database is closed.
+
+        Raises:
+            UsageError: Another session has it.
+        """
+        with self.errors():
+            for pause_s in (*_LOCK_PAUSES_S, None):
+                if _lock(self._connection, fleet):
+                    break
+                if pause_s is None:
+                    raise UsageError(in_use(self.name, fleet))
+                time.sleep(pause_s)
+        self._fleets.add(fleet)
+
+    def close(self) -> None:
+        """Release the connection and its locks."""
+        with suppress(DBAPIError):
+            self._connection.close()
+
+    def _roll_back(self) -> None:
+        with suppress(DBAPIError):
+            if not self._connection.invalidated:
+                self._connection.exec_driver_sql("ROLLBACK")
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
+        self._in_doubt = None
+        return super()._transaction(lambda db: self._noted(work(db)))
+
+    def _noted(self, done: T) -> T:
+        """Note the number of the transaction that is about to be committed, and its result."""
+        query = "SELECT CAST(pg_current_xact_id_if_assigned() AS text)"
+        number = self._connection.exec_driver_sql(query).scalar()
+        self._in_doubt, self._done = number, done
+        return done
+
+    def _lasting(self, task: Callable[[], T]) -> T:
+        """Return the result of `task`, which is repeated after a lost connection unless its transaction was committed."""
+        left = _UNDONE_TIMES
+        self._in_doubt = None
+        if self._lost is not None:
+            self._reconnect(self._lost)
+        while True:
+            try:
+                return task()
+            except DBAPIError as error:
+                if error.connection_invalidated:
+                    if self._reconnect(error):
+                        return cast(T, self._done)
+                elif getattr(error.orig, "sqlstate", None) in _UNDONE and left:
+                    left -= 1
+                else:
+                    raise
+
+    def _reconnect(self, lost: DBAPIError) -> bool:
+        """Connect again; return whether the transaction whose COMMIT had no answer was committed."""
+        said = " ".join(str(lost.orig).split())
+        if self._patience_s:
+            _log.warning("%s: the connection is lost (%s); trying again for %.0f s", self.name, said, self._patience_s)
+        since = time.monotonic()
+        # Where it stays away, the next calls do not wait again.
+        patience_s, self._patience_s, self._lost = self._patience_s, 0.0, lost
+        while True:
+            try:
+                self.close()
+                self._connection = self._connect()
+                committed = self._take_up()
+                break
+            except (DBAPIError, _NotYet) as error:
+                if time.monotonic() - since >= patience_s:
+                    raise (error.final if isinstance(error, _NotYet) else lost) from None
+                time.sleep(_PAUSE_S)
+        self._patience_s, self._lost = 0.0 if self._readonly else PATIENCE_S, None
+        if self._patience_s:
+            waited_s = time.monotonic() - since
+            _log.warning("%s: connected again after %.1f s; no committed change is lost", self.name, waited_s)
+        return committed
+
+    def _take_up(self) -> bool:
+        """End earlier sessions of this object, take their locks, and learn what became of the transaction in doubt."""
+        self._connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
+        )
+        for fleet in self._fleets:
+            if not _lock(self._connection, fleet):
+                raise _NotYet(StateError(in_use(self.name, fleet)))
+        status = self._status_in_doubt()
+        if status is None:  # a commit in doubt may itself have begun an epoch
+            for run, epoch in self._connection.execute(select(runs.c.id, runs.c.epoch).where(runs.c.id.in_(self.led))):
+                if epoch > self.led[run]:
+                    raise StateError(
+                        f"{self.name}: another fedpatch has gone on with run {run} meanwhile; end this one"
+                    )
+        if status == "in progress":
+            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {_UNREACHABLE}"))
+        return status == "committed"
+
+    def _status_in_doubt(self) -> str | None:
+        """Return the status of the transaction whose COMMIT had no answer; None without one."""
+        if self._in_doubt is None:
+            return None
+        try:
+            query = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
+            return str(self._connection.execute(query, {"number": self._in_doubt}).scalar())
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            return "unknown"  # to a server that has forgotten it in a crash
+
+    def _connect(self) -> Connection:
+        connection = self._engine.connect()
+        durable = connection.exec_driver_sql("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
+        synchronous, fsync = durable.one()
+        if synchronous == "off":
+            connection.exec_driver_sql("SET synchronous_commit = on")
+        if self._readonly:
+            connection.exec_driver_sql("SET default_transaction_read_only = on")
+        elif fsync == "off":
+            _log.warning("%s: the server has fsync = off, so a power cut loses committed changes", self.name)
+        return connection
+
+    def _migrate(self) -> None:
+        def migrate(db: Connection) -> None:
+            db.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended('fedpatch tables', 0))")
+            version = _version(db, self.name)
+            if version == SCHEMA_VERSION:
+                return
+            if version == 0:
+                METADATA.create_all(db)
+                db.exec_driver_sql("CREATE TABLE registry_version (version INTEGER NOT NULL)")
+                db.execute(text("INSERT INTO registry_version VALUES (:version)"), {"version": SCHEMA_VERSION})
+                return
+            db.exec_driver_sql(script(version))
+            db.execute(text("UPDATE registry_version SET version = :version"), {"version": SCHEMA_VERSION})
+
+        if _version(self._connection, self.name) != SCHEMA_VERSION:
+            self._transaction(migrate)
+
+
+class _NotYet(Exception):
+    """The connection is back, but something of its predecessor is not over; `final` is raised where it does not end."""
+
+    def __init__(self, final: StateError) -> None:
+        super().__init__(str(final))
+        self.final = final
+
+
+def _engine(url: str) -> Engine:
+    # By its own name, a session can be ended by its successor.
+    arguments = {**_CONNECT_ARGS, "application_name": f"fedpatch {secrets.token_hex(4)}"}
+    try:
+        return create_engine(
+            make_url(url).set(drivername="postgresql+psycopg"),
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args=arguments,
+        )
+    except ModuleNotFoundError:
+        raise UsageError(f"{url}: needs psycopg; pip install 'fedpatch[postgresql]'") from None
+    except (ArgumentError, ValueError):
+        raise UsageError(f"{url}: is no URL of a PostgreSQL database") from None
+
+
+def _version(db: Connection, name: str) -> int:
+    """Return the version of the tables; 0 without any."""
+    found = db.exec_driver_sql("SELECT to_regclass('registry_version') IS NULL, to_regclass('runs') IS NULL").one()
+    if found[0]:
+        if not found[1]:
+            raise StateError(f"{name}: has tables that are not fedpatch's; use an empty database")
+        return 0
+    version = db.exec_driver_sql("SELECT max(version) FROM registry_version").scalar() or 0
+    if version > SCHEMA_VERSION:
+        remedy = "use that one, or another database"
+        raise StateError(f"{name}: was written by a newer fedpatch (version {version} of the registry); {remedy}")
+    return int(version)
+
+
+def _lock(db: Connection, fleet: str) -> bool:
+    query = text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
+    return bool(db.execute(query, {"name": _LOCK + fleet}).scalar())

@@ -1,0 +1,172 @@
+"""The base of the registry's tables: one connection, transactions, rows as dictionaries, errors in words."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Executable, Table, bindparam, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from fedpatch.coordinator.storage.database.tables import runs
+from fedpatch.shared.errors import StateError, UsageError
+
+T = TypeVar("T")
+Insert = sqlite.Insert | postgresql.Insert
+
+_COUNT_CHANGE = (
+    update(runs).where(runs.c.id == bindparam("run")).values(changes=runs.c.changes + 1).returning(runs.c.changes)
+)
+
+
+class Database(ABC):
+    """A registry's connection. One thread at a time may use it; what `change` has committed is on disk when it returns.
+
+    Args:
+        path: Path that the registry has, or would have, as a SQLite file.
+        connection: The connection, which commits each statement outside of `change` by itself.
+
+    Attributes:
+        name: Name of the database in messages.
+        is_copy: Whether a copy has just replaced a damaged registry.
+        led: Epochs of the runs that are led through this connection: a later one in the registry is another coordinator's.
+    """
+
+    _begin: str
+
+    def __init__(self, path: Path, connection: Connection) -> None:
+        self.path = path
+        self.name = str(path)
+        self.is_copy = False
+        self.led: dict[str, int] = {}
+        self._connection = connection
+
+    def read(self, query: Executable) -> list[dict[str, Any]]:
+        """Return the rows of a query; raise StateError if the database refuses."""
+        with self.errors():
+            return [dict(row) for row in self._connection.execute(query).mappings()]
+
+    def change(self, work: Callable[[Connection], T]) -> T:
+        """Call `work` in one transaction, which is committed as a whole or not at all; return its result.
+
+        Raises:
+            StateError: The database refuses, or its disk does.
+        """
+        with self.errors():
+            return self._transaction(work)
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
+        self._connection.exec_driver_sql(self._begin)
+        try:
+            done = work(self._connection)
+            self._connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+        return done
+
+    @abstractmethod
+    def errors(self) -> AbstractContextManager[None]:
+        """Raise StateError with a remedy for errors of the database within a `with`."""
+
+    @abstractmethod
+    def damaged(self, why: object) -> StateError:
+        """Return the error for damaged content."""
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Update the copy, if this database keeps one; an error is logged, after which the old copy stays."""
+
+    @abstractmethod
+    def version(self) -> int:
+        """Return a number that differs after another process has changed the database."""
+
+    @abstractmethod
+    def lead(self, fleet: str) -> None:
+        """Keep other coordinators of a fleet from this database until it is closed.
+
+        Raises:
+            UsageError: Another one is at work.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the database."""
+
+    @abstractmethod
+    def _roll_back(self) -> None:
+        """End a transaction without a change, if one is open."""
+
+
+class Tables:
+    """Some tables of a database; errors of the disk and damage raise StateError."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    @property
+    def path(self) -> Path:
+        """Path that the registry has, or would have, as a SQLite file."""
+        return self._db.path
+
+    def _change(self, work: Callable[[Connection], T]) -> T:
+        return self._db.change(work)
+
+    def _read(self, query: Executable) -> list[dict[str, Any]]:
+        return self._db.read(query)
+
+    def _json(self, text: str, kind: type[T]) -> T:
+        """Return the object or list in a column with JSON; raise StateError for other content, which any program may write."""
+        try:
+            value = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._db.damaged(error) from error
+        if not isinstance(value, kind):
+            raise self._db.damaged(f"there is no {kind.__name__} where one was written")
+        return value
+
+
+def in_use(place: Path | str, fleet: str) -> str:
+    """Return the message for a fleet that another coordinator leads from a state directory or in a database."""
+    return f"{place}: another fedpatch is working with fleet {fleet!r}; wait for it, or end it first"
+
+
+def insert(db: Connection, table: Table) -> Insert:
+    """Return an INSERT in the dialect of a connection, to which `on_conflict_do_...` can be added."""
+    return sqlite.insert(table) if db.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def insert_new(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Insert rows; one whose key is there already is left out. Return whether none was.
+
+    Args:
+        db: The connection, within a transaction.
+        table: The table.
+        rows: The rows by column, all with the same columns.
+    """
+    if not rows:
+        return True
+    return bool(db.execute(_insert_new(db.dialect.name, table), rows).rowcount == len(rows))
+
+
+@cache  # what is made anew for each call costs more than SQLite's part
+def _insert_new(dialect: str, table: Table) -> Insert:
+    made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return made.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
+
+
+def count_change(db: Connection, run: str) -> int:
+    """Count a change of a run in the transaction that makes it; return its number, for the run's journal.
+
+    Raises:
+        UsageError: The run is not in the registry.
+    """
+    number = db.execute(_COUNT_CHANGE, {"run": run}).scalar()
+    if number is None:
+        raise UsageError(f"unknown run {run!r}")
+    return int(number)

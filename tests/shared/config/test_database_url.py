@@ -1,0 +1,48 @@
+"""URLs of databases: what is refused, and that no password is repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpatch.coordinator.settings import RunSettings
+from fedpatch.shared.config.database_url import database_problem
+from fedpatch.shared.config.load import load
+from fedpatch.shared.errors import ConfigError
+
+LOCAL = "postgresql://fedpatch@localhost/fedpatch"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("registry.sqlite3", "is no URL such as postgresql://"),
+        ("mysql://fedpatch@localhost/fedpatch", "is no URL such as postgresql://"),
+        ("postgresql://fedpatch@localhost", "is no URL such as postgresql://"),
+        ("postgresql://fedpatch@localhost:many/fedpatch", "is no URL such as postgresql://"),
+        ("postgresql://fedpatch:hunter2@localhost/fedpatch", "must not stand in the URL"),
+        (f"{LOCAL}?password=hunter2", "must not stand in the URL"),
+        ("postgresql://fedpatch@db.local/fedpatch", r"db.local is another machine; add \?sslmode=verify-full"),
+        ("postgresql://fedpatch@/fedpatch?host=db.local&sslmode=prefer", "db.local is another machine"),
+    ],
+)
+def test_unusable_url_is_reported_without_a_password(url: str, problem: str):
+    with pytest.raises(ConfigError, match=problem) as raised:
+        load(RunSettings, file=None, environ={}, flags={"state": url})
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        LOCAL,
+        "postgresql://fedpatch@[::1]:5433/fedpatch",
+        "postgresql://fedpatch@/fedpatch?host=/run/postgresql",
+        "postgresql://fedpatch@db.local/fedpatch?sslmode=verify-full",
+    ],
+)
+def test_local_url_and_one_with_tls_are_permitted(url: str):
+    assert load(RunSettings, file=None, environ={}, flags={"state": url}).state == url
+
+
+def test_another_machine_without_tls_is_permitted_with_insecure():
+    assert database_problem("postgresql://fedpatch@db.local/fedpatch", insecure=True) is None
