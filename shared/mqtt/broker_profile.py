@@ -118,8 +118,8 @@ PROFILES: Final[dict[str, BrokerProfile]] = {
 }
 
 
-class TokenBucket:
-    """Rate limit: within any second, at most `limit_per_s` is spent.
+class SendRate:
+    """Token bucket: within any second, at most `limit_per_s` is spent.
 
     The bucket holds `burst` tokens and gains `limit_per_s - burst` a second, so that a full bucket and the gain of a second
     are the limit together. A small burst spreads the messages over the second.
@@ -129,7 +129,7 @@ class TokenBucket:
         burst: Most tokens at once, below the limit.
 
     Example:
-        >>> bucket = TokenBucket(100, burst=10)
+        >>> bucket = SendRate(100, burst=10)
         >>> bucket.spend(10, now=0.0)
         >>> round(bucket.wait_s(1, now=0.0), 3)
         0.011
@@ -157,14 +157,14 @@ class TokenBucket:
         return min(self._burst, self._level + max(0.0, now - self._at) * self._gain_per_s)
 
 
-class Pace:
+class LinkRates:
     """The rates of one link under a profile: messages, bytes and SUBSCRIBE packets a second."""
 
     def __init__(self, profile: BrokerProfile) -> None:
-        self._messages = TokenBucket(_USED_RATE * profile.publishes_per_s, _BURST * profile.publishes_per_s)
+        self._messages = SendRate(_USED_RATE * profile.publishes_per_s, _BURST * profile.publishes_per_s)
         # Bytes above the rate are delayed and not discarded, so the whole rate is used.
-        self._bytes = TokenBucket(profile.bytes_per_s, profile.packet_bytes)
-        self._subscribes = TokenBucket(profile.subscribes_per_s, 1)
+        self._bytes = SendRate(profile.bytes_per_s, profile.packet_bytes)
+        self._subscribes = SendRate(profile.subscribes_per_s, 1)
 
     def publish_wait_s(self, packet_bytes: int, now: float) -> float:
         """Return the seconds until a message of `packet_bytes` may be sent."""

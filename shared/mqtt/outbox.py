@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fedpatch.shared.errors import BrokerError, IllegalTransition
-from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile, Pace
+from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile, LinkRates
 
 MAX_IN_FLIGHT = 20
 # On a slow line a keepalive must get through between the chunks: 256 KiB in 30 s is 70 kbit/s.
@@ -47,10 +47,10 @@ class Outbox:
     `delay_s` is the time after which the pace of the profile lets the next message go, as of the last `take`.
     """
 
-    def __init__(self, capacity: int, profile: BrokerProfile = UNLIMITED, pace: Pace | None = None) -> None:
+    def __init__(self, capacity: int, profile: BrokerProfile = UNLIMITED, pace: LinkRates | None = None) -> None:
         self.capacity = capacity
         self.delay_s = 0.0
-        self._pace = pace or Pace(profile)
+        self._pace = pace or LinkRates(profile)
         self._most = min(MAX_IN_FLIGHT, profile.in_flight)
         self._most_bytes = min(MAX_IN_FLIGHT_BYTES, profile.in_flight_bytes)
         self._waiting: deque[QueuedMessage] = deque()
@@ -127,11 +127,11 @@ class Subscriptions:
     `delay_s` is the time after which the pace of the profile lets the next change go, as of the last `next`.
     """
 
-    def __init__(self, profile: BrokerProfile = UNLIMITED, pace: Pace | None = None) -> None:
+    def __init__(self, profile: BrokerProfile = UNLIMITED, pace: LinkRates | None = None) -> None:
         self.filters: tuple[str, ...] = ()
         self.delay_s = 0.0
         self._profile = profile
-        self._pace = pace or Pace(profile)
+        self._pace = pace or LinkRates(profile)
         self._wanted = topic_pattern(())
         self._wishes: deque[SubscriptionChange] = deque()
 

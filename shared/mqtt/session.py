@@ -9,7 +9,7 @@ import threading
 
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt import connection_errors
-from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile, Pace
+from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile, LinkRates
 from fedpatch.shared.mqtt.events import Connected
 from fedpatch.shared.mqtt.outbox import Outbox, QueuedMessage, SubscriptionChange, Subscriptions
 from fedpatch.shared.mqtt.url import BrokerUrl
@@ -23,7 +23,7 @@ class Session:
         self.stopping = threading.Event()
         self.drain_s = 0.0
         self._changed = threading.Condition()
-        pace = Pace(profile)
+        pace = LinkRates(profile)
         self._outbox = Outbox(max_queued, profile, pace)
         self._subscriptions = Subscriptions(profile, pace)
         self._profile = profile

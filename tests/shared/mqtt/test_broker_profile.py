@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile, TokenBucket
+from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile, SendRate
 from fedpatch.shared.mqtt.outbox import Outbox, QueuedMessage, SubscriptionChange, Subscriptions
 from fedpatch.shared.wire import topics
 
@@ -25,7 +25,7 @@ DIGEST = "d" * 64
 def test_no_second_exceeds_the_limit(limit: int, burst: float, steps: list[tuple[float, float]]):
     """Whatever is offered at whatever times, and sent as soon as the bucket permits."""
     most = burst * limit
-    bucket = TokenBucket(limit, most)
+    bucket = SendRate(limit, most)
     now, sent = 0.0, []
     for pause, share in steps:
         now += pause
@@ -38,7 +38,7 @@ def test_no_second_exceeds_the_limit(limit: int, burst: float, steps: list[tuple
 
 def test_wait_of_the_bucket_suffices_and_uses_the_rate():
     """A sender that always has messages reaches the limit less one burst a second."""
-    bucket, now = TokenBucket(100, 10), 0.0
+    bucket, now = SendRate(100, 10), 0.0
     for _ in range(910):
         now += bucket.wait_s(1, now)
         bucket.spend(1, now)
