@@ -21,6 +21,7 @@ from tests.system.stage import DEVICES, PATIENT, PRIVATE, STRATEGY, all_went_wel
 pytestmark = [pytest.mark.broker, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROUNDS = 2
+KEPT = "barrier/kept"
 CONNECTED = "connected to the broker"
 
 
@@ -46,7 +47,7 @@ def test_client_id_is_taken_over_across_nodes(pair: Pair):
 
 
 def test_will_of_a_device_on_a_reaches_the_coordinator_on_b(pair: Pair):
-    """The device closes its connection without DISCONNECT, as with a power cut."""
+    """The connection on A ends without DISCONNECT, here by a second one with its client id."""
     topic = topics.device_state("demo", "ann")
     with client(pair.prefer_b, "reader", topic, **login("coordinator")) as reader:
         reader.settle()
@@ -54,6 +55,18 @@ def test_will_of_a_device_on_a_reaches_the_coordinator_on_b(pair: Pair):
             dying.settle()
             with client(pair.prefer_b, "dying", **login("ann")):
                 assert reader.received(topic).payload == b"gone"
+
+
+def test_retained_message_is_only_at_the_node_where_it_was_published(pair: Pair):
+    """So devices on A ask for a model that the coordinator retains at B, as with a broker that retains nothing."""
+    with client(pair.prefer_a, "keeper", **login("ann")) as keeper:
+        keeper.link.publish(KEPT, b"kept", retain=True)
+        keeper.settle()
+    with client(pair.prefer_a, "at-a", KEPT, **login("coordinator")) as at_a:
+        assert at_a.received(KEPT).retained
+    with client(pair.prefer_b, "at-b", KEPT, **login("coordinator")) as at_b:
+        at_b.settle()
+        assert KEPT not in at_b.topics
 
 
 def test_run_survives_the_death_of_the_devices_node(pair: Pair, tmp_path: Path):
