@@ -373,3 +373,9 @@ system-deps: mosquitto ## install brokers, Prometheus, PostgreSQL, faketime, tmu
 		echo "make: no ejabberd here, so the tests that play rounds over it will be skipped"
 		echo "make: on Debian: apt install ejabberd (that starts it as a service, too)"
 	fi
+	found() { PATH="$$PATH:/usr/sbin" command -v haproxy; } >/dev/null
+	found || install_asleep haproxy haproxy.service || true
+	if ! found; then
+		echo "make: no haproxy here, so the tests of a cluster of brokers will be skipped"
+		echo "make: on Debian: apt install haproxy (that starts it as a service, too)"
+	fi

@@ -47,6 +47,7 @@ from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared import __version__
 from fedpatch.shared.masking.masked_blob import mask_blob
+from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, MqttLink, Received
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.chunked_transfer import Chunk, SendChunk, cut, decode_chunk, describe, encode_chunk
@@ -113,6 +114,7 @@ class LightDevice:
         updates: StandInUpdates,
         chunks: ModelChunks,
         tally: Tally,
+        profile: BrokerProfile = UNLIMITED,
     ) -> None:
         self.me = identity
         self.connected = False
@@ -132,6 +134,7 @@ class LightDevice:
             events=lambda event: events(self, event),
             will=identity.will(),
             reconnect_delay_s=(1.0, 10.0),
+            profile=profile,
         )
         self.link.subscribe(*topics.device_filters(identity.fleet, identity.device))
 

@@ -48,13 +48,16 @@ class LightReport(Tally):
 
 
 class LightDevices:
-    """`count` devices, named light-1, light-2, ..., each with NUM_EXAMPLES examples of `task`."""
+    """`count` devices, named light-1, light-2, ..., each with NUM_EXAMPLES examples of `task`; `profile` is the broker's."""
 
-    def __init__(self, *, broker: str, fleet: str, task: Task, count: int, processes: int) -> None:
+    def __init__(
+        self, *, broker: str, fleet: str, task: Task, count: int, processes: int, profile: str = "none"
+    ) -> None:
         self.report = LightReport()
         schema = schema_of(task.build_model()).to_lists()
         names = [f"light-{number}" for number in range(1, count + 1)]
         common = {"broker": broker, "fleet": fleet, "task": task.name, "schema": schema, "num_examples": NUM_EXAMPLES}
+        common["profile"] = profile
         shares = [names[first::processes] for first in range(min(processes, count))]
         self._jobs = [{**common, "devices": share} for share in shares]
         self._processes: list[subprocess.Popen[str]] = []

@@ -21,6 +21,7 @@ from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.device.light_updates import StandInUpdates
 from benchmarks.device.process_memory import memory_bytes
 from fedpatch.device_agent.runtime.presence import Identity
+from fedpatch.shared.mqtt.broker_profile import PROFILES, UNLIMITED
 from fedpatch.shared.mqtt.client import LinkEvent
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.wire.messages import TaskCapability
@@ -48,6 +49,7 @@ class LightProcess:
             updates=StandInUpdates(schema, examples),
             chunks=ModelChunks(),
             tally=self.tally,
+            profile=PROFILES.get(job.get("profile", ""), UNLIMITED),
         )
         self._devices = [make(Identity.new(job["fleet"], name)) for name in job["devices"]]
         self._ready = False

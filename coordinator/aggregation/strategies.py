@@ -23,7 +23,7 @@ import numpy as np
 from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
 from fedpatch.coordinator.aggregation.masked_scale import MaskedScale
 from fedpatch.coordinator.aggregation.norm_clipping import References
-from fedpatch.shared.errors import SchemaMismatch, UsageError
+from fedpatch.shared.errors import UsageError
 from fedpatch.shared.tensors.arrays import MOMENTS, Array, Schema, Tensors
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL
@@ -188,16 +188,21 @@ def apply_strategy(strategy: Strategy, state: ServerState, mean: dict[str, Array
     problem = ""
     if not isinstance(after, ServerState):
         problem = f"finish returned {type(after).__name__}, not a ServerState; return replace(super().finish(...), ...)"
-    else:
-        try:
-            strategy.travelling(schema).check(after.tensors)
-        except SchemaMismatch as error:
-            problem = (
-                f"finish returned other tensors ({error}); keep names and shapes, and use .astype(mean[name].dtype)"
-            )
+    elif difference := _difference(after.tensors, state.tensors):
+        problem = (
+            f"finish returned other tensors ({difference}); keep names and shapes, and use .astype(mean[name].dtype)"
+        )
     if problem:
         raise UsageError(f"strategy {strategy.name!r}: {problem}")
     return after
+
+
+def _difference(found: Tensors, known: Tensors) -> str:
+    for name in sorted(found.keys() | known.keys()):
+        kinds = [f"{one[name].dtype} of shape {one[name].shape}" if name in one else "absent" for one in (found, known)]
+        if kinds[0] != kinds[1]:
+            return f"{name}: {kinds[0]}, before {kinds[1]}"
+    return ""
 
 
 def refusal_of_rule(rule: AggregateRule, strategy: Strategy) -> str | None:

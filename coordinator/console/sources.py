@@ -25,6 +25,7 @@ def from_broker(settings: BrokerSettings, feed: Feed) -> Iterator[None]:
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
+        profile=settings.profile,
         clean_start=True,
     )
     link.subscribe(*watcher_filters(settings.fleet))

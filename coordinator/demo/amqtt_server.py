@@ -117,12 +117,13 @@ def main() -> None:
     listener = socket.socket(fileno=parser.parse_args().fd)
     # amqtt's warnings about single connections are left out: their clients log the end of the connection.
     logging.disable(logging.ERROR)
-    asyncio.run(_serve(listener))
+    asyncio.run(serve(listener, {}))
 
 
-async def _serve(listener: socket.socket) -> None:
-    everybody = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
-    broker = Broker(BrokerConfig(listeners={"default": ListenerConfig(type=ListenerType.EXTERNAL)}, plugins=everybody))
+async def serve(listener: socket.socket, plugins: dict[str, dict[str, object]]) -> None:
+    """Serve clients until stdin ends, with more of amqtt's `plugins`: the settings of each by its import path."""
+    plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}, **plugins}
+    broker = Broker(BrokerConfig(listeners={"default": ListenerConfig(type=ListenerType.EXTERNAL)}, plugins=plugins))
     await broker.start()
     server = await asyncio.start_server(_Server(broker).connected, sock=listener)
     with contextlib.suppress(BrokenPipeError):  # who started us is gone, and so stdin is at its end

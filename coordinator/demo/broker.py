@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from fedpatch.shared.app.files import import_root
 from fedpatch.shared.errors import BrokerError, UsageError
@@ -23,12 +24,16 @@ STOP_TIMEOUT_S = 5.0
 
 
 class EmbeddedBroker:
-    """Starts and stops the broker. Port 0 takes a free port. It has no access control, so it listens on this machine only."""
+    """Starts and stops the broker. Port 0 takes a free port. It has no access control, so it listens on this machine only.
 
-    def __init__(self, port: int) -> None:
+    `server` is the module of its process, with arguments.
+    """
+
+    def __init__(self, port: int, server: Sequence[str] = ("fedpatch.coordinator.demo.amqtt_server",)) -> None:
         if importlib.util.find_spec("amqtt") is None:
             raise UsageError("the built-in broker is not installed; run: pip install 'fedpatch[demo]'")
         self.port = port
+        self._server = server
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,7 +52,7 @@ class EmbeddedBroker:
             ) from None
         with listener:
             self.port = listener.getsockname()[1]
-            self._process = _spawn(listener)
+            self._process = _spawn(listener, self._server)
         if not _answered(self._process):
             self.stop()
             raise BrokerError("the built-in broker did not start; its error is above")
@@ -67,12 +72,12 @@ class EmbeddedBroker:
         process.stdout.close()
 
 
-def _spawn(listener: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(listener: socket.socket, server: Sequence[str]) -> subprocess.Popen[bytes]:
     # The child inherits the listening socket, so its port is known here and a client may connect at once. It has a session
     # of its own: Ctrl-C reaches all processes of a terminal's, but the parent still has to disconnect through us.
     roots = [str(import_root()), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedpatch.coordinator.demo.amqtt_server", "--fd", str(listener.fileno())],
+        [sys.executable, "-P", "-m", *server, "--fd", str(listener.fileno())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[listener.fileno()],

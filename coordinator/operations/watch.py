@@ -153,6 +153,7 @@ def watch(settings: BrokerSettings, *, once: bool, as_json: bool) -> None:
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
+        profile=settings.profile,
         clean_start=True,
     )
     if warning := exposure(link.broker):

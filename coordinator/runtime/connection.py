@@ -108,6 +108,7 @@ class Connection:
             username=settings.username,
             password=password_of(settings),
             tls=settings.tls_files,
+            profile=settings.profile,
             clean_start=True,
             max_queued=_MAX_QUEUED,
         )

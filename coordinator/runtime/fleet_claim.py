@@ -70,6 +70,7 @@ def acquire_fleet(
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
+        profile=settings.profile,
         clean_start=True,
     )
     link.subscribe(topic)

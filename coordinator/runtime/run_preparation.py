@@ -23,6 +23,7 @@ from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import max_blob_bytes
 from fedpatch.shared.tensors.patches import PatchPolicy
+from fedpatch.shared.wire.chunked_transfer import chunk_bytes_within
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan
 from fedpatch.shared.wire.plan_terms import make_terms, require_fitting
@@ -59,8 +60,8 @@ def prepare(settings: RunSettings) -> Prepared:
     """Find the task and the strategy, and build the initial model (imports torch).
 
     Raises:
-        UsageError: A name is unknown, the target is out of the metric's range, the model exceeds `max_model_mib`, or has public
-            values that differential privacy cannot cover.
+        UsageError: A name is unknown, the target is out of the metric's range, the model exceeds `max_model_mib` or what the
+            hosted broker retains, or has public values that differential privacy cannot cover.
     """
     task = find_task(settings.task)
     strategy = strategy_for(settings.strategy, task, settings.server_learning_rate)
@@ -83,6 +84,7 @@ def prepare(settings: RunSettings) -> Prepared:
         raise UsageError(
             f"the model and its moments may take {needed_mib} MiB; raise max_model_mib to that, here and on the devices"
         )
+    _check_retained(settings, max_blob_bytes(strategy.travelling(public)))
     plan = _plan(settings, task, strategy)
     require_fitting(plan, [one.name for one in schema.specs if one.trainable], private_names)
     tensors = initial_tensors(task, settings.seed)
@@ -104,6 +106,18 @@ def _check_target(settings: RunSettings, task: Task) -> None:
     if target is not None and not metric.allows(target):
         raise UsageError(
             f"target_ua is {target:g}, but the {metric.name} of task {task.name!r} is {metric.range_words}; choose one of those"
+        )
+
+
+def _check_retained(settings: RunSettings, model_bytes: int) -> None:
+    """Raise UsageError for a model of more chunks than the hosted broker retains."""
+    profile = settings.profile
+    chunk_bytes = chunk_bytes_within(settings.chunk_kib * 1024, profile.packet_bytes)
+    chunks = -(-model_bytes // chunk_bytes)
+    if chunks > profile.retained_messages:
+        raise UsageError(
+            f"the model travels in {chunks} retained messages of {chunk_bytes} bytes, but {profile.service} retains "
+            f"{profile.retained_messages:g}; raise chunk_kib, make more names private, or use another broker"
         )
 
 

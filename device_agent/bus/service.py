@@ -44,6 +44,7 @@ def run_bus(settings: BusSettings) -> int:
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
+        profile=settings.profile,
         clean_start=True,
     )
     if warning := exposure(link.broker):

@@ -129,6 +129,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         username=settings.username,
         password=password_of(settings),
         tls=settings.tls_files,
+        profile=settings.profile,
         reconnect_delay_s=(settings.reconnect_min_s, settings.reconnect_max_s),
     )
     models = None

@@ -21,9 +21,10 @@ from fedpatch.shared.diagnostics.broker_reachability import Reached, reach
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
 from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.mqtt.broker_profile import PROFILES
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.events import Received
-from fedpatch.shared.mqtt.url import parse_broker_url
+from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 from fedpatch.shared.wire.chunked_transfer import CHUNK_OVERHEAD_BYTES, chunk_bytes_within
 from fedpatch.shared.wire.topics import Kind
 
@@ -64,6 +65,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
         The results, or None if the broker cannot be reached or refuses the login.
     """
     broker = parse_broker_url(settings.broker)
+    _check_profile(settings, broker, checkup)
     checkup.say(f"asking the broker at {broker}")
     reached = reach(broker, settings.tls_files, checkup)
     if reached is None:
@@ -91,6 +93,24 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
         except BrokerError as error:
             checkup.fail("broker", f"the broker let us in, but then: {error_text(error)}", "look into the broker's log")
             return None
+
+
+def _check_profile(settings: BrokerSettings, broker: BrokerUrl, checkup: Checkup) -> None:
+    """Check that a hosted broker has its profile, and state the limits that the connection keeps."""
+    fitting = next((name for name, profile in PROFILES.items() if broker.host.endswith(profile.domain)), "")
+    profile = settings.profile
+    if fitting and settings.broker_profile != fitting:
+        text = f"{broker.host} is a broker of {PROFILES[fitting].service}, whose limits are not kept"
+        checkup.warn("broker_profile", text, f"set broker_profile = {fitting}, here and on every other side")
+    elif profile.service:
+        text = (
+            f"{profile.service}: {profile.publishes_per_s:g} messages and {size(int(profile.bytes_per_s))} a second, "
+            f"messages of {size(profile.packet_bytes)}, {profile.filters_per_subscribe} filters in a SUBSCRIBE"
+        )
+        if profile.tls_only and not broker.tls:
+            checkup.warn("broker_profile", f"{text}; it accepts TLS only", "write mqtts:// in the broker's URL")
+        else:
+            checkup.good("broker_profile", text)
 
 
 def _ids_are_tied(settings: BrokerSettings, side: AclParty, probe: Probe) -> bool:

@@ -67,6 +67,7 @@ class Probe:
             username=settings.username,
             password=password_of(settings),
             tls=settings.tls_files,
+            profile=settings.profile,
             clean_start=not keeps_session,
         )
         self._link.subscribe(*topics)

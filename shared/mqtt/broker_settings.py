@@ -13,6 +13,7 @@ from pathlib import Path
 from fedpatch.shared.app.files import OPEN_TO_OTHERS
 from fedpatch.shared.config.fields import NAME, Settings, setting
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.broker_profile import NO_PROFILE, PROFILES, UNLIMITED, BrokerProfile
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
@@ -63,6 +64,18 @@ class BrokerSettings(Settings):
         pattern=NAME,
         help="Name of the fleet, which separates fleets on one broker.",
     )
+
+    broker_profile: str = setting(
+        NO_PROFILE,
+        group=CONNECTION,
+        choices=(NO_PROFILE, *PROFILES),
+        help="Limits of a hosted broker to keep: AWS IoT Core or Azure Event Grid.",
+    )
+
+    @property
+    def profile(self) -> BrokerProfile:
+        """The limits that the connection keeps."""
+        return PROFILES.get(self.broker_profile, UNLIMITED)
 
     @property
     def tls_files(self) -> TlsFiles:

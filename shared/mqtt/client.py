@@ -30,6 +30,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fedpatch.shared.errors import UsageError
 from fedpatch.shared.mqtt import connection_errors
+from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile
 from fedpatch.shared.mqtt.events import Connected, Disconnected, Link, LinkEvent, Received
 from fedpatch.shared.mqtt.outbox import MAX_IN_FLIGHT, QueuedMessage
 from fedpatch.shared.mqtt.reconnect import CONNACK_TIMEOUT_S, ConnectionAttempt, Reconnector
@@ -66,6 +67,7 @@ class MqttLink:
         reconnect_delay_s: Shortest and longest pause before an attempt to reconnect.
         clean_start: Whether the broker forgets the session; else it keeps the session for an hour after a disconnect.
         max_queued: Most messages that wait to be sent or acknowledged.
+        profile: Limits of the broker that it does not state.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword per independent choice of the caller
@@ -82,6 +84,7 @@ class MqttLink:
         reconnect_delay_s: tuple[float, float] = (1.0, 60.0),
         clean_start: bool = False,
         max_queued: int = 1000,
+        profile: BrokerProfile = UNLIMITED,
     ) -> None:
         self.broker = parse_broker_url(url)
         self._credentials = Credentials(self.broker, tls)
@@ -89,7 +92,8 @@ class MqttLink:
         self._client_id, self._events, self._will = client_id, events, will
         self._keepalive_s, self._clean_start = keepalive_s, clean_start
         self._retains = True
-        self._session = Session(self.broker, max_queued)
+        self._profile = profile
+        self._session = Session(self.broker, max_queued, profile)
         self._loop = SocketLoop()
         self._attempts = Reconnector(self._session, reconnect_delay_s, self._connect, self._emit)
         self._thread = threading.Thread(target=self._attempts.run, name=f"link {client_id}", daemon=True)
@@ -200,13 +204,15 @@ class MqttLink:
 
     def _feed(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Give paho the subscriptions and messages, at most one packet ahead of the socket: a ping must get through."""
-        while wish := self._session.next_wish():
+        while wish := self._session.next_wish(time.monotonic()):
             if wish.wanted:
                 _, mid = client.subscribe([(topic_filter, 1) for topic_filter in wish.filters])
                 attempt.subscribing[mid or 0] = wish.filters
             else:
                 client.unsubscribe(list(wish.filters))
-        while not client.want_write() and (message := self._session.next_message(attempt.window)):
+        while not client.want_write():
+            if (message := self._session.next_message(attempt.window, time.monotonic())) is None:
+                break
             if complaint := self._session.complaint(message):
                 log.warning("dropped a message: %s", complaint)
                 continue
@@ -214,6 +220,8 @@ class MqttLink:
             info = client.publish(message.topic, message.payload, message.qos, message.retain and self._retains)
             if message.qos > 0:
                 self._session.sent(info.mid, message)
+        if (delay_s := self._session.delay_s()) > 0:
+            self._loop.wait_at_most(delay_s)
 
     def _leave_when_sent(self, client: mqtt.Client, attempt: ConnectionAttempt) -> None:
         """Disconnect once all messages are sent or `drain_s` is over."""
@@ -274,13 +282,18 @@ class MqttLink:
         attempt.window = getattr(properties, "ReceiveMaximum", MAX_IN_FLIGHT)
         attempt.connected = Connected(
             protocol=attempt.protocol,
-            max_packet_bytes=getattr(properties, "MaximumPacketSize", None),
+            max_packet_bytes=self._packet_limit(getattr(properties, "MaximumPacketSize", None)),
             retain_available=self._retains,
             session_present=session_present,
             broker_certificate_ends=peer_ends(attempt.socket),
         )
         self._session.connected(attempt.connected)
         self._emit(attempt.connected)
+
+    def _packet_limit(self, stated: int | None) -> int | None:
+        """Return the lower one of the broker's limit and the profile's; None if there is none."""
+        least = min(stated or UNLIMITED.packet_bytes, self._profile.packet_bytes)
+        return least if least < UNLIMITED.packet_bytes else None
 
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
         try:

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fedpatch.shared.errors import IllegalTransition
+from fedpatch.shared.errors import BrokerError, IllegalTransition
+from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile, LinkRates
 
 MAX_IN_FLIGHT = 20
 # On a slow line a keepalive must get through between the chunks: 256 KiB in 30 s is 70 kbit/s.
@@ -41,10 +42,17 @@ class QueuedMessage:
 
 
 class Outbox:
-    """Queue of at most `capacity` messages that wait to be sent or acknowledged."""
+    """Queue of at most `capacity` messages that wait to be sent or acknowledged.
 
-    def __init__(self, capacity: int) -> None:
+    `delay_s` is the time after which the pace of the profile lets the next message go, as of the last `take`.
+    """
+
+    def __init__(self, capacity: int, profile: BrokerProfile = UNLIMITED, pace: LinkRates | None = None) -> None:
         self.capacity = capacity
+        self.delay_s = 0.0
+        self._pace = pace or LinkRates(profile)
+        self._most = min(MAX_IN_FLIGHT, profile.in_flight)
+        self._most_bytes = min(MAX_IN_FLIGHT_BYTES, profile.in_flight_bytes)
         self._waiting: deque[QueuedMessage] = deque()
         self._unacknowledged: dict[int, QueuedMessage] = {}
         self._in_flight_bytes = 0
@@ -59,16 +67,26 @@ class Outbox:
         self._waiting.append(message)
         return True
 
-    def take(self, window: int) -> QueuedMessage | None:
-        """Remove and return the next message to send; None if there is none, or too much is in flight already."""
+    def take(self, window: int, now: float = 0.0) -> QueuedMessage | None:
+        """Remove and return the next message to send at `now` (monotonic seconds).
+
+        None if there is none, too much is in flight already, or it would exceed the pace of the profile.
+        """
+        self.delay_s = 0.0
         if not self._waiting:
             return None
         message = self._waiting[0]
         in_flight = len(self._unacknowledged)
         alone = message.attempts > 0 or any(other.attempts > 0 for other in self._unacknowledged.values())
-        too_many = in_flight >= (1 if alone else min(window, MAX_IN_FLIGHT))
-        too_much = in_flight > 0 and self._in_flight_bytes + len(message.payload) > MAX_IN_FLIGHT_BYTES
-        return None if too_many or too_much else self._waiting.popleft()
+        too_many = in_flight >= (1 if alone else min(window, self._most))
+        too_much = in_flight > 0 and self._in_flight_bytes + len(message.payload) > self._most_bytes
+        if too_many or too_much:
+            return None
+        self.delay_s = self._pace.publish_wait_s(message.packet_bytes, now)
+        if self.delay_s > 0:
+            return None
+        self._pace.published(message.packet_bytes, now)
+        return self._waiting.popleft()
 
     def sent(self, key: int, message: QueuedMessage) -> None:
         """Record that `message` was sent and will be acknowledged under `key`."""
@@ -104,18 +122,31 @@ class SubscriptionChange:
 
 
 class Subscriptions:
-    """The current topic filters, and the changes that have not been sent to the broker yet."""
+    """The current topic filters, and the changes that have not been sent to the broker yet.
 
-    def __init__(self) -> None:
+    `delay_s` is the time after which the pace of the profile lets the next change go, as of the last `next`.
+    """
+
+    def __init__(self, profile: BrokerProfile = UNLIMITED, pace: LinkRates | None = None) -> None:
         self.filters: tuple[str, ...] = ()
+        self.delay_s = 0.0
+        self._profile = profile
+        self._pace = pace or LinkRates(profile)
         self._wanted = topic_pattern(())
         self._wishes: deque[SubscriptionChange] = deque()
 
     def add(self, filters: tuple[str, ...]) -> None:
-        """Add `filters`. Adding one again makes the broker send its retained messages again. Raises ValueError."""
+        """Add `filters`. Adding one again makes the broker send its retained messages again.
+
+        Raises ValueError for a wrong filter, and BrokerError for more subscriptions than the profile permits.
+        """
         for topic_filter in filters:
             _check(topic_filter)
-        self.filters = tuple(dict.fromkeys((*self.filters, *filters)))
+        together = tuple(dict.fromkeys((*self.filters, *filters)))
+        if len(together) > self._profile.subscriptions:
+            most = f"{self._profile.service} permits {self._profile.subscriptions} subscriptions of a connection"
+            raise BrokerError(f"{most}, not {len(together)}")
+        self.filters = together
         self._wanted = topic_pattern(self.filters)
         self._wishes.append(SubscriptionChange(True, filters))
 
@@ -132,13 +163,21 @@ class Subscriptions:
         self._wishes.append(SubscriptionChange(False, tuple(gone for gone in removed if gone not in self.filters)))
         self._wishes.append(SubscriptionChange(True, self.filters))
 
-    def next(self) -> SubscriptionChange | None:
-        """Return the next change to send, if any."""
-        while self._wishes:
-            wish = self._wishes.popleft()
-            if wish.filters:
-                return wish
-        return None
+    def next(self, now: float = 0.0) -> SubscriptionChange | None:
+        """Return the next change to send at `now` (monotonic seconds), with as many filters as the profile permits, if any."""
+        self.delay_s = 0.0
+        while self._wishes and not self._wishes[0].filters:
+            self._wishes.popleft()
+        if not self._wishes:
+            return None
+        self.delay_s = self._pace.subscribe_wait_s(now)
+        if self.delay_s > 0:
+            return None
+        self._pace.subscribed(now)
+        wish, most = self._wishes.popleft(), self._profile.filters_per_subscribe
+        if len(wish.filters) > most:
+            self._wishes.appendleft(SubscriptionChange(wish.wanted, wish.filters[most:]))
+        return SubscriptionChange(wish.wanted, wish.filters[:most])
 
     def want(self, topic: str) -> bool:
         """Return whether `topic` matches a filter."""

@@ -9,24 +9,25 @@ import threading
 
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt import connection_errors
+from fedpatch.shared.mqtt.broker_profile import UNLIMITED, BrokerProfile, LinkRates
 from fedpatch.shared.mqtt.events import Connected
 from fedpatch.shared.mqtt.outbox import Outbox, QueuedMessage, SubscriptionChange, Subscriptions
 from fedpatch.shared.mqtt.url import BrokerUrl
-
-MAX_MQTT_PACKET_BYTES = 268_435_455
 
 
 class Session:
     """Shared state of a link: callers put messages and wait; the link's thread takes messages and reports events."""
 
-    def __init__(self, broker: BrokerUrl, max_queued: int) -> None:
+    def __init__(self, broker: BrokerUrl, max_queued: int, profile: BrokerProfile = UNLIMITED) -> None:
         self.broker = broker
         self.stopping = threading.Event()
         self.drain_s = 0.0
         self._changed = threading.Condition()
-        self._outbox = Outbox(max_queued)
-        self._subscriptions = Subscriptions()
-        self._packet_limit_bytes = MAX_MQTT_PACKET_BYTES
+        pace = LinkRates(profile)
+        self._outbox = Outbox(max_queued, profile, pace)
+        self._subscriptions = Subscriptions(profile, pace)
+        self._profile = profile
+        self._packet_limit_bytes = profile.packet_bytes
         self._connected: Connected | None = None
         self._fault: connection_errors.ConnectionFault | None = None
 
@@ -75,7 +76,7 @@ class Session:
         """Record a new connection, and queue all subscriptions for it."""
         with self._changed:
             self._subscriptions.connected()
-            self._packet_limit_bytes = connected.max_packet_bytes or MAX_MQTT_PACKET_BYTES
+            self._packet_limit_bytes = connected.max_packet_bytes or self._profile.packet_bytes
             self._connected, self._fault = connected, None
             self._changed.notify_all()
 
@@ -91,15 +92,20 @@ class Session:
             self._fault = fault
             self._changed.notify_all()
 
-    def next_wish(self) -> SubscriptionChange | None:
-        """Return the next change of subscriptions to send, if any."""
+    def next_wish(self, now: float) -> SubscriptionChange | None:
+        """Return the next change of subscriptions to send at `now`, if any."""
         with self._changed:
-            return self._subscriptions.next()
+            return self._subscriptions.next(now)
 
-    def next_message(self, window: int) -> QueuedMessage | None:
-        """Remove and return the next message, if one may be sent now."""
+    def next_message(self, window: int, now: float) -> QueuedMessage | None:
+        """Remove and return the next message, if one may be sent at `now`; none before the subscriptions that wait."""
         with self._changed:
-            return self._outbox.take(window)
+            return None if self._subscriptions.delay_s > 0 else self._outbox.take(window, now)
+
+    def delay_s(self) -> float:
+        """Return the time after which the pace of the profile lets the next packet go; 0: nothing waits for it."""
+        with self._changed:
+            return self._subscriptions.delay_s or self._outbox.delay_s
 
     def complaint(self, message: QueuedMessage) -> str | None:
         """Return why `message` cannot be sent, if the broker stated a lower limit after it was queued."""

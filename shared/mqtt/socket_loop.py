@@ -42,6 +42,11 @@ class SocketLoop:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._woken = False
+        self._wait_s = TICK_S
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Make the next wait for the socket shorter than a tick; called by `turn`."""
+        self._wait_s = min(self._wait_s, seconds)
 
     def wake(self) -> None:
         """Make the loop take its next turn now."""
@@ -72,7 +77,8 @@ class SocketLoop:
                     awaited = wanted
                 # The selector does not see bytes that TLS has decrypted already.
                 decrypted = hasattr(sock, "pending") and sock.pending() > 0
-                ready = {key.fileobj: mask for key, mask in selector.select(0 if decrypted else TICK_S)}
+                ready = {key.fileobj: mask for key, mask in selector.select(0 if decrypted else self._wait_s)}
+                self._wait_s = TICK_S
                 if self._wake_out in ready:
                     self._wake_out.recv(65_536)
                     # Reset before the turn, so that the turn handles messages of callers that found the flag still set.

@@ -1,7 +1,7 @@
 """A real ejabberd of one's own: its MQTT broker alone, on loopback, in a directory of its own, and gone without a trace.
 
 It is started by `erl` itself and not by ejabberdctl: without a node name there is no Erlang distribution, hence no cookie, no
-epmd, and no port but that of MQTT.
+epmd, and no port but that of MQTT. `tests.broker.cluster` has nodes with a name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,17 @@ from tests.support.brokers import HOST, free_port, listening
 
 START_PATIENCE_S = 120.0
 USERNAME, PASSWORD = "fedpatch@localhost", "anything"
+
+# Answers ejabberd's questions about passwords: a user's is its own name.
+ASK = """\
+#!{python}
+import struct, sys
+while head := sys.stdin.buffer.read(2):
+    question = sys.stdin.buffer.read(struct.unpack(">H", head)[0]).decode().split(":")
+    right = question[0] == "isuser" or (question[0] == "auth" and question[1] == question[3])
+    sys.stdout.buffer.write(struct.pack(">HH", 2, right))
+    sys.stdout.buffer.flush()
+"""
 
 # Its users are names at a host; an anonymous one may choose its own, but must give some password.
 _CONFIG = """\
@@ -63,10 +74,16 @@ class Ejabberd:
     def url(self) -> str:
         return f"mqtt://{HOST}:{self.port}"
 
-    def start(self) -> None:
-        """Run it until it listens; the port stays the same from start to start."""
+    @property
+    def options(self) -> list[str]:
+        """Options of `erl`."""
+        return ["-noinput", "+S", "2", "-mnesia", "dir", f'"{self.directory / "spool"}"', "-s", "ejabberd"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its process besides ours."""
         here = self.directory
-        settings = {
+        return {
             "HOME": str(here),
             "ERL_LIBS": str(self._libraries),
             "ERL_CRASH_DUMP_BYTES": "0",
@@ -75,14 +92,17 @@ class Ejabberd:
             "EJABBERD_PID_PATH": str(here / "ejabberd.pid"),
             "CONTRIB_MODULES_PATH": str(here),
         }
-        options = ["-noinput", "+S", "2", "-mnesia", "dir", f'"{here / "spool"}"', "-s", "ejabberd"]
+
+    def start(self) -> None:
+        """Run it until it listens; the port stays the same from start to start."""
+        here = self.directory
         with (here / "output").open("ab") as out:
             self._process = subprocess.Popen(
-                [self._erl, *options],
+                [self._erl, *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, **settings},
+                env={**os.environ, **self.environment},
                 cwd=here,
                 start_new_session=True,
             )

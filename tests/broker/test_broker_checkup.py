@@ -7,9 +7,10 @@ import time
 import pytest
 
 from fedpatch.shared.diagnostics.broker_acl import AclParty
-from fedpatch.shared.diagnostics.broker_behaviour import SLOW_ROUND_TRIP_MS, check_broker
+from fedpatch.shared.diagnostics.broker_behaviour import SLOW_ROUND_TRIP_MS, _check_profile, check_broker
 from fedpatch.shared.diagnostics.checks import Checkup, Finding
 from fedpatch.shared.mqtt.client import Received
+from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import CoordinatorState, Envelope
@@ -220,3 +221,24 @@ def test_a_client_id_that_the_broker_does_not_take():
         found = ask(settings_for("device", broker.url), "device")["broker_login"]
     assert found.verdict == "fail"
     assert f"fedpatch.{FLEET}.device.{DEVICE}" in found.remedy
+
+
+def test_hosted_broker_is_checked_against_its_profile(mosquitto):
+    """The limits are stated; a profile that is missing, or a URL without TLS, is a warning with its remedy."""
+    found = ask(settings_for("device", mosquitto.url, broker_profile="azure"), "device")
+    assert found["broker_profile"].verdict == "warn"
+    assert "TLS only" in found["broker_profile"].detail
+    assert "chunks will be that small instead of" in found["chunk"].detail
+
+
+@pytest.mark.parametrize(
+    ("profile", "verdict", "words"),
+    [("none", "warn", "broker_profile = aws"), ("aws", "ok", ""), ("azure", "warn", "aws")],
+)
+def test_broker_of_amazon_without_its_profile_is_named(profile: str, verdict: str, words: str):
+    settings = settings_for("device", "mqtts://x-ats.iot.eu-west-1.amazonaws.com:8883", broker_profile=profile)
+    checkup = Checkup(show=lambda finding: None, say=lambda text: None)
+    _check_profile(settings, parse_broker_url(settings.broker), checkup)
+    (finding,) = checkup.findings
+    assert finding.verdict == verdict
+    assert words in finding.remedy

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
+from fedpatch.coordinator.runtime.run_preparation import _check_retained
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.errors import BrokerError
+from fedpatch.shared.errors import BrokerError, UsageError
 from fedpatch.shared.wire.chunked_transfer import MIN_CHUNK_BYTES
 from tests.broker.relay import Relay
 from tests.support.brokers import Mosquitto
@@ -71,3 +72,17 @@ def test_slow_link_keeps_the_configured_size():
     """At 12 kB/s a chunk of 96 KiB takes eight seconds, and no answer is no refusal before."""
     with Mosquitto() as broker, Relay(broker.port, bytes_per_s=12_000) as relay:
         assert found(relay.url) == CONFIGURED_BYTES
+
+
+@pytest.mark.parametrize(("profile", "below"), [("aws", 96 * 1024 + 1), ("azure", 64_000)])
+def test_profile_cuts_chunks_to_the_size_that_a_hosted_broker_retains(profile: str, below: int):
+    with Mosquitto() as broker:
+        settings = RunSettings(broker=broker.url, fleet="home", state_dir=Path("nowhere"), broker_profile=profile)
+        assert below // 2 < find_chunk_bytes(settings, boot="b007") < below
+
+
+def test_model_of_more_chunks_than_the_hosted_broker_retains_is_refused():
+    settings = RunSettings(broker_profile="azure", chunk_kib=8, fleet="home")
+    _check_retained(settings, 10_000 * 8 * 1024)
+    with pytest.raises(UsageError, match="Azure Event Grid retains 10000"):
+        _check_retained(settings, 10_000 * 8 * 1024 + 1)

@@ -15,7 +15,7 @@ from fedpatch.shared.mqtt.client import Received
 from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.wire import topics
 from fedpatch.shared.wire.topics import TOPICS
-from tests.broker.ejabberd import Ejabberd
+from tests.broker.ejabberd import ASK, Ejabberd
 from tests.support.brokers import PATIENCE_S, Client, client
 from tests.support.identities import Certified
 
@@ -28,17 +28,6 @@ EXAMPLES = {
     row.name: row.pattern.format(fleet="home", device=OWNER, digest="0" * 64, transfer="0" * 16, index=0)
     for row in TOPICS
 }
-
-# Answers ejabberd's questions about passwords: a user's is its own name.
-_ASK = """\
-#!{python}
-import struct, sys
-while head := sys.stdin.buffer.read(2):
-    question = sys.stdin.buffer.read(struct.unpack(">H", head)[0]).decode().split(":")
-    right = question[0] == "isuser" or (question[0] == "auth" and question[1] == question[3])
-    sys.stdout.buffer.write(struct.pack(">HH", 2, right))
-    sys.stdout.buffer.flush()
-"""
 
 _CONFIG = """\
 hosts: [localhost]
@@ -74,7 +63,7 @@ def broker(certificates: Certified) -> Iterator[Ejabberd]:
     pem = (of_broker / "broker.crt").read_bytes() + (of_broker / "broker.key").read_bytes()
     (made.directory / "broker.pem").write_bytes(pem)
     ask = made.directory / "ask"
-    ask.write_text(_ASK.format(python=shutil.which("python3") or sys.executable))
+    ask.write_text(ASK.format(python=shutil.which("python3") or sys.executable))
     ask.chmod(0o755)
     with made:
         yield made
