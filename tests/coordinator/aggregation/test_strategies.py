@@ -57,7 +57,7 @@ class Doubles(Strategy):
     ("strategy", "words"),
     [
         (Mean(), "finish returned dict, not a ServerState"),
-        (Doubles(), r"\(n: float64 of shape \(\), before int64.*use \.astype"),
+        (Doubles(), r"\(n: float64 .*before int64.*use \.astype"),
     ],
 )
 def test_result_of_finish_that_is_no_state_of_the_model_is_refused_with_the_strategys_name(strategy, words):
