@@ -98,6 +98,8 @@ def _devices(
             floor = "none" if settings.private in SHORTHANDS else settings.private
             options += ["--private", floor, "--max-steps", "100000000", "--max-epochs", "100000"]
             options += ["--fork-server", str(forks)]
+            # Models of rounds a second apart would take longer than the rounds; each device writes its last when it stops.
+            options += ["--model-every-s", "600"]
             started.append(start_device(name, options, directory))
         yield started
     finally:

@@ -24,7 +24,7 @@ from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError
 
 PROGRAM = "fedpatch-agent"
 POLL_S = 0.1
-STOP_TIMEOUT_S = 8.0
+STOP_TIMEOUT_S = 30.0
 
 _ERRORS: dict[int, type[FedpatchError]] = {UsageError.exit_code: UsageError, BrokerError.exit_code: BrokerError}
 _LAST_LINES = 5
