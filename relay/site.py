@@ -59,7 +59,7 @@ _ID_FILE = "relay-id"
 
 
 def is_usable_run(run: str) -> bool:
-    """Whether the name of a parent's run can be the name of a folder here."""
+    """Return whether the name of a parent's run can be the name of a folder here."""
     return _SAFE_RUN.fullmatch(run) is not None
 
 

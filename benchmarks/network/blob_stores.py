@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.network.fleets import FedpatchFleet
-from benchmarks.support.contests import Contest, play_in_turn, ratios, spread
+from benchmarks.network.fleets import compare_settings
+from benchmarks.support.contests import ratios, spread
 from benchmarks.support.documents import Document, Out, Toy, deliver, machine_line, table, within
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
@@ -24,7 +21,6 @@ from fedpatch.shared.app.signals import interruptible
 from tests.support.s3_server import S3Server
 
 BENCHMARK = "blob-stores"
-ENCODING = "delta-int8"
 ROUND_UPDATES = 200
 MOST_ROUNDS = 10
 
@@ -54,14 +50,8 @@ def blob_stores(
 
 def _compare(task: str, devices: int, turns: int) -> dict[str, Any]:
     rounds = min(MOST_ROUNDS, max(1, ROUND_UPDATES // devices))
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-blobs-")))
-        contests = []
-        for name, changes in (("files", {}), ("s3", {"blobs": f"s3://fleet/benchmark-{devices}"})):
-            fleet = FedpatchFleet(task, devices, ENCODING, rounds, folder / name, **changes)
-            stack.callback(fleet.close)
-            contests.append(Contest(name, name, fleet, share=rounds))
-        files, s3 = play_in_turn(contests, turns, say=log.info)
+    variants: dict[str, dict[str, str | int]] = {"files": {}, "s3": {"blobs": f"s3://fleet/benchmark-{devices}"}}
+    files, s3 = compare_settings(task, devices, rounds, turns, variants, log.info)
     return {
         "task": task,
         "devices": devices,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from benchmarks.device.light_devices import LightDevices
 from benchmarks.network.shipped_broker import shipped_broker
+from benchmarks.support.contests import Contest, Measured, play_in_turn
 from benchmarks.support.programs import Program
 from benchmarks.training.peer_rounds import HOW_TO_GET
 from fedpatch.coordinator.settings import RunSettings
@@ -103,6 +105,35 @@ class FedpatchFleet(_Fleet):
 
 
 FASTEST_PART_BYTES = 256 * 1024
+
+
+def compare_settings(
+    task: str,
+    devices: int,
+    rounds: int,
+    turns: int,
+    variants: Mapping[str, Mapping[str, str | int]],
+    say: Callable[[str], None],
+) -> list[Measured]:
+    """Play rounds of coordinators that differ in settings, in turn, and return what was measured of each.
+
+    Args:
+        task: The task whose model travels, in `delta-int8`.
+        devices: Number of light devices of each fleet.
+        rounds: Rounds in a turn.
+        turns: Turns of each coordinator.
+        variants: By name the settings in which a coordinator differs from the defaults.
+        say: Gets a line for each fleet and turn.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-settings-")))
+        contests = []
+        for name, changes in variants.items():
+            say(f"{devices} devices: made ready: {name}")
+            fleet = FedpatchFleet(task, devices, "delta-int8", rounds, folder / name, **changes)
+            stack.callback(fleet.close)
+            contests.append(Contest(name, name, fleet, share=rounds))
+        return play_in_turn(contests, turns, say=say)
 
 
 class BareFleet(_Fleet):

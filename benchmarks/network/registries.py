@@ -7,17 +7,14 @@ play rounds without training in turn, in one run. Linux only.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.network.coordination import MOST_ROUNDS, ROUND_UPDATES
-from benchmarks.network.fleets import FedpatchFleet
-from benchmarks.support.contests import Contest, play_in_turn, ratios, spread
+from benchmarks.network.fleets import compare_settings
+from benchmarks.support.contests import ratios, spread
 from benchmarks.support.documents import Document, Out, Show, Toy, deliver, machine_line, read_document, table, within
 from benchmarks.support.report import begun
 from fedpatch.shared.app.command import AsJson, command, run_app
@@ -58,27 +55,20 @@ def _compare(task: str, devices: int, turns: int) -> dict[str, Any]:
     from tests.support.postgresql import postgres_server
 
     rounds = min(MOST_ROUNDS, max(1, ROUND_UPDATES // devices))
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedpatch-registries-")))
-        url = stack.enter_context(postgres_server()).url()
-        contests = []
-        for name, changes in (("sqlite", {}), ("postgresql", {"state": url})):
-            log.info("%d devices: made ready: %s", devices, name)
-            fleet = FedpatchFleet(task, devices, "delta-int8", rounds, folder / name, **changes)
-            stack.callback(fleet.close)
-            contests.append(Contest(name, name, fleet, share=rounds))
-        sqlite, postgresql = play_in_turn(contests, turns, say=log.info)
-        return {
-            "task": task,
-            "devices": devices,
-            "rounds_in_a_turn": rounds,
-            "contests": [
-                {"name": one.contest.name, "wall_s": spread(one.wall_s), "cpu_s": spread(one.cpu_s)}
-                for one in (sqlite, postgresql)
-            ],
-            "wall_ratio": ratios(postgresql.wall_s, sqlite.wall_s),
-            "cpu_ratio": ratios(postgresql.cpu_s, sqlite.cpu_s),
-        }
+    with postgres_server() as server:
+        variants: dict[str, dict[str, str | int]] = {"sqlite": {}, "postgresql": {"state": server.url()}}
+        sqlite, postgresql = compare_settings(task, devices, rounds, turns, variants, log.info)
+    return {
+        "task": task,
+        "devices": devices,
+        "rounds_in_a_turn": rounds,
+        "contests": [
+            {"name": one.contest.name, "wall_s": spread(one.wall_s), "cpu_s": spread(one.cpu_s)}
+            for one in (sqlite, postgresql)
+        ],
+        "wall_ratio": ratios(postgresql.wall_s, sqlite.wall_s),
+        "cpu_ratio": ratios(postgresql.cpu_s, sqlite.cpu_s),
+    }
 
 
 def tables(document: Document) -> Iterable[str]:

@@ -24,7 +24,7 @@ from fedpatch.simulator.spec.study import client_id
 COPY = "copy:"
 """Prefix of the names of a client's personal copy among the values that it keeps."""
 OWN = "own:"
-"""The same of its control variate."""
+"""Prefix of the names of its control variate, likewise."""
 TAKEN = "taken:"
 """Whether a client has trained its copy."""
 

@@ -62,7 +62,7 @@ def welcomed(port: int, client_id: str) -> Iterator[socket.socket]:
 
 
 def is_shown_the_door(connection: socket.socket) -> bool:
-    """Whether the broker ends the connection, regardless of earlier messages."""
+    """Return whether the broker ends the connection, regardless of earlier messages."""
     connection.settimeout(PATIENCE_S)
     try:
         while connection.recv(4096):
