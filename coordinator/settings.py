@@ -24,6 +24,7 @@ from fedpatch.shared.errors import UsageError
 from fedpatch.shared.masking.group_context import KEEPS
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.trackers.tracking import check_names
+from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
 from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, MAX_GROUP
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_CHUNKS
 from fedpatch.shared.wire.plan_terms import CONTROL, parse_personal, parse_phases, term_problems
@@ -214,7 +215,7 @@ class RoundSettings(Settings):
 
     encoding: str = setting("delta-int8", group=_TRANSFER, choices=(*ENCODINGS, *MASKED_ENCODINGS), help=ENCODING_HELP)
     chunk_kib: int = setting(
-        96,
+        DEFAULT_CHUNK_KIB,
         group=_TRANSFER,
         ge=8,
         le=1024,

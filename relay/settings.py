@@ -12,6 +12,7 @@ from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.config.fields import NAME, Settings, setting
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.tasks.task import TASKS
+from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
 
 _UP, _DOWN, _ROUND, _LIMITS = "Parent", "Site", "Rounds of the site", "Limits"
 _NO_FILE: Path | None = None
@@ -86,7 +87,7 @@ class RelaySettings(Settings):
         help="Allow mqtt:// to the site's broker on another machine: the network can read everything.",
     )
     chunk_kib: int = setting(
-        96,
+        DEFAULT_CHUNK_KIB,
         group=_DOWN,
         ge=8,
         le=1024,

@@ -42,7 +42,7 @@ def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
 
     Example:
         >>> find_chunk_bytes(RunSettings(broker="mqtt://127.0.0.1"), boot="c0ffee")  # doctest: +SKIP
-        98304
+        262144
     """
     topic = model_chunk(settings.fleet, hashlib.sha256(boot.encode()).hexdigest(), 0)
     wanted = size = settings.chunk_kib * 1024

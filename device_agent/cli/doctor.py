@@ -43,12 +43,11 @@ from fedpatch.shared.errors import BrokerError, FedpatchError, UsageError, WireE
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire import topics
+from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
 from fedpatch.shared.wire.codec import decode, encode
 from fedpatch.shared.wire.messages import Cancel, CoordinatorState, DeviceState, Envelope, Progress
 from fedpatch.shared.wire.reason_codes import JobPhase
 
-CHUNK_BYTES = 96 * 1024
-"""Default size of a coordinator's chunks."""
 TASK_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 4.0
 
@@ -227,7 +226,7 @@ def _check_memory(trainer: Trainer, checkup: Checkup) -> None:
 def _check_broker(settings: AgentSettings, identity: Identity, checkup: Checkup, running: bool) -> None:
     user = settings.username or parse_broker_url(settings.broker).username
     side = AclParty("device", identity.fleet, identity.device, identity.client_id, user)
-    asked = check_broker(settings, side, CHUNK_BYTES, checkup)
+    asked = check_broker(settings, side, DEFAULT_CHUNK_KIB * 1024, checkup)
     if asked is None:
         checkup.skip("coordinator", "the broker was not asked for it")
         return

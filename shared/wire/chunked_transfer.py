@@ -29,6 +29,8 @@ CHUNK_OVERHEAD_BYTES = _HEADER.size
 # beyond its limit, and would do so again at each attempt to send it.
 _PACKET_OVERHEAD_BYTES = 512
 MIN_CHUNK_BYTES = 8 * 1024
+DEFAULT_CHUNK_KIB = 256
+"""Larger chunks cost less processor time; a link of 70 kbit/s still sends one within the keepalive of 30 s."""
 
 MAX_QUIET_S = 30.0
 ASK_QUIET_S = 1.0

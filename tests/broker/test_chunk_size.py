@@ -10,14 +10,14 @@ from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
 from fedpatch.coordinator.runtime.run_preparation import _check_retained
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import BrokerError, UsageError
-from fedpatch.shared.wire.chunked_transfer import MIN_CHUNK_BYTES
+from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB, MIN_CHUNK_BYTES
 from tests.broker.relay import Relay
 from tests.support.brokers import Mosquitto
 
 pytestmark = pytest.mark.broker
 
 LIMIT_BYTES = 30_000
-CONFIGURED_BYTES = 96 * 1024
+CONFIGURED_BYTES = DEFAULT_CHUNK_KIB * 1024
 
 
 def found(url: str) -> int:
@@ -69,12 +69,12 @@ def test_broker_that_refuses_the_topic_is_named_as_the_cause_and_not_its_size_li
 
 
 def test_slow_link_keeps_the_configured_size():
-    """At 12 kB/s a chunk of 96 KiB takes eight seconds, and no answer is no refusal before."""
-    with Mosquitto() as broker, Relay(broker.port, bytes_per_s=12_000) as relay:
+    """At 24 kB/s a chunk takes eleven seconds, and no answer is no refusal before."""
+    with Mosquitto() as broker, Relay(broker.port, bytes_per_s=24_000) as relay:
         assert found(relay.url) == CONFIGURED_BYTES
 
 
-@pytest.mark.parametrize(("profile", "below"), [("aws", 96 * 1024 + 1), ("azure", 64_000)])
+@pytest.mark.parametrize(("profile", "below"), [("aws", 128_000), ("azure", 64_000)])
 def test_profile_cuts_chunks_to_the_size_that_a_hosted_broker_retains(profile: str, below: int):
     with Mosquitto() as broker:
         settings = RunSettings(broker=broker.url, fleet="home", state_dir=Path("nowhere"), broker_profile=profile)

@@ -169,9 +169,9 @@ def test_relay_below_a_relay_counts_all_devices_once(world):
 def test_late_update_of_a_site_counts_in_a_later_round(world):
     for site in SITES:
         world.start_site(site)
-    world.sites["site-b"].updates["b1"].delay_s = 4.0
+    world.sites["site-b"].updates["b1"].delay_s = 3.0
     summary = world.start_run(
-        "world", 2, rounds=4, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0
+        "world", 2, rounds=8, late="carry", quorum_updates=1, grace_s=0.0, round_interval_s=2.0
     ).result()
-    assert [record.outcome for record in summary.rounds] == ["aggregated"] * 4, world.relays["site-b"].err
+    assert [record.outcome for record in summary.rounds] == ["aggregated"] * 8, world.relays["site-b"].err
     assert any(record.buffered and record.buffered.staleness.keys() - {"0"} for record in summary.rounds)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpatch.coordinator.settings import RunSettings
-from fedpatch.device_agent.cli.doctor import CHUNK_BYTES, examine
+from fedpatch.device_agent.cli.doctor import examine
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import StatusFile, lock_state_dir
 from fedpatch.shared.diagnostics.broker_reachability import Reached
@@ -198,11 +197,6 @@ def test_doctor_warns_of_a_broker_without_access_rules_unless_it_is_local(settin
 def test_a_name_that_no_topic_can_hold(settings):
     with pytest.raises(UsageError, match="is not possible"):
         find(replace(settings, device_id="Pi/1"))
-
-
-def test_its_chunk_is_as_large_as_a_coordinators():
-    """What passes here must be what will be sent."""
-    assert RunSettings.chunk_kib * 1024 == CHUNK_BYTES
 
 
 def test_its_process_loads_neither_torch_nor_numpy():
