@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +30,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @command(
     app, "load_virtual", example="python -m benchmarks.network.load_virtual --out results/benchmarks/load-virtual.json"
 )
-def load_virtual(
+def load_virtual(  # noqa: PLR0913 - one keyword per choice of the user
     devices: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help="Sizes of fleets (repeatable).")] = None,
     size: Annotated[
         list[int] | None, typer.Option(min=1, metavar="BYTES", help="Of model and update (repeatable).")
@@ -37,6 +39,9 @@ def load_virtual(
     asked: Annotated[int, typer.Option(min=1, metavar="N", help="Devices that a round asks at most.")] = 10_000,
     out: Out = None,
     toy: Annotated[bool, typer.Option("--toy", help="A smoke test: 20 and 40 devices.")] = False,
+    sites: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Relays: each fleet is the devices of one site. 0: one level.")
+    ] = 0,
     alone: Annotated[
         bool, typer.Option("--alone", hidden=True, help="Play the one fleet in this very process.")
     ] = False,
@@ -47,9 +52,11 @@ def load_virtual(
     with interruptible():
         if alone:
             assert devices and size
-            typer.echo(json.dumps(measure(devices[0], size[0], rounds, asked)))
+            alone_at = measure_sites if sites else measure
+            typer.echo(json.dumps(alone_at(_terms(devices[0], size[0], rounds, asked), sites)))
             return
-        common = ("benchmarks.network.load_virtual", "--alone", f"--rounds={rounds}", f"--asked={asked}")
+        common = ["benchmarks.network.load_virtual", "--alone", f"--rounds={rounds}"]
+        common += [f"--asked={asked}", f"--sites={sites}"]
         found = [
             measured_apart(*common, f"--devices={count}", f"--size={each}")
             for each in size or SIZES
@@ -58,9 +65,8 @@ def load_virtual(
     deliver({"fleets": found, "cores": os.cpu_count()}, lambda _: table(found), out, as_json)
 
 
-def measure(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str, Any]:
-    """Time and memory of `rounds` in which so many devices of a fleet are asked, or all."""
-    terms = FleetTerms(
+def _terms(devices: int, size_bytes: int, rounds: int, asked: int) -> FleetTerms:
+    return FleetTerms(
         devices=devices,
         rounds=rounds,
         participation=min(1.0, asked / devices),
@@ -68,16 +74,28 @@ def measure(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str,
         model_bytes=size_bytes,
         update_bytes=size_bytes,
     )
+
+
+def measure(terms: FleetTerms, sites: int = 0, train_s_of: Callable[[int, int], float] | None = None) -> dict[str, Any]:
+    """Play all rounds of a fleet, and return its time and memory.
+
+    Args:
+        terms: The fleet.
+        sites: Number of relays that are its devices, for the result alone; 0 where they are devices.
+        train_s_of: Training time in seconds of a device in a round; None draws it.
+    """
+    devices, rounds = terms.devices, terms.rounds
     before = memory_bytes("VmRSS")
     began, spent = time.perf_counter(), time.process_time()
-    fleet = SimulatedFleet(terms)
+    fleet = SimulatedFleet(terms, train_s_of=train_s_of)
     fleet.run()
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - spent
     return {
         "devices": devices,
-        "size_bytes": size_bytes,
+        "sites": sites,
+        "size_bytes": terms.update_bytes,
         "rounds": rounds,
-        "asked": min(asked, devices),
+        "asked": round(terms.participation * devices),
         "wall_s": wall_s / rounds,
         "cpu_s": cpu_s / rounds,
         "events": fleet.agenda.done / rounds,
@@ -86,7 +104,30 @@ def measure(devices: int, size_bytes: int, rounds: int, asked: int) -> dict[str,
         "virtual_s": sum(one.seconds for one in fleet.rounds) / rounds,
         "failed": sum(one.outcome != "aggregated" for one in fleet.rounds),
         "reported": sum(one.reported for one in fleet.rounds) / rounds,
+        "round_s": [one.seconds for one in fleet.rounds],
     }
+
+
+def measure_sites(terms: FleetTerms, sites: int) -> dict[str, Any]:
+    """Play the rounds of all sites, then those of a hub whose devices are their relays.
+
+    A relay takes part in each round of the hub for as long as the round of its site took, and sends one update. A site's round
+    does not depend on the hub beyond the time at which it begins, so the sites can be played one after the other.
+
+    Args:
+        terms: Fleet of one site; the seed of each site differs.
+        sites: Number of sites.
+
+    Returns:
+        The figures of the hub; under "site" the means of the sites' figures.
+    """
+    found = [measure(replace(terms, seed=number)) for number in range(1, sites + 1)]
+    hub = replace(terms, devices=sites, participation=1.0, unwilling=0.0, dropout_training=0.0, dropout_upload=0.0)
+    result = measure(hub, sites, lambda relay, number: found[relay - 1]["round_s"][number - 1])
+    names = ("cpu_s", "events", "virtual_s", "reported", "failed")
+    result["site"] = {name: statistics.mean(one[name] for one in found) for name in names}
+    result["site"] |= {"devices": terms.devices, "asked": found[0]["asked"]}
+    return result
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -98,7 +139,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for one in found:
         cells = [
-            f"{one['devices']:,}",
+            f"{one['sites']:,} relays x {one['site']['devices']:,}" if one.get("sites") else f"{one['devices']:,}",
             f"{one['asked']:,}",
             f"{one['size_bytes'] / 1e3:.0f} kB",
             f"{one['cpu_s']:.1f}",

@@ -165,6 +165,8 @@ class FleetDevice:
         if self._fate is None or self._round != round_number:
             self._round = round_number
             self._fate = draw_fate(self._terms, self._number, self._traits.train_s, round_number)
+            if self._world.train_s_of is not None:
+                self._fate = replace(self._fate, train_s=self._world.train_s_of(self._number, round_number))
         return self._fate
 
     def _wake(self) -> None:
@@ -308,7 +310,15 @@ def simulate_fleet(
 
 
 class SimulatedFleet:
-    """The coordinator with its broker, and all devices. Every event costs the same, for any number of devices."""
+    """The coordinator with its broker, and all devices. Every event costs the same, for any number of devices.
+
+    Args:
+        terms: The study.
+        on_round: Called with each round as soon as it is over.
+        wire: Whether all messages pass the codec.
+        learning: The training; None trains nothing.
+        train_s_of: Training time in seconds of a device (its number from 1) in a round (from 1); None draws it.
+    """
 
     def __init__(
         self,
@@ -317,7 +327,9 @@ class SimulatedFleet:
         *,
         wire: bool = False,
         learning: FleetLearning | None = None,
+        train_s_of: Callable[[int, int], float] | None = None,
     ) -> None:
+        self.train_s_of = train_s_of
         self.agenda = VirtualClock(0.0)
         self.learning = learning
         self.wire = FleetWire(real=wire)

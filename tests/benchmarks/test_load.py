@@ -10,6 +10,7 @@ import pytest
 from benchmarks.network import load, load_virtual
 from benchmarks.network.shipped_broker import shipped_limits
 from fedpatch.shared.app.command import run_app
+from fedpatch.simulator.fleet.settings import FleetTerms
 from tests.support.programs import Program
 
 ROUNDS, DEVICES = 2, 20
@@ -67,3 +68,11 @@ def test_fleets_in_simulated_time_are_measured(monkeypatch, capsys, tmp_path):
         (count, size) for size in load_virtual.SIZES for count in (20, 40)
     ]
     assert all(one["reported"] > 0 and one["us_per_event"] > 0 for one in fleets)
+
+
+@pytest.mark.benchmarks
+def test_hub_of_virtual_sites_waits_for_the_rounds_of_its_sites():
+    terms = FleetTerms(devices=20, rounds=2, participation=1.0, quorum=1.0)
+    found = load_virtual.measure_sites(terms, 3)
+    assert (found["devices"], found["reported"], found["site"]["devices"]) == (3, 3, 20)
+    assert found["virtual_s"] > found["site"]["virtual_s"]
