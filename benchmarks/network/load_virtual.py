@@ -121,9 +121,11 @@ def measure_sites(terms: FleetTerms, sites: int) -> dict[str, Any]:
     Returns:
         The figures of the hub; under "site" the means of the sites' figures.
     """
-    found = [measure(replace(terms, seed=number)) for number in range(1, sites + 1)]
     hub = replace(terms, devices=sites, participation=1.0, unwilling=0.0, dropout_training=0.0, dropout_upload=0.0)
+    memory = measure(hub, sites)["bytes_per_device"]  # first, for the peak of the process will be that of the sites
+    found = [measure(replace(terms, seed=number)) for number in range(1, sites + 1)]
     result = measure(hub, sites, lambda relay, number: found[relay - 1]["round_s"][number - 1])
+    result["bytes_per_device"] = memory
     names = ("cpu_s", "events", "virtual_s", "reported", "failed")
     result["site"] = {name: statistics.mean(one[name] for one in found) for name in names}
     result["site"] |= {"devices": terms.devices, "asked": found[0]["asked"]}
