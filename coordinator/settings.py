@@ -656,9 +656,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         help="URL of an OpenTelemetry endpoint (OTLP over HTTP) for a trace of each round.",
     )
 
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates."
-    )
+    state_dir: Path = setting(Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates.")
     blobs: str | None = setting(
         None,
         group="State",
@@ -671,7 +669,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="the database that the state directory names, or else a SQLite file there",
         help="URL of a PostgreSQL database for runs, rounds, devices and rows of updates, without a password.",
     )
-    ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    ca_dir: Path | None = setting(
         None,
         group="State",
         default_means="ca in the state directory",

@@ -60,10 +60,10 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     task: str = setting("digits", group=_WORK, help="Task, by name or as module:attribute.")
     data: str = setting(group=_WORK, example="shard:0/10", help="Which data this device holds.")
-    data_root: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    data_root: Path | None = setting(
         None, group=_WORK, default_means="FEDPATCH_DATA, else the user's cache", help="Directory of data sets."
     )
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
+    state_dir: Path = setting(
         Path("fedpatch-agent-state"),
         group=_WORK,
         help="Directory of patches, models and unfinished work.",
@@ -209,7 +209,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         default_means="not served",
         help="HOST:PORT of this device's Prometheus endpoint; port 0 takes a free one.",
     )
-    metrics_textfile: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    metrics_textfile: Path | None = setting(
         None,
         group=_TELLING,
         default_means="not written",

@@ -26,9 +26,7 @@ class BusSettings(BrokerSettings):
 
     env_prefix: ClassVar[str] = "FEDPATCH_BUS_"
 
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent."
-    )
+    state_dir: Path = setting(Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent.")
     topic: str = setting("fedpatch-bus", group=_BUS, pattern=_TOPIC, help="First level of the topics.")
     discovery: str = setting(
         "device",

@@ -35,19 +35,17 @@ class BrokerSettings(Settings):
         help="User name for the broker.",
     )
     password: str | None = setting(None, group=CONNECTION, secret=True, help="Password for the broker.")
-    password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None, group=CONNECTION, help="File with the password, mode 0600."
-    )
-    ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    password_file: Path | None = setting(None, group=CONNECTION, help="File with the password, mode 0600.")
+    ca_file: Path | None = setting(
         None, group=CONNECTION, default_means="the system's", help="Trusted CA certificate, PEM."
     )
-    cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    cert_file: Path | None = setting(
         None,
         group=CONNECTION,
         default_means="none",
         help="Own certificate, PEM; it may contain the key.",
     )
-    key_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    key_file: Path | None = setting(
         None,
         group=CONNECTION,
         default_means="in cert_file",

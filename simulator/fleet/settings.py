@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
 from fedpatch.coordinator.settings import RoundSettings, fitting_grace, shared_moments
-from fedpatch.shared.config.fields import Settings, setting
+from fedpatch.shared.config.fields import Settings, setting, setting_like
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL
 
@@ -20,7 +21,8 @@ OTHER_SCHEMA = "ff" * 32
 
 _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
 _LEARNING = "Real training"
-_OF_A_RUN = {one.name: one for one in fields(RoundSettings)}
+# The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own.
+_as_in_a_run = partial(setting_like, RoundSettings)
 
 
 # Devices of a study come back, however long they are away.
@@ -28,14 +30,6 @@ _AS_LONG_AS_IT_TAKES_S = 1e9
 _LONGEST_PAUSE_S = 60.0
 # Share of the devices that are there on average for which the first round waits.
 _THERE_AT_FIRST = 0.75
-
-
-def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
-    """The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own."""
-    one = _OF_A_RUN[name]
-    rules = one.metadata["rules"]
-    about = {"rules": replace(rules, help=help or rules.help)}
-    return field(default=one.default if default is MISSING else default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +42,7 @@ class FleetTerms(Settings):
     computers on home lines with the paper's 2NN (200,000 parameters); they are assumptions, so put in your own.
     """
 
-    devices: int = _as_in_a_run("devices", 1000, "Number of devices.")
+    devices: int = _as_in_a_run("devices", 1000, help="Number of devices.")
     rounds: int = _as_in_a_run("rounds", 20)
     seed: int = _as_in_a_run("seed", help="Seed of all random draws.")
     participation: float = _as_in_a_run("participation", 0.1)
@@ -111,7 +105,7 @@ class FleetTerms(Settings):
     train_data: str = setting(
         "", group=_LEARNING, help="With train: data spec of device {index} of {count}; empty: the task's."
     )
-    strategy: str = _as_in_a_run("strategy", "fedavg", "With train: federated algorithm.")
+    strategy: str = _as_in_a_run("strategy", "fedavg", help="With train: federated algorithm.")
     private: str = _as_in_a_run("private")
     learning_rate: float | None = _as_in_a_run("learning_rate")
     server_learning_rate: float | None = _as_in_a_run("server_learning_rate")
@@ -157,7 +151,9 @@ class FleetTerms(Settings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of a run's settings, and those of the simulation alone."""
-        shared = {one.name: getattr(self, one.name) for one in fields(self) if one.name in _OF_A_RUN}
+        shared = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name in RoundSettings.__dataclass_fields__
+        }
         if CONTROL in shared_moments(self.strategy):
             words = f"{self.strategy} keeps control variates, which `fedpatch simulate` alone computes; use another strategy"
             return [*super().check(), ("strategy", words)]
