@@ -14,8 +14,9 @@ device. It counts dropped messages by reason, and by device if that is known.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Literal
+
+from fedpatch.shared.token_bucket import TokenBucket
 
 Dropped = Literal["over_limit", "not_granted"]
 
@@ -28,63 +29,20 @@ MESSAGES_PER_REQUEST, BYTES_PER_REQUEST = 32.0, 64.0 * 1024
 REPEATS = 8
 
 
-@dataclass
-class TokenBucket:
-    """A token bucket.
-
-    Attributes:
-        left: Tokens in the bucket.
-        at: The time of `left`, in seconds.
-    """
-
-    left: float
-    at: float
-
-    def spend(self, cost: float, now: float, per_s: float, most: float) -> bool:
-        """Take tokens if there are enough.
-
-        Args:
-            cost: Tokens to take.
-            now: The time, in seconds.
-            per_s: Tokens that fill the bucket per second.
-            most: Tokens at which it stops filling.
-
-        Returns:
-            Whether the tokens were taken; if not, none is.
-        """
-        self.fill(now, per_s, most)
-        if self.left < cost:
-            return False
-        self.left -= cost
-        return True
-
-    def fill(self, now: float, per_s: float, most: float) -> None:
-        """Add the tokens since the last call.
-
-        Args:
-            now: The time, in seconds.
-            per_s: Tokens to add per second.
-            most: Tokens at which the bucket stops filling. One that a work request filled above that keeps its tokens.
-        """
-        if self.left < most:
-            self.left = min(most, self.left + max(0.0, now - self.at) * per_s)
-        self.at = max(self.at, now)
-
-
 class _DeviceBudget:
     def __init__(self, now: float, times: float = 1.0) -> None:
-        self.times = times
-        self.messages = TokenBucket(MESSAGES_AT_ONCE * times, now)
-        self.bytes = TokenBucket(BYTES_AT_ONCE * times, now)
+        messages, size_bytes = MESSAGES_AT_ONCE * times, BYTES_AT_ONCE * times
+        self.messages = TokenBucket(MESSAGES_PER_S * times, messages, messages, now)
+        self.bytes = TokenBucket(BYTES_PER_S * times, size_bytes, size_bytes, now)
         self.round = ("", 0)
-        self.granted_bytes = 0
-        self.chunks = TokenBucket(0.0, now)
+        self.chunks = _ungranted(now)
 
     def spend(self, size_bytes: int, now: float) -> bool:
-        times = self.times
-        if not self.messages.spend(1.0, now, MESSAGES_PER_S * times, MESSAGES_AT_ONCE * times):
-            return False
-        return self.bytes.spend(size_bytes, now, BYTES_PER_S * times, BYTES_AT_ONCE * times)
+        return self.messages.spend(1.0, now) and self.bytes.spend(size_bytes, now)
+
+
+def _ungranted(now: float) -> TokenBucket:
+    return TokenBucket(BYTES_PER_S, 0.0, 0.0, now)
 
 
 class RateLimiter:
@@ -115,8 +73,7 @@ class RateLimiter:
         """
         account = self._accounts.get(device)
         if kind == "update_chunk":
-            granted_bytes = account.granted_bytes if account else 0
-            if account and granted_bytes and account.chunks.spend(size_bytes, now, BYTES_PER_S, granted_bytes):
+            if account and account.chunks.most and account.chunks.spend(size_bytes, now):
                 return True
             return self._drop(device, "not_granted")
         if (account or self._unknown).spend(size_bytes, now):
@@ -145,17 +102,16 @@ class RateLimiter:
         account = self._accounts.get(device)
         if account is None:
             return
-        account.messages.left = min(account.messages.left + MESSAGES_PER_REQUEST, 2 * MESSAGES_AT_ONCE)
-        account.bytes.left = min(account.bytes.left + BYTES_PER_REQUEST, 2 * BYTES_AT_ONCE)
+        account.messages.level = min(account.messages.level + MESSAGES_PER_REQUEST, 2 * MESSAGES_AT_ONCE)
+        account.bytes.level = min(account.bytes.level + BYTES_PER_REQUEST, 2 * BYTES_AT_ONCE)
         if account.round != (run, number):
-            account.round, account.granted_bytes, account.chunks = (run, number), 0, TokenBucket(0.0, now)
+            account.round, account.chunks = (run, number), _ungranted(now)
 
     def granted(self, device: str, largest_bytes: int) -> None:
         """Add tokens for the chunks of an update of at most `largest_bytes`; a repeated grant of a round adds none."""
         account = self._accounts.get(device)
-        if account is not None and not account.granted_bytes:
-            account.granted_bytes = REPEATS * largest_bytes
-            account.chunks.left = float(account.granted_bytes)
+        if account is not None and not account.chunks.most:
+            account.chunks.most = account.chunks.level = float(REPEATS * largest_bytes)
 
     def take_dropped(self) -> Counter[tuple[str, Dropped]]:
         """Return and reset the number of dropped messages, by device ("" for unknown ones) and reason."""
