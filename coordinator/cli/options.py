@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpatch.shared.app.command import add_options, option
+from fedpatch.shared.app.command import option, with_options
 
 _STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else that of a demo here."
 
@@ -52,20 +51,5 @@ _CONNECTION = (
 
 
 def broker_options(broker_help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the options of a connection to the broker.
-
-    The command gets their values by name as its argument `given`: a text or a bool, None for each option that is not given.
-    """
-    options = (_from_environment("broker", _TEXT, "URL", broker_help), *_CONNECTION)
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def run(**values: Any) -> None:
-            given = {one.name: values.pop(one.name) for one in options}
-            texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-            function(given=texts, **values)
-
-        add_options(run, function, options, replaced="given")
-        return run
-
-    return decorate
+    """Return a decorator that gives a command the options of a connection to the broker, as its argument `given`."""
+    return with_options((_from_environment("broker", _TEXT, "URL", broker_help), *_CONNECTION), "given")

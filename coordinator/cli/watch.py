@@ -51,7 +51,8 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
     from fedpatch.shared.config.secrets import pop_password
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
-    flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    flags: dict[str, object] = {name: value for name, value in texts.items() if value is not None}
     if "broker" not in flags:
         run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
         # A given certificate has its own key: the run's key belongs to the run's certificate. Likewise a given user or

@@ -194,8 +194,40 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
 
 
 def option(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
-    """Return a parameter by keyword, for `add_options`."""
+    """Return an option for `add_options` and `with_options`.
+
+    Args:
+        name: Name of the parameter.
+        annotation: Its type, annotated with what typer needs to know.
+        default: Its default.
+    """
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_options(
+    options: Sequence[inspect.Parameter], argument: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command options; the command gets their values by name as `argument`.
+
+    Example:
+        >>> @with_options([option("speed", int, 3)], "given")
+        ... def go(given: dict[str, int]) -> None:
+        ...     print(given)
+        >>> inspect.signature(go), go(speed=3)
+        {'speed': 3}
+        (<Signature (*, speed: int = 3)>, None)
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            given = {one.name: values.pop(one.name) for one in options}
+            function(**{argument: given}, **values)
+
+        add_options(run, function, options, replaced=argument)
+        return run
+
+    return decorate
 
 
 def add_options(

@@ -24,22 +24,13 @@ from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problems
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import BASELINES, LEAST_GROUP, MEAN, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 SECURE = ("off", "groups")
 
 # Besides the clients' learning rate, a strategy has at most one number of its own.
 _OWN_NUMBER = {"per-fedavg": "adaptation_rate", "pfedme": "proximity"}
-
-_DEFAULTS: Mapping[str, Any] = {
-    "private": "none",
-    "data": "",
-    "participation": 1.0,
-    "rounds": 500,
-    "target_ua": None,
-    "seed": 0,
-}
 
 # (learning rate, own number) by strategy and task, for each of SCENARIOS.
 _PUBLISHED: Mapping[tuple[str, str], tuple[tuple[float, float], ...]] = {
@@ -58,7 +49,7 @@ class Rates:
     proximity: float | None = None
 
 
-def make_study(*, task: Task, task_ref: str, strategy: str, noisy_fraction: float = 0.0, **given: Any) -> Study:
+def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Study:
     """Check the terms that are given and fill in the others.
 
     Rates that are not given are the task's. For Per-FedAvg and pFedMe, where a task has none, they are those that the
@@ -68,15 +59,16 @@ def make_study(*, task: Task, task_ref: str, strategy: str, noisy_fraction: floa
         task: The task.
         task_ref: The user's name of `task`.
         strategy: Name of a strategy or of one of BASELINES.
-        noisy_fraction: Share of the clients that get noise on their training data (paper, Table 3).
-        given: Other terms by the names of `terms()`; `clients` is needed.
+        given: Other terms by the names of `terms()`; `clients` is needed. `noisy_fraction` is the share of the clients that get
+            noise on their training data (paper, Table 3).
 
     Raises:
         UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
     """
     check_strategy(strategy)
-    rates = Rates(**{one.name: given.pop(one.name, None) for one in fields(Rates)})
-    known = {**_DEFAULTS, "batch_size": None, **given}
+    known = {"private": "none", **DEFAULTS, **given}
+    rates = Rates(**{one.name: known.pop(one.name, None) for one in fields(Rates)})
+    noisy_fraction = known.pop("noisy_fraction")
     if known["batch_size"] is None:
         known["batch_size"] = task.batch_size
     metric = task.metric_terms
