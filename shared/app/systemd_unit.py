@@ -8,13 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.resources import files
-from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from fedpatch.shared.app.command import command, option, with_options
 from fedpatch.shared.app.files import import_root
 from fedpatch.shared.errors import UsageError
 
@@ -168,32 +163,3 @@ def systemd_version() -> int:
 
 def _in_a_home(path: Path) -> bool:
     return any(path.is_relative_to(home) for home in _HOMES)
-
-
-def add_unit(app: typer.Typer, service: UnitService, about: str) -> None:
-    """Add the command `unit`, which prints the unit file of a service.
-
-    Args:
-        app: Command line of the service's program.
-        service: AGENT or COORDINATOR.
-        about: Help of the command.
-    """
-    part = service.name.removeprefix("fedpatch-")
-    example = f"{service.program} unit --user fedpatch > {service.name}.service"
-
-    options = (
-        option("user", Annotated[str, typer.Option(metavar="NAME", help="System user of the service.")], "fedpatch"),
-        _path("config", f"The {part}'s settings.", Path(f"/etc/fedpatch/{part}.toml")),
-        _path("state_dir", f"The {part}'s state directory.", Path(f"/var/lib/{service.name}")),
-    )
-
-    @with_options(options, "given")
-    def unit(given: dict[str, Any]) -> None:
-        typer.echo(unit_of_this_installation(service, **given), nl=False)
-
-    unit.__doc__ = about
-    command(app, "unit", example=example)(unit)
-
-
-def _path(name: str, help: str, default: Path) -> Parameter:
-    return option(name, Annotated[Path, typer.Option(metavar="PATH", help=help)], default)
