@@ -21,6 +21,7 @@ OTHER_SCHEMA = "ff" * 32
 
 _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
 _LEARNING = "Real training"
+_training, _links, _faults = (partial(setting, group=group) for group in (_TRAINING, _LINKS, _FAULTS))
 # The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own.
 _as_in_a_run = partial(setting_like, RoundSettings)
 
@@ -71,26 +72,14 @@ class FleetTerms(Settings):
     upload_slots: int = _as_in_a_run("upload_slots")
     upload_window: int = _as_in_a_run("upload_window")
 
-    train_s: float = setting(
-        20.0,
-        group=_TRAINING,
-        gt=0.0,
-        le=1e6,
-        unit="seconds",
-        help="Median training time per round.",
-    )
-    train_spread: float = setting(
-        1.5, group=_TRAINING, ge=1.0, le=10.0, help="Spread of training times between devices."
-    )
-    round_spread: float = setting(1.1, group=_TRAINING, ge=1.0, le=10.0, help="Spread of one device's training time.")
-    slow_share: float = setting(0.05, group=_TRAINING, ge=0.0, le=1.0, help="Share of slow devices.")
-    slow_factor: float = setting(
-        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Training time of slow devices, as a multiple."
-    )
+    train_s: float = _training(20.0, gt=0.0, le=1e6, unit="seconds", help="Median training time per round.")
+    train_spread: float = _training(1.5, ge=1.0, le=10.0, help="Spread of training times between devices.")
+    round_spread: float = _training(1.1, ge=1.0, le=10.0, help="Spread of one device's training time.")
+    slow_share: float = _training(0.05, ge=0.0, le=1.0, help="Share of slow devices.")
+    slow_factor: float = _training(4.0, ge=1.0, le=1000.0, help="Training time of slow devices, as a multiple.")
 
-    speed_range: float = setting(
+    speed_range: float = _training(
         1.0,
-        group=_TRAINING,
         ge=1.0,
         le=1000.0,
         help="Training time of the slowest device over that of the fastest, whose time is then train_s; between the two "
@@ -113,31 +102,24 @@ class FleetTerms(Settings):
     steps: int = _as_in_a_run("steps")
     target_ua: float | None = _as_in_a_run("target_ua")
 
-    down_mbit_s: float = setting(20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
-    up_mbit_s: float = setting(5.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median upload speed.")
-    link_spread: float = setting(2.0, group=_LINKS, ge=1.0, le=10.0, help="Spread of both between devices.")
-    latency_s: float = setting(
-        0.03, group=_LINKS, ge=0.0, le=60.0, unit="seconds", help="Time from a device through the broker."
-    )
+    down_mbit_s: float = _links(20.0, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
+    up_mbit_s: float = _links(5.0, gt=0.0, le=1e5, unit="Mbit/s", help="Median upload speed.")
+    link_spread: float = _links(2.0, ge=1.0, le=10.0, help="Spread of both between devices.")
+    latency_s: float = _links(0.03, ge=0.0, le=60.0, unit="seconds", help="Time from a device through the broker.")
 
-    unwilling: float = setting(0.05, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device declines a round.")
-    outdated: float = setting(0.0, group=_FAULTS, ge=0.0, le=1.0, help="Share of devices with another task version.")
-    dropout_training: float = setting(
-        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance of a disconnection during training."
-    )
-    dropout_upload: float = setting(
-        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance of a disconnection during upload."
-    )
-    away_s: float = setting(120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median absence.")
-    away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of absences.")
-    away_share: float = setting(
+    unwilling: float = _faults(0.05, ge=0.0, le=1.0, help="Chance that a device declines a round.")
+    outdated: float = _faults(0.0, ge=0.0, le=1.0, help="Share of devices with another task version.")
+    dropout_training: float = _faults(0.06, ge=0.0, le=1.0, help="Chance of a disconnection during training.")
+    dropout_upload: float = _faults(0.02, ge=0.0, le=1.0, help="Chance of a disconnection during upload.")
+    away_s: float = _faults(120.0, gt=0.0, le=1e7, unit="seconds", help="Median absence.")
+    away_spread: float = _faults(2.0, ge=1.0, le=10.0, help="Spread of absences.")
+    away_share: float = _faults(
         0.0,
-        group=_FAULTS,
         ge=0.0,
         le=0.9,
         help="Share of the time that a device is away, besides disconnections, in absences of away_s on average.",
     )
-    message_loss: float = setting(0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
+    message_loss: float = _faults(0.0, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
 
     @property
     def chunk_bytes(self) -> int:
