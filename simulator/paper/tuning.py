@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, rate_cells
@@ -54,7 +53,10 @@ def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, sit
     Returns:
         The number of cells and seeds by outcome; the trials are counted as well.
     """
-    play = partial(run_paper, results=results, sitting=sitting, **hooks)
+
+    def play(some: Sequence[Cell], by: Sequence[int]) -> Sum:
+        return run_paper(some, by, results, sitting, **hooks)
+
     total = Sum(0, 0)
     for cell, _ in in_order(cells, (TUNING_SEED,)):
         done = play(rate_cells(cell), (TUNING_SEED,))
