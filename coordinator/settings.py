@@ -45,6 +45,9 @@ MASKED_MODEL_ENCODING = "delta-int8"
 MAX_CHUNKS_IN_FLIGHT = 500
 _YEAR_S = 366 * 86_400
 
+_training, _rounds, _transfer, _limits, _privacy, _secure = (
+    partial(setting, group=group) for group in (_TRAINING, ROUNDS, _TRANSFER, _LIMITS, _PRIVACY, _SECURE)
+)
 _learning_rate = partial(setting, None, group=_TRAINING, gt=0.0, le=1e3, default_means="the task's")
 _metrics = partial(
     setting,
@@ -58,140 +61,108 @@ _deadline = partial(setting, group=_DEADLINES, le=_YEAR_S, unit="seconds")
 class RoundSettings(Settings):
     """Settings of rounds, for a real fleet and for the demo."""
 
-    task: str = setting("digits", group=_TRAINING, help="Task to train, by name or as module:attribute.")
-    strategy: str = setting(
-        "fedavg-adam",
-        group=_TRAINING,
-        help="Federated algorithm, by name (fedpatch strategies lists them) or as module:attribute.",
+    task: str = _training("digits", help="Task to train, by name or as module:attribute.")
+    strategy: str = _training(
+        "fedavg-adam", help="Federated algorithm, by name (fedpatch strategies lists them) or as module:attribute."
     )
-    private: str = setting(
+    private: str = _training(
         "affine",
-        group=_TRAINING,
         help="Patch that stays on each device: none, stats, affine, all (of batch norm), norms, head or names:GLOB,...",
     )
     learning_rate: float | None = _learning_rate(help="Learning rate on the devices.")
     server_learning_rate: float | None = _learning_rate(help="Learning rate of the server's optimizer.")
-    epochs: int = setting(1, group=_TRAINING, ge=0, le=100_000, unit="epochs", help="Passes over the data per round.")
-    steps: int = setting(
-        0,
-        group=_TRAINING,
-        ge=0,
-        le=100_000_000,
-        unit="steps",
-        help="Minibatches per round instead of epochs, if above 0.",
+    epochs: int = _training(1, ge=0, le=100_000, unit="epochs", help="Passes over the data per round.")
+    steps: int = _training(
+        0, ge=0, le=100_000_000, unit="steps", help="Minibatches per round instead of epochs, if above 0."
     )
-    batch_size: int | None = setting(
-        None,
-        group=_TRAINING,
-        ge=1,
-        le=1_000_000,
-        unit="examples",
-        default_means="the task's",
-        help="Examples per minibatch.",
+    batch_size: int | None = _training(
+        None, ge=1, le=1_000_000, unit="examples", default_means="the task's", help="Examples per minibatch."
     )
-    prox: float = setting(
+    prox: float = _training(
         0.0,
-        group=_TRAINING,
         ge=0.0,
         le=1e6,
         help="FedProx's mu: the loss of a device gets mu / 2 times its squared distance from the round's model.",
     )
-    phases: str = setting(
+    phases: str = _training(
         "",
-        group=_TRAINING,
         default_means="none",
         help="Parts of a round in which only some values learn, in place of epochs and steps: PART:N,... of all, private and "
         "public, with N epochs or Ns steps. private:5,public:1 is FedRep, public:1 the body of FedBABU.",
     )
-    personal: str = setting(
+    personal: str = _training(
         "",
-        group=_TRAINING,
         default_means="none",
         help="Second copy of the model that stays on each device and is its personal model. ditto:LAMBDA: it is trained with "
         "LAMBDA / 2 times its squared distance from the round's model. pfedme:LAMBDA: the model follows the copies.",
     )
-    finish: str = setting(
+    finish: str = _training(
         "",
-        group=_TRAINING,
         default_means="none",
         help="Training of a copy of the round's model on each device, with the phases of this option; the copy is the personal "
         "model, and nothing of it travels. private:5 after phases public:1 is FedBABU, all:1 is FedAvg with fine-tuning.",
     )
-    seed: int = setting(
-        0, group=_TRAINING, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches."
-    )
+    seed: int = _training(0, ge=0, le=2**53, help="Seed of the initial model, the selection and the minibatches.")
 
-    rounds: int = setting(30, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help="Number of rounds.")
-    target_ua: float | None = setting(None, group=ROUNDS, help="Mean user accuracy that ends the run earlier.")
-    devices: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["devices"])
-    participation: float = setting(1.0, group=ROUNDS, gt=0.0, le=1.0, help=HELP["participation"])
-    over_select: float = setting(
+    rounds: int = _rounds(30, ge=1, le=1_000_000, unit="rounds", help="Number of rounds.")
+    target_ua: float | None = _rounds(None, help="Mean user accuracy that ends the run earlier.")
+    devices: int = _rounds(1, ge=1, le=100_000, unit="devices", help=HELP["devices"])
+    participation: float = _rounds(1.0, gt=0.0, le=1.0, help=HELP["participation"])
+    over_select: float = _rounds(
         1.0,
-        group=ROUNDS,
         ge=1.0,
         le=10.0,
         help="Invitations per device aimed for; the surplus replaces devices that decline or drop out.",
     )
-    min_cohort: int = setting(1, group=ROUNDS, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
-    quorum: float = setting(0.8, group=ROUNDS, gt=0.0, le=1.0, help=HELP["quorum"])
-    quorum_updates: int | None = setting(
+    min_cohort: int = _rounds(1, ge=1, le=100_000, unit="devices", help=HELP["min_cohort"])
+    quorum: float = _rounds(0.8, gt=0.0, le=1.0, help=HELP["quorum"])
+    quorum_updates: int | None = _rounds(
         None,
-        group=ROUNDS,
         ge=1,
         le=100_000,
         unit="updates",
         default_means="the share quorum",
         help="Number of updates that end a round, in place of the share quorum; a round aims for as many devices at least.",
     )
-    late: str = setting(
+    late: str = _rounds(
         "refuse",
-        group=ROUNDS,
         choices=("refuse", "carry"),
         help="Work that is not finished when a round ends. refuse: it is cancelled. carry: a later round takes it, as the "
         "difference from the model that it began with.",
     )
-    max_staleness: int = setting(
+    max_staleness: int = _rounds(
         4,
-        group=ROUNDS,
         ge=1,
         le=MAX_STALENESS,
         unit="versions",
         help="With late = carry: versions of the model after which carried work is cancelled.",
     )
-    staleness_power: float = setting(
+    staleness_power: float = _rounds(
         0.5,
-        group=ROUNDS,
         ge=-1.0,
         le=10.0,
         help="With late = carry: p in the weight (1 + staleness)^-p of an update; 0: all weigh alike; -1: an update counts "
         "once more for each version that it missed.",
     )
-    concurrency: int | None = setting(
+    concurrency: int | None = _rounds(
         None,
-        group=ROUNDS,
         ge=1,
         le=100_000,
         unit="devices",
         default_means="the share participation",
         help="With late = carry: devices at work at once, in place of the share participation.",
     )
-    round_interval_s: float = setting(
-        0.0,
-        group=ROUNDS,
-        ge=0.0,
-        le=_YEAR_S,
-        unit="seconds",
-        help="Least time between starts of rounds.",
+    round_interval_s: float = _rounds(
+        0.0, ge=0.0, le=_YEAR_S, unit="seconds", help="Least time between starts of rounds."
     )
-    independent_every: int = setting(
+    independent_every: int = _rounds(
         10,
-        group=ROUNDS,
         ge=0,
         le=1_000_000,
         unit="rounds",
         help="Rounds between measurements of learning alone, each as long as a round's training; 0: never.",
     )
-    max_failed_rounds: int = setting(3, group=ROUNDS, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
+    max_failed_rounds: int = _rounds(3, ge=1, le=1_000_000, unit="rounds", help=HELP["max_failed_rounds"])
 
     time_limit_s: float | None = _deadline(None, gt=0.0, le=10 * _YEAR_S, help="Time after which the run ends.")
     wait_s: float = _deadline(
@@ -213,29 +184,19 @@ class RoundSettings(Settings):
     )
     rejoin_s: float = _deadline(10.0, ge=0.0, help="Absence after which a device counts as lost.")
 
-    encoding: str = setting("delta-int8", group=_TRANSFER, choices=(*ENCODINGS, *MASKED_ENCODINGS), help=ENCODING_HELP)
-    chunk_kib: int = setting(
-        DEFAULT_CHUNK_KIB,
-        group=_TRANSFER,
-        ge=8,
-        le=1024,
-        unit="KiB",
-        help="Size of a chunk; less if the broker limits packets.",
+    encoding: str = _transfer("delta-int8", choices=(*ENCODINGS, *MASKED_ENCODINGS), help=ENCODING_HELP)
+    chunk_kib: int = _transfer(
+        DEFAULT_CHUNK_KIB, ge=8, le=1024, unit="KiB", help="Size of a chunk; less if the broker limits packets."
     )
-    upload_slots: int = setting(
+    upload_slots: int = _transfer(
         4,
-        group=_TRANSFER,
         ge=1,
         le=MAX_CHUNKS_IN_FLIGHT,
         unit="devices",
         help="Simultaneous long uploads; in all, upload_slots x upload_window chunks are in flight.",
     )
-    upload_window: int = setting(
-        8, group=_TRANSFER, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks in flight per device."
-    )
-    max_model_mib: int = setting(
-        512, group=_TRANSFER, ge=1, le=2048, unit="MiB", help="Largest accepted model or update."
-    )
+    upload_window: int = _transfer(8, ge=1, le=MAX_CHUNKS_IN_FLIGHT, unit="chunks", help="Chunks in flight per device.")
+    max_model_mib: int = _transfer(512, ge=1, le=2048, unit="MiB", help="Largest accepted model or update.")
 
     metrics: str | None = _metrics(None, default_means="not served")
     metrics_max_devices: int = setting(
@@ -255,46 +216,30 @@ class RoundSettings(Settings):
         "names a folder or an address.",
     )
 
-    norm_bound: str = setting(
+    norm_bound: str = _limits(
         "auto:2",
-        group=_LIMITS,
         help="Bound of an update's distance (L2 norm) from the global model: off, clip:X, reject:X, or auto:F, which clips "
         "weights, moments and each running statistic at F times the round's median (with one or two updates, of earlier "
         "rounds too). Counters are limited to the plan's steps, except with off; clip and reject limit running statistics to "
         "ten times the median.",
     )
-    aggregate: str = setting(
+    aggregate: str = _limits(
         "mean",
-        group=_LIMITS,
         help="Rule that puts the updates of a round together: mean; centred, which limits the distance of each update from the "
         "centre of all to the median distance (centred:TAU: to TAU); bucketed, the geometric median of the means of pairs "
         "(bucketed:S: of S updates); trimmed:BETA, the mean without the share BETA of the devices at each end of each value.",
     )
-    max_num_examples: str = setting(
+    max_num_examples: str = _limits(
         "auto:10",
-        group=_LIMITS,
         help="Largest weight of an update, in examples: off (as in the FedAvg paper), a number, or auto:F, F times the "
         "round's median.",
     )
-    quarantine_after: int = setting(
-        5,
-        group=_LIMITS,
-        ge=0,
-        le=1_000_000,
-        unit="offences",
-        help="Offences until quarantine; 0: never.",
+    quarantine_after: int = _limits(5, ge=0, le=1_000_000, unit="offences", help="Offences until quarantine; 0: never.")
+    max_devices: int = _limits(
+        10_000, ge=1, le=1_000_000, unit="devices", help="Known devices; further ones replace absent ones."
     )
-    max_devices: int = setting(
-        10_000,
-        group=_LIMITS,
-        ge=1,
-        le=1_000_000,
-        unit="devices",
-        help="Known devices; further ones replace absent ones.",
-    )
-    max_members: int = setting(
+    max_members: int = _limits(
         1,
-        group=_LIMITS,
         ge=1,
         le=1_000_000,
         unit="devices",
@@ -302,81 +247,64 @@ class RoundSettings(Settings):
         "of its devices, so name no more than a site of yours has.",
     )
 
-    dp: str = setting(
+    dp: str = _privacy(
         "off",
-        group=_PRIVACY,
         choices=MECHANISMS,
         help="Differential privacy. central: the coordinator clips updates and adds noise to their sum. distributed: each "
         "device clips its update and adds a share of the noise under masks (secure = groups). Records have no user accuracy; "
         "norm_bound, max_num_examples and independent_every have no effect.",
     )
-    noise_multiplier: float | None = setting(
+    noise_multiplier: float | None = _privacy(
         None,
-        group=_PRIVACY,
         ge=1e-3,
         le=1e6,
         default_means="none; needed with dp",
         help="Standard deviation of the noise on the sum of the updates, over dp_clip.",
     )
-    dp_clip: float | None = setting(
+    dp_clip: float | None = _privacy(
         None,
-        group=_PRIVACY,
         ge=1e-6,
         le=1e9,
         default_means="none; needed with dp",
         help="Greatest distance (L2 norm) of an update from the global model; longer ones are shortened to it.",
     )
-    delta: float = setting(1e-5, group=_PRIVACY, gt=0.0, le=0.5, help="Delta for which epsilon is reported.")
-    max_epsilon: float | None = setting(
-        None,
-        group=_PRIVACY,
-        gt=0.0,
-        le=1e6,
-        default_means="no limit",
-        help="Greatest epsilon of a device in the whole run.",
+    delta: float = _privacy(1e-5, gt=0.0, le=0.5, help="Delta for which epsilon is reported.")
+    max_epsilon: float | None = _privacy(
+        None, gt=0.0, le=1e6, default_means="no limit", help="Greatest epsilon of a device in the whole run."
     )
 
-    secure: str = setting(
+    secure: str = _secure(
         "off",
-        group=_SECURE,
         choices=("off", "groups"),
         help="Secure aggregation. groups: devices mask their updates in random groups, and the coordinator learns sums only; "
         "settings that are not set take values that fit (fedavg, masked-u8, no norm_bound), and only devices that can mask "
         "are asked.",
     )
-    group_size: int = setting(
-        32, group=_SECURE, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of a masked group, at most."
-    )
-    min_group: int = setting(
+    group_size: int = _secure(32, ge=LEAST_GROUP, le=MAX_GROUP, unit="devices", help="Size of a masked group, at most.")
+    min_group: int = _secure(
         LEAST_GROUP,
-        group=_SECURE,
         ge=LEAST_GROUP,
         le=MAX_GROUP // 2,
         unit="devices",
         help="Size of a masked group, at least. Devices whose owners ask for larger groups decline.",
     )
-    threshold: str = setting(
+    threshold: str = _secure(
         "half",
-        group=_SECURE,
         choices=("half", "two_thirds"),
         help="Share of a group, more than which must stay to the end; otherwise the group is lost. two_thirds: devices also "
         "sign their keys with certificates of the fleet's CA, whose key must not be on the coordinator's machine.",
     )
-    keep: int = setting(
-        1, group=_SECURE, ge=1, le=8, unit="values", help="One of so many values travels in a round: 1, 2, 4 or 8."
-    )
-    clip: float | None = setting(
+    keep: int = _secure(1, ge=1, le=8, unit="values", help="One of so many values travels in a round: 1, 2, 4 or 8.")
+    clip: float | None = _secure(
         None,
-        group=_SECURE,
         gt=0.0,
         le=1e9,
         default_means="follows from the sums of earlier rounds",
         none_word="auto",
         help="Longest step of a masked update (L2 norm); a device shortens a longer one.",
     )
-    weight_cap: int | None = setting(
+    weight_cap: int | None = _secure(
         None,
-        group=_SECURE,
         ge=1,
         le=2**31,
         unit="examples",
@@ -384,17 +312,15 @@ class RoundSettings(Settings):
         none_word="auto",
         help="Examples that a masked update weighs, at most.",
     )
-    share_deadline_s: float = setting(
+    share_deadline_s: float = _secure(
         30.0,
-        group=_SECURE,
         gt=0.0,
         le=_YEAR_S,
         unit="seconds",
         help="Time for the members of a group to exchange their secret shares.",
     )
-    unmask_s: float = setting(
+    unmask_s: float = _secure(
         30.0,
-        group=_SECURE,
         gt=0.0,
         le=_YEAR_S,
         unit="seconds",
@@ -637,17 +563,14 @@ def _needs_16_bits(values: Mapping[str, Any]) -> bool:
 class RunSettings(RoundSettings, BrokerSettings):
     """Settings of `fedpatch run`, a run over a real fleet."""
 
-    evaluate_every: int = setting(
+    evaluate_every: int = _rounds(
         0,
-        group=ROUNDS,
         ge=0,
         le=1_000_000,
         unit="rounds",
         help="Training rounds between evaluate rounds, in which all devices measure their model without training; 0: never.",
     )
-    evaluate_participation: float = setting(
-        1.0, group=ROUNDS, gt=0.0, le=1.0, help="Share of the fleet that an evaluate round asks."
-    )
+    evaluate_participation: float = _rounds(1.0, gt=0.0, le=1.0, help="Share of the fleet that an evaluate round asks.")
 
     metrics: str | None = _metrics("127.0.0.1:9464")
     traces: str | None = setting(
@@ -657,9 +580,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         help="URL of an OpenTelemetry endpoint (OTLP over HTTP) for a trace of each round.",
     )
 
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates."
-    )
+    state_dir: Path = setting(Path("fedpatch-state"), group="State", help="Directory of runs, checkpoints and updates.")
     blobs: str | None = setting(
         None,
         group="State",
@@ -672,7 +593,7 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="the database that the state directory names, or else a SQLite file there",
         help="URL of a PostgreSQL database for runs, rounds, devices and rows of updates, without a password.",
     )
-    ca_dir: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    ca_dir: Path | None = setting(
         None,
         group="State",
         default_means="ca in the state directory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ _LIMITS = "Limits to work requests"
 _MODEL = "Personal model"
 _TELLING = "Metrics and vitals"
 
+_connection, _work, _limits, _model = (partial(setting, group=group) for group in (CONNECTION, _WORK, _LIMITS, _MODEL))
+
 # Below, torch cannot even be imported; what a task takes comes on top.
 _LEAST_MEMORY_MIB = 256
 
@@ -39,156 +42,102 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
 
     env_prefix: ClassVar[str] = "FEDPATCH_AGENT_"
 
-    device_id: str = setting(
+    device_id: str = _connection(
         "",
-        group=CONNECTION,
         pattern=_NAME_OR_EMPTY,
         default_means="the host's name, made to fit",
         help="Name of the device, unique in its fleet.",
     )
-    reconnect_min_s: float = setting(
-        1.0,
-        group=CONNECTION,
-        gt=0.0,
-        le=3600.0,
-        unit="seconds",
-        help="Pause before the first reconnection attempt.",
+    reconnect_min_s: float = _connection(
+        1.0, gt=0.0, le=3600.0, unit="seconds", help="Pause before the first reconnection attempt."
     )
-    reconnect_max_s: float = setting(
-        60.0, group=CONNECTION, gt=0.0, le=86_400.0, unit="seconds", help="Longest pause between reconnection attempts."
+    reconnect_max_s: float = _connection(
+        60.0, gt=0.0, le=86_400.0, unit="seconds", help="Longest pause between reconnection attempts."
     )
 
-    task: str = setting("digits", group=_WORK, help="Task, by name or as module:attribute.")
-    data: str = setting(group=_WORK, example="shard:0/10", help="Which data this device holds.")
-    data_root: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    task: str = _work("digits", help="Task, by name or as module:attribute.")
+    data: str = _work(example="shard:0/10", help="Which data this device holds.")
+    data_root: Path | None = setting(
         None, group=_WORK, default_means="FEDPATCH_DATA, else the user's cache", help="Directory of data sets."
     )
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
+    state_dir: Path = setting(
         Path("fedpatch-agent-state"),
         group=_WORK,
         help="Directory of patches, models and unfinished work.",
     )
-    admission: str = setting(
+    admission: str = _work(
         "preferences",
-        group=_WORK,
         pattern=_ADMISSION,
         help="Decision about rounds; the first line of the file is accept, or decline and the reason.",
     )
-    private: str = setting(
+    private: str = _limits(
         "",
-        group=_LIMITS,
         default_means="`affine`, and all that stayed private before",
         help="Private floor, tensors that always stay here: none, stats, affine, all or names:GLOB,... Requests that keep "
         "less are declined.",
     )
-    max_steps: int = setting(
-        100_000,
-        group=_LIMITS,
-        ge=1,
-        le=100_000_000,
-        unit="steps",
-        help="Most training steps of one request.",
-    )
-    max_epochs: int = setting(
-        100,
-        group=_LIMITS,
-        ge=1,
-        le=100_000,
-        unit="epochs",
-        help="Most passes over the data in one request.",
-    )
-    max_epsilon: float | None = setting(
+    max_steps: int = _limits(100_000, ge=1, le=100_000_000, unit="steps", help="Most training steps of one request.")
+    max_epochs: int = _limits(100, ge=1, le=100_000, unit="epochs", help="Most passes over the data in one request.")
+    max_epsilon: float | None = _limits(
         None,
-        group=_LIMITS,
         gt=0.0,
         le=1e6,
         default_means="no limit",
         help="Greatest epsilon of this device's rounds with differential privacy, over all runs. Rounds beyond it and rounds "
         "without differential privacy are declined.",
     )
-    dp_required: bool = setting(
-        False, group=_LIMITS, help="Decline rounds without differential privacy, also without max_epsilon."
-    )
-    dp_delta: float = setting(1e-5, group=_LIMITS, gt=0.0, le=0.5, help="Delta of max_epsilon.")
-    secure: str = setting(
+    dp_required: bool = _limits(False, help="Decline rounds without differential privacy, also without max_epsilon.")
+    dp_delta: float = _limits(1e-5, gt=0.0, le=0.5, help="Delta of max_epsilon.")
+    secure: str = _limits(
         ALLOWED,
-        group=_LIMITS,
         choices=SECURE_MODES,
         help="Masked updates (secure aggregation): off, allowed, or required, which declines requests for unmasked ones.",
     )
-    min_group: int = setting(
-        MIN_GROUP,
-        group=_LIMITS,
-        ge=2,
-        le=MAX_GROUP,
-        unit="devices",
-        help="Smallest group of a masked round.",
-    )
-    min_threshold: str = setting(
+    min_group: int = _limits(MIN_GROUP, ge=2, le=MAX_GROUP, unit="devices", help="Smallest group of a masked round.")
+    min_threshold: str = _limits(
         "half",
-        group=_LIMITS,
         choices=("half", "two_thirds"),
         help="Smallest threshold of a masked round. two_thirds: also keys that the members signed with their certificates, so "
         "that no coordinator can make up members.",
     )
-    clip: float = setting(
+    clip: float = _limits(
         0.0,
-        group=_LIMITS,
         ge=0.0,
         le=1e9,
         help="Longest step, as an L2 norm, that a masked round may allow; 0: any. Requests with a larger clip are declined.",
     )
-    ups: str = setting(
+    ups: str = _work(
         "",
-        group=_WORK,
         default_means="the kernel's power supplies",
         help="UPS that the kernel does not know: nut:NAME@HOST, pisugar or command:PROGRAM.",
     )
-    threads: int = setting(1, group=_WORK, ge=1, le=1024, unit="threads", help="CPU threads for training.")
-    nice: int = setting(10, group=_WORK, ge=0, le=19, help="Niceness of training.")
-    max_memory_mib: int = setting(
-        0,
-        group=_WORK,
-        ge=0,
-        le=1_048_576,
-        unit="MiB",
-        help="Memory limit of the training process; 0: none.",
+    threads: int = _work(1, ge=1, le=1024, unit="threads", help="CPU threads for training.")
+    nice: int = _work(10, ge=0, le=19, help="Niceness of training.")
+    max_memory_mib: int = _work(
+        0, ge=0, le=1_048_576, unit="MiB", help="Memory limit of the training process; 0: none."
     )
-    idle_release_s: float = setting(
+    idle_release_s: float = _work(
         600.0,
-        group=_WORK,
         ge=0.0,
         le=604_800.0,
         unit="seconds",
         help="Idle time after which training releases its memory; 0: only during announced rests.",
     )
-    max_model_mib: int = setting(512, group=_WORK, ge=1, le=2048, unit="MiB", help="Largest accepted model.")
+    max_model_mib: int = _work(512, ge=1, le=2048, unit="MiB", help="Largest accepted model.")
 
-    keep_models: int = setting(
-        3,
-        group=_MODEL,
-        ge=0,
-        le=1000,
-        unit="models",
-        help="Kept personal models; 0: none is made.",
-    )
-    model_every_s: float = setting(
+    keep_models: int = _model(3, ge=0, le=1000, unit="models", help="Kept personal models; 0: none is made.")
+    model_every_s: float = _model(
         0.0,
-        group=_MODEL,
         ge=0.0,
         le=604_800.0,
         unit="seconds",
         help="Least time between two personal models, which spares a memory card; 0: one of each round.",
     )
-    keep_margin: float = setting(
-        0.02,
-        group=_MODEL,
-        ge=0.0,
-        help="By how much a new personal model may be worse on validation data, in the task's metric.",
+    keep_margin: float = _model(
+        0.02, ge=0.0, help="By how much a new personal model may be worse on validation data, in the task's metric."
     )
-    alone_every: int = setting(
+    alone_every: int = _model(
         10,
-        group=_MODEL,
         ge=0,
         le=1_000_000,
         unit="rounds",
@@ -196,9 +145,8 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         "train one. It becomes the personal model where it is better on validation data. 0: never.",
     )
 
-    keep_int8: bool = setting(
+    keep_int8: bool = _model(
         False,
-        group=_MODEL,
         help="Also make an int8 model, calibrated with this device's examples, if it is no worse than keep_margin on "
         "validation data. It takes about 50 MB more memory while models are made.",
     )
@@ -209,7 +157,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         default_means="not served",
         help="HOST:PORT of this device's Prometheus endpoint; port 0 takes a free one.",
     )
-    metrics_textfile: Path | None = setting(  # noqa: RUF009  (a path does not change)
+    metrics_textfile: Path | None = setting(
         None,
         group=_TELLING,
         default_means="not written",

@@ -1,21 +1,25 @@
 """Settings of a relay: in relay.toml, as $FEDPATCH_RELAY_*, as options of `fedpatch-relay run`."""
 
+# ruff: noqa: RUF009  (what `setting_like` returns does not change)
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.settings import RunSettings
-from fedpatch.shared.config.fields import NAME, Settings, setting
+from fedpatch.shared.config.fields import NAME, Settings, setting, setting_like
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.tasks.task import TASKS
-from fedpatch.shared.wire.chunked_transfer import DEFAULT_CHUNK_KIB
 
 _UP, _DOWN, _ROUND, _LIMITS = "Parent", "Site", "Rounds of the site", "Limits"
-_NO_FILE: Path | None = None
+_upwards, _downwards, _round, _limit = (
+    partial(setting_like, RunSettings, group=group) for group in (_UP, _DOWN, _ROUND, _LIMITS)
+)
 
 # The settings of a broker connection, with the fields of RelaySettings that have them.
 _UPWARDS: Mapping[str, str] = {"broker": "up", "fleet": "up_fleet"}
@@ -34,80 +38,48 @@ class RelaySettings(Settings):
         example="mqtts://hub.example",
         help="URL of the parent's broker, mqtts://HOST:PORT; mqtt:// (no TLS).",
     )
-    up_fleet: str = setting(
-        "default", group=_UP, pattern=NAME, help="Fleet of the parent in which the relay is a device."
-    )
+    up_fleet: str = _upwards("fleet", help="Fleet of the parent in which the relay is a device.")
     device_id: str = setting(
         group=_UP,
         pattern=NAME,
         example="site-7",
         help="Name of the relay as a device of the parent, unique in its fleet.",
     )
-    up_username: str | None = setting(None, group=_UP, help="User name for the parent's broker.")
-    up_password: str | None = setting(None, group=_UP, secret=True, help="Password for the parent's broker.")
-    up_password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_UP, help="File with that password, mode 0600."
+    up_username: str | None = _upwards("username", help="User name for the parent's broker.")
+    up_password: str | None = _upwards("password", help="Password for the parent's broker.")
+    up_password_file: Path | None = _upwards("password_file", help="File with that password, mode 0600.")
+    up_ca_file: Path | None = _upwards("ca_file", help="Trusted CA certificate of the parent's broker, PEM.")
+    up_cert_file: Path | None = _upwards("cert_file", help="Certificate of this device, PEM; it may contain the key.")
+    up_key_file: Path | None = _upwards(
+        "key_file", default_means="in up_cert_file", help="Key of up_cert_file, PEM, mode 0600."
     )
-    up_ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_UP, default_means="the system's", help="Trusted CA certificate of the parent's broker, PEM."
-    )
-    up_cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_UP, default_means="none", help="Certificate of this device, PEM; it may contain the key."
-    )
-    up_key_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_UP, default_means="in up_cert_file", help="Key of up_cert_file, PEM, mode 0600."
-    )
-    up_insecure: bool = setting(
-        False,
-        group=_UP,
-        help="Allow mqtt:// to the parent's broker on another machine: the network can read everything.",
+    up_insecure: bool = _upwards(
+        "insecure", help="Allow mqtt:// to the parent's broker on another machine: the network can read everything."
     )
 
-    down: str = setting(
-        "mqtt://127.0.0.1:1883", group=_DOWN, help="URL of the site's broker; mqtt:// (no TLS) only on this machine."
+    down: str = _downwards("broker", help="URL of the site's broker; mqtt:// (no TLS) only on this machine.")
+    fleet: str = _downwards("fleet", help="Fleet of the site's devices.")
+    down_username: str | None = _downwards("username", help="User name for the site's broker.")
+    down_password: str | None = _downwards("password", help="Password for the site's broker.")
+    down_password_file: Path | None = _downwards("password_file", help="File with that password, mode 0600.")
+    down_ca_file: Path | None = _downwards("ca_file", help="Trusted CA certificate of the site's broker, PEM.")
+    down_cert_file: Path | None = _downwards("cert_file", help="Certificate of the site's coordinator, PEM.")
+    down_key_file: Path | None = _downwards(
+        "key_file", default_means="in down_cert_file", help="Key of down_cert_file, PEM, mode 0600."
     )
-    fleet: str = setting("default", group=_DOWN, pattern=NAME, help="Fleet of the site's devices.")
-    down_username: str | None = setting(None, group=_DOWN, help="User name for the site's broker.")
-    down_password: str | None = setting(None, group=_DOWN, secret=True, help="Password for the site's broker.")
-    down_password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_DOWN, help="File with that password, mode 0600."
+    down_insecure: bool = _downwards(
+        "insecure", help="Allow mqtt:// to the site's broker on another machine: the network can read everything."
     )
-    down_ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_DOWN, default_means="the system's", help="Trusted CA certificate of the site's broker, PEM."
-    )
-    down_cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_DOWN, default_means="none", help="Certificate of the site's coordinator, PEM."
-    )
-    down_key_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        _NO_FILE, group=_DOWN, default_means="in down_cert_file", help="Key of down_cert_file, PEM, mode 0600."
-    )
-    down_insecure: bool = setting(
-        False,
-        group=_DOWN,
-        help="Allow mqtt:// to the site's broker on another machine: the network can read everything.",
-    )
-    chunk_kib: int = setting(
-        DEFAULT_CHUNK_KIB,
-        group=_DOWN,
-        ge=8,
-        le=1024,
-        unit="KiB",
-        help="Size of a chunk in the site; less if its broker limits packets.",
-    )
+    chunk_kib: int = _downwards("chunk_kib", help="Size of a chunk in the site; less if its broker limits packets.")
 
-    task: str = setting("digits", group=_ROUND, help="Task, by name or as module:attribute; as in parent and site.")
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-relay-state"), group=_ROUND, help="Directory of unfinished work, rounds and devices of the site."
+    task: str = _round("task", help="Task, by name or as module:attribute; as in parent and site.")
+    state_dir: Path = _round(
+        "state_dir", Path("fedpatch-relay-state"), help="Directory of unfinished work, rounds and devices of the site."
     )
-    min_cohort: int = setting(
-        1,
-        group=_ROUND,
-        ge=1,
-        le=100_000,
-        unit="devices",
-        help="Devices of the site that a request is accepted for, and that must report.",
+    min_cohort: int = _round(
+        "min_cohort", help="Devices of the site that a request is accepted for, and that must report."
     )
-    quorum: float = setting(0.8, group=_ROUND, gt=0.0, le=1.0, help="Share of the site's devices that must report.")
+    quorum: float = _round("quorum", help="Share of the site's devices that must report.")
     grace_s: float = setting(
         10.0, group=_ROUND, ge=0.0, le=86_400.0, unit="seconds", help="Time for other devices after the quorum."
     )
@@ -128,38 +100,21 @@ class RelaySettings(Settings):
         help="Time that is left of the parent's deadline for the relay's own update, at most a fifth of it.",
     )
 
-    max_model_mib: int = setting(
-        512, group=_LIMITS, ge=1, le=2048, unit="MiB", help="Largest accepted model or update."
-    )
-    max_devices: int = setting(
-        10_000,
-        group=_LIMITS,
-        ge=1,
-        le=1_000_000,
-        unit="devices",
-        help="Known devices of the site; further ones are not ones.",
-    )
-    max_members: int = setting(
-        1,
-        group=_LIMITS,
-        ge=1,
-        le=1_000_000,
-        unit="devices",
+    max_model_mib: int = _limit("max_model_mib")
+    max_devices: int = _limit("max_devices", help="Known devices of the site; further ones are not ones.")
+    max_members: int = _limit(
+        "max_members",
         help="Most devices that one device of the site may speak for. 1: no relay below this one takes part.",
     )
-    norm_bound: str = setting(
-        "auto:2",
-        group=_LIMITS,
+    norm_bound: str = _limit(
+        "norm_bound",
         help="Bound of an update's distance from the model, as of `fedpatch run`; off, clip:X, reject:X, or auto:F.",
     )
-    max_num_examples: str = setting(
-        "auto:10",
-        group=_LIMITS,
+    max_num_examples: str = _limit(
+        "max_num_examples",
         help="Largest weight of an update, as of `fedpatch run`: off, a number of examples, auto:F.",
     )
-    quarantine_after: int = setting(
-        5, group=_LIMITS, ge=0, le=1_000_000, unit="offences", help="Offences of a device until quarantine; 0: never."
-    )
+    quarantine_after: int = _limit("quarantine_after", help="Offences of a device until quarantine; 0: never.")
 
     @property
     def upwards(self) -> BrokerSettings:

@@ -12,12 +12,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_type_hints
 
 import typer
 
-from fedpatch.shared.app.command import AsJson, Group, command, say, with_debug
+from fedpatch.shared.app.command import AsJson, Group, command, option, say, with_debug, with_options
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, stoppable
 from fedpatch.shared.errors import UsageError
 from fedpatch.simulator.comparison.command import compare
@@ -37,7 +38,7 @@ from fedpatch.simulator.spec.compute import (
     rank_count,
     rank_number,
 )
-from fedpatch.simulator.spec.study import EVERYTHING, AttackOutcome, Outcome, Point, Study
+from fedpatch.simulator.spec.study import DEFAULTS, EVERYTHING, AttackOutcome, Outcome, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,151 +50,79 @@ EXAMPLE = "fedpatch simulate --task mnist --clients 200 --participation 0.5 --pr
 
 app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, epilog=f"Example: {EXAMPLE}")
 
-Strategy = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="A strategy (fedpatch strategies lists them) or module:attribute; or per-fedavg, pfedme or independent.",
+_TERMS: Sequence[tuple[str, str, str]] = (
+    (
+        "strategy",
+        "NAME",
+        "A strategy (fedpatch strategies lists them) or module:attribute; or per-fedavg, pfedme or independent.",
     ),
-]
-Private = Annotated[
-    str | None,
-    typer.Option(
-        metavar="POLICY",
-        help="Patch: none, stats, affine, all, norms, head or names:GLOB,...; default: affine, or none where the strategy "
+    (
+        "private",
+        "POLICY",
+        "Patch: none, stats, affine, all, norms, head or names:GLOB,...; default: affine, or none where the strategy "
         "keeps none.",
     ),
-]
-Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds after which the study ends.")]
-TargetUa = Annotated[float | None, typer.Option(metavar="UA", help="User accuracy that ends the study earlier.")]
-Seed = Annotated[int, typer.Option(help="Seed of all random choices.")]
-LearningRate = Annotated[
-    float | None,
-    typer.Option(metavar="RATE", help="Clients' rate (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
-]
-ServerLearningRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Rate of the server's optimizer instead of the task's.")
-]
-AdaptationRate = Annotated[
-    float | None, typer.Option(metavar="RATE", help="Per-FedAvg's alpha, instead of the published one.")
-]
-Proximity = Annotated[
-    float | None, typer.Option(metavar="NUMBER", help="pFedMe's lambda, instead of the published one.")
-]
-BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Examples per minibatch instead of the task's.")]
-Steps = Annotated[int, typer.Option(metavar="N", help="Minibatches per round instead of epochs, if above 0.")]
-NoisyFraction = Annotated[
-    float,
-    typer.Option(metavar="SHARE", help="Share of the clients with noisy data, not counted in user accuracy."),
-]
-Encoding = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Encoding, as of fedpatch run.",
+    ("rounds", "N", "Rounds after which the study ends."),
+    ("target_ua", "UA", "User accuracy that ends the study earlier."),
+    ("seed", "INTEGER", "Seed of all random choices."),
+    ("learning_rate", "RATE", "Clients' rate (Per-FedAvg: beta, pFedMe: eta) instead of the task's."),
+    ("server_learning_rate", "RATE", "Rate of the server's optimizer instead of the task's."),
+    ("adaptation_rate", "RATE", "Per-FedAvg's alpha, instead of the published one."),
+    ("proximity", "NUMBER", "pFedMe's lambda, instead of the published one."),
+    ("batch_size", "N", "Examples per minibatch instead of the task's."),
+    ("steps", "N", "Minibatches per round instead of epochs, if above 0."),
+    ("noisy_fraction", "SHARE", "Share of the clients with noisy data, not counted in user accuracy."),
+    ("encoding", "NAME", "Encoding, as of fedpatch run."),
+    ("norm_bound", "BOUND", "Bound of updates, as of fedpatch run."),
+    ("max_num_examples", "CAP", "Largest weight, as of fedpatch run."),
+    ("aggregate", "RULE", "Rule of aggregation, as of fedpatch run."),
+    ("dp", "off|central|distributed", "Differential privacy, as of fedpatch run."),
+    ("noise_multiplier", "Z", "Standard deviation of the noise on the sum of updates, over --dp-clip."),
+    ("dp_clip", "NORM", "Greatest distance of an update from the global model."),
+    ("delta", "DELTA", "Delta for which epsilon is shown."),
+    ("secure", "NAME", "off, or groups: updates are masked and summed in groups, as of fedpatch run."),
+    ("group_size", "N", "Largest masked group, 8 to 64."),
+    ("keep", "N", "One of N values of a masked update travels: 1, 2, 4 or 8."),
+    ("clip", "NORM", "Longest step of a masked update (L2 norm); default: by earlier rounds."),
+    ("prox", "MU", "mu of FedProx, as of fedpatch run."),
+    ("phases", "PART:N,...", "Parts of a round in which only some values learn, as of fedpatch run."),
+    ("personal", "KIND:LAMBDA", "Second copy of the model of each client, as of fedpatch run."),
+    ("finish", "PART:N,...", "Training of a copy that is the personal model, as of fedpatch run."),
+    (
+        "attack",
+        "KIND[:X]",
+        "Attack of the bad clients, with its strength: sign, labels, alie, ipm, noise, backdoor or copy.",
     ),
-]
-NormBound = Annotated[
-    str,
-    typer.Option(
-        metavar="BOUND",
-        help="Bound of updates, as of fedpatch run.",
-    ),
-]
-MaxNumExamples = Annotated[
-    str,
-    typer.Option(metavar="CAP", help="Largest weight, as of fedpatch run."),
-]
-Aggregate = Annotated[
-    str,
-    typer.Option(metavar="RULE", help="Rule of aggregation, as of fedpatch run."),
-]
-Dp = Annotated[str, typer.Option(metavar="off|central|distributed", help="Differential privacy, as of fedpatch run.")]
-NoiseMultiplier = Annotated[
-    float | None,
-    typer.Option(metavar="Z", help="Standard deviation of the noise on the sum of updates, over --dp-clip."),
-]
-DpClip = Annotated[
-    float | None, typer.Option(metavar="NORM", help="Greatest distance of an update from the global model.")
-]
-Delta = Annotated[float, typer.Option(metavar="DELTA", help="Delta for which epsilon is shown.")]
-Secure = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="off, or groups: updates are masked and summed in groups, as of fedpatch run."),
-]
-GroupSize = Annotated[int, typer.Option(metavar="N", help="Largest masked group, 8 to 64.")]
-Keep = Annotated[int, typer.Option(metavar="N", help="One of N values of a masked update travels: 1, 2, 4 or 8.")]
-Clip = Annotated[
-    float | None,
-    typer.Option(metavar="NORM", help="Longest step of a masked update (L2 norm); default: by earlier rounds."),
-]
-Prox = Annotated[float, typer.Option(metavar="MU", help="mu of FedProx, as of fedpatch run.")]
-Phases = Annotated[
-    str,
-    typer.Option(metavar="PART:N,...", help="Parts of a round in which only some values learn, as of fedpatch run."),
-]
-Personal = Annotated[
-    str, typer.Option(metavar="KIND:LAMBDA", help="Second copy of the model of each client, as of fedpatch run.")
-]
-Finish = Annotated[
-    str, typer.Option(metavar="PART:N,...", help="Training of a copy that is the personal model, as of fedpatch run.")
-]
-AttackKind = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND[:X]",
-        help="Attack of the bad clients, with its strength: sign, labels, alie, ipm, noise, backdoor or copy.",
-    ),
-]
-Bad = Annotated[float, typer.Option(metavar="SHARE", help="Share of bad clients, which user accuracy leaves out.")]
+    ("bad", "SHARE", "Share of bad clients, which user accuracy leaves out."),
+)
+"""The terms of a study that are options: name, metavar, help. Types and defaults are those of Study."""
+
 Trackers = Annotated[
     list[str] | None,
     typer.Option("--tracker", metavar="NAME", help="Experiment tracker, as of fedpatch run; may be repeated."),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg."),
-]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for outcome.json and curve.csv, .png, .svg.")]
 
 
+def _options() -> Iterator[Parameter]:
+    kinds = {**get_type_hints(Study), "noisy_fraction": float}
+    defaults = {**DEFAULTS, "strategy": "fedavg-adam", "private": None}
+    for name, metavar, help in _TERMS:
+        default = defaults[name] if name in defaults else getattr(Study, name)
+        kind = kinds[name] if default is not None else kinds[name] | None
+        yield option(name, Annotated[kind, typer.Option(metavar=metavar, help=help)], default)
+
+
+@with_options(tuple(_options()), "terms")
 def simulate(
     context: typer.Context,
+    terms: dict[str, Any],
     task: TaskName = "digits",
     clients: Clients = 10,
     participation: Participation = 1.0,
-    strategy: Strategy = "fedavg-adam",
-    private: Private = None,
-    rounds: Rounds = 500,
-    target_ua: TargetUa = None,
-    seed: Seed = 0,
-    learning_rate: LearningRate = None,
-    server_learning_rate: ServerLearningRate = None,
-    adaptation_rate: AdaptationRate = None,
-    proximity: Proximity = None,
-    batch_size: BatchSize = None,
     epochs: Epochs = 1,
-    steps: Steps = 0,
     data: Data = "",
     data_root: DataRoot = None,
-    noisy_fraction: NoisyFraction = 0.0,
-    encoding: Encoding = "fp32",
-    norm_bound: NormBound = "off",
-    max_num_examples: MaxNumExamples = "off",
-    aggregate: Aggregate = "mean",
-    dp: Dp = "off",
-    noise_multiplier: NoiseMultiplier = None,
-    dp_clip: DpClip = None,
-    delta: Delta = 1e-5,
-    secure: Secure = "off",
-    group_size: GroupSize = 32,
-    keep: Keep = 1,
-    clip: Clip = None,
-    prox: Prox = 0.0,
-    phases: Phases = "",
-    personal: Personal = "",
-    finish: Finish = "",
-    attack: AttackKind = "",
-    bad: Bad = 0.0,
     workers: Workers = None,
     device: Device = "cpu",
     tracker: Trackers = None,
@@ -211,10 +140,9 @@ def simulate(
         _refuse_options_of_its_own(context)
         _refuse_ranks(context.invoked_subcommand)
         return
-    from fedpatch.simulator.experiment.options import terms
     from fedpatch.simulator.experiment.user_study import study_of
 
-    given = {name: value for name, value in context.params.items() if name in terms()}
+    given = {**terms, "clients": clients, "participation": participation, "epochs": epochs, "data": data}
     if _is_default(context, "strategy"):
         given["strategy"] = None  # it depends on --secure
     if given["private"] == EVERYTHING:

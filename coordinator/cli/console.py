@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpatch.coordinator.cli.options import PasswordFile, StateDir
+from fedpatch.coordinator.cli.options import StateDir, broker_options
 from fedpatch.shared.app.command import AsJson, command, say
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.errors import UsageError
@@ -38,29 +38,6 @@ _Begin = Annotated[
     list[Path] | None,
     typer.Option("--begin", metavar="PATH", help="Settings of a run that the operator may begin; repeatable."),
 ]
-_Broker = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FEDPATCH_BROKER", metavar="URL", help="Broker; default: that of the newest run; none: no broker."
-    ),
-]
-_Fleet = Annotated[
-    str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="Fleet; default: that of the run.")
-]
-_Username = Annotated[
-    str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
-]
-_CaFile = Annotated[_Path, typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="Trusted CA certificate, PEM.")]
-_CertFile = Annotated[
-    _Path,
-    typer.Option(envvar="FEDPATCH_CERT_FILE", metavar="PATH", help="Own certificate and key in one PEM file."),
-]
-_Insecure = Annotated[
-    bool | None,
-    typer.Option(
-        "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
-    ),
-]
 _OnStdin = Annotated[bool, typer.Option("--status-on-stdin", hidden=True, help="Statuses come on stdin.")]
 _NO_BROKER = "none"
 _NICENESS = 5
@@ -71,7 +48,9 @@ def add_console(app: typer.Typer) -> None:
     """Add the command to `app`."""
 
     @command(app, "console", example="fedpatch console --state-dir fedpatch-state")
+    @broker_options("Broker; default: that of the newest run; none: no broker.")
     def console(
+        given: dict[str, Any],
         state_dir: StateDir = None,
         listen: _Listen = "127.0.0.1:8465",
         actions: _Actions = False,
@@ -81,13 +60,6 @@ def add_console(app: typer.Typer) -> None:
         client_ca: _ClientCa = None,
         name: _Name = None,
         begin: _Begin = None,
-        broker: _Broker = None,
-        fleet: _Fleet = None,
-        username: _Username = None,
-        password_file: PasswordFile = None,
-        ca_file: _CaFile = None,
-        cert_file: _CertFile = None,
-        insecure: _Insecure = None,
         status_on_stdin: _OnStdin = False,
         as_json: AsJson = False,
     ) -> None:
@@ -124,12 +96,8 @@ def add_console(app: typer.Typer) -> None:
         terms.check()
         place = find(state_dir)
         settings = None
-        if not status_on_stdin and broker != _NO_BROKER:
-            given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
-            files = {"password_file": password_file, "ca_file": ca_file, "cert_file": cert_file}
-            settings = _broker_of(
-                {**given, **{key: str(path) if path else None for key, path in files.items()}}, place, begin
-            )
+        if not status_on_stdin and given["broker"] != _NO_BROKER:
+            settings = _broker_of(given, place, begin)
 
         def ready(url: str, token_file: Path | None) -> None:
             os.nice(_NICENESS)
@@ -141,7 +109,7 @@ def add_console(app: typer.Typer) -> None:
             say(f"console: {url}", *token, *none, "Ctrl-C ends it")
 
         ended: list[int] = []
-        fleet = fleet or (settings.fleet if settings is not None else None)
+        fleet = given["fleet"] or (settings.fleet if settings is not None else None)
 
         def feed_of(streams: EventStreams) -> Feed:
             watched = status_on_stdin or settings is not None

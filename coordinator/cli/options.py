@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from fedpatch.shared.app.command import option, with_options
 
 _STATE_DIR_HELP = "State directory; default: ./fedpatch-state, else that of a demo here."
 
@@ -17,9 +21,35 @@ StateDir = Annotated[
 InnerStateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="PATH", help=_STATE_DIR_HELP)]
 PasswordFile = Annotated[
     Path | None,
-    typer.Option(
-        envvar="FEDPATCH_PASSWORD_FILE",
-        metavar="PATH",
-        help="File with the password, mode 0600.",
-    ),
+    typer.Option(envvar="FEDPATCH_PASSWORD_FILE", metavar="PATH", help="File with the password, mode 0600."),
 ]
+
+
+def _from_environment(name: str, kind: Any, metavar: str, help: str) -> inspect.Parameter:
+    return option(name, Annotated[kind, typer.Option(envvar=f"FEDPATCH_{name.upper()}", metavar=metavar, help=help)])
+
+
+_TEXT, _FILE = str | None, Path | None
+_CONNECTION = (
+    _from_environment("fleet", _TEXT, "NAME", "Fleet; default: that of the run."),
+    _from_environment("username", _TEXT, "NAME", "User name for the broker."),
+    option("password_file", PasswordFile),
+    _from_environment("ca_file", _FILE, "PATH", "Trusted CA certificate, PEM."),
+    _from_environment("cert_file", _FILE, "PATH", "Own certificate and key in one PEM file."),
+    option(
+        "insecure",
+        Annotated[
+            bool | None,
+            typer.Option(
+                "--insecure/--no-insecure",
+                envvar="FEDPATCH_INSECURE",
+                help="Allow mqtt:// to another machine, without TLS.",
+            ),
+        ],
+    ),
+)
+
+
+def broker_options(broker_help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the options of a connection to the broker, as its argument `given`."""
+    return with_options((_from_environment("broker", _TEXT, "URL", broker_help), *_CONNECTION), "given")

@@ -9,43 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpatch.coordinator.cli.options import PasswordFile
+from fedpatch.coordinator.cli.options import broker_options
 from fedpatch.shared.app.command import command
 from fedpatch.shared.app.signals import interruptible
 
 if TYPE_CHECKING:
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
-_Broker = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FEDPATCH_BROKER",
-        metavar="URL",
-        help="Broker; default: that of the newest run here.",
-    ),
-]
-_Fleet = Annotated[str | None, typer.Option(envvar="FEDPATCH_FLEET", metavar="NAME", help="Fleet of the run.")]
-_Username = Annotated[
-    str | None, typer.Option(envvar="FEDPATCH_USERNAME", metavar="NAME", help="User name for the broker.")
-]
-_CaFile = Annotated[
-    Path | None,
-    typer.Option(envvar="FEDPATCH_CA_FILE", metavar="PATH", help="Trusted CA certificate, PEM."),
-]
-_Insecure = Annotated[
-    bool | None,
-    typer.Option(
-        "--insecure/--no-insecure", envvar="FEDPATCH_INSECURE", help="Allow mqtt:// to another machine, without TLS."
-    ),
-]
-_CertFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="FEDPATCH_CERT_FILE",
-        metavar="PATH",
-        help="Own certificate and key in one PEM file.",
-    ),
-]
 _StateDir = Annotated[
     Path | None,
     typer.Option(envvar="FEDPATCH_STATE_DIR", metavar="PATH", help="State directory to look for the newest run."),
@@ -58,17 +28,9 @@ def add_watch(app: typer.Typer) -> None:
     """Add the command to `app`."""
 
     @command(app, "watch", example="fedpatch watch --broker mqtts://broker.local --fleet kitchen")
+    @broker_options("Broker; default: that of the newest run here.")
     def watch(
-        broker: _Broker = None,
-        fleet: _Fleet = None,
-        username: _Username = None,
-        password_file: PasswordFile = None,
-        ca_file: _CaFile = None,
-        cert_file: _CertFile = None,
-        insecure: _Insecure = None,
-        state_dir: _StateDir = None,
-        once: _Once = False,
-        as_json: _AsJson = False,
+        given: dict[str, Any], state_dir: _StateDir = None, once: _Once = False, as_json: _AsJson = False
     ) -> None:
         """Watch a running run on any machine until Ctrl-C, also while the coordinator is away.
 
@@ -77,9 +39,6 @@ def add_watch(app: typer.Typer) -> None:
         """
         from fedpatch.coordinator.operations.watch import watch
 
-        given: dict[str, Any] = {"broker": broker, "fleet": fleet, "username": username, "insecure": insecure}
-        for name, path in (("password_file", password_file), ("ca_file", ca_file), ("cert_file", cert_file)):
-            given[name] = str(path) if path else None
         with interruptible():
             watch(broker_settings(given, state_dir), once=once, as_json=as_json)
 
@@ -92,7 +51,8 @@ def broker_settings(given: Mapping[str, Any], state_dir: Path | None) -> BrokerS
     from fedpatch.shared.config.secrets import pop_password
     from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
-    flags: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    flags: dict[str, object] = {name: value for name, value in texts.items() if value is not None}
     if "broker" not in flags:
         run = newest_run(with_runs() if state_dir is None else [find(state_dir)], given["fleet"])
         # A given certificate has its own key: the run's key belongs to the run's certificate. Likewise a given user or

@@ -22,9 +22,7 @@ class DemoSettings(RoundSettings):
         default_means="0.97 for accuracy, else none",
         help="Mean user accuracy that ends the run earlier; none: never.",
     )
-    out: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-demo"), group="Demo", help="Directory for the state of coordinator and devices."
-    )
+    out: Path = setting(Path("fedpatch-demo"), group="Demo", help="Directory for the state of coordinator and devices.")
     broker: str | None = setting(
         None, group="Demo", default_means="one that the demo starts", help="URL of an MQTT broker."
     )

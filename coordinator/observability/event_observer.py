@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from fedpatch.coordinator.rounds.run_effects import Effect
 from fedpatch.shared.wire.vitals import Vitals
@@ -49,40 +49,16 @@ class Observers:
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
-    def performed(self, effect: Effect, began_at: float, ended_at: float) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.performed(effect, began_at, ended_at)
+    @staticmethod
+    def _pass_on(name: str) -> Callable[..., None]:
+        def pass_on(self: Observers, *event: Any, **more: Any) -> None:
+            for one in self._observers:
+                getattr(one, name)(*event, **more)
 
-    def sent(self, size_bytes: int) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.sent(size_bytes)
+        return pass_on
 
-    def received(self, kind: str, size_bytes: int) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.received(kind, size_bytes)
-
-    def presence(self, device: str) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.presence(device)
-
-    def vitals(self, device: str, vitals: Vitals, now: float) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.vitals(device, vitals, now)
-
-    def link(self, *, connected: bool) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.link(connected=connected)
-
-    def look(self, now: float, *, waiting: int) -> None:
-        """Pass on."""
-        for one in self._observers:
-            one.look(now, waiting=waiting)
+    performed, sent, received = _pass_on("performed"), _pass_on("sent"), _pass_on("received")
+    presence, vitals, link, look = _pass_on("presence"), _pass_on("vitals"), _pass_on("link"), _pass_on("look")
 
 
 def joined(*observers: Observer | None) -> Observer:

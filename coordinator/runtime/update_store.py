@@ -18,8 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, round_layout
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
-from fedpatch.coordinator.blobs.blob_store import BlobStore
-from fedpatch.coordinator.blobs.read_ahead import ReadAhead
+from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.round_record_builder import without_figures
@@ -370,3 +369,45 @@ class DecodedCache:
 
 def _size(tensors: dict[str, Array]) -> int:
     return sum(array.nbytes for array in tensors.values())
+
+
+class ReadAhead:
+    """Reads blobs; while they are asked for in the order of `keys`, the next ones are read meanwhile.
+
+    A store that answers several requests at once is then waited for less.
+
+    Args:
+        blobs: The store.
+        keys: Keys in the order in which they are read.
+        executor: Runs the requests; without it nothing is read ahead.
+        most: Blobs that are read ahead, and so are in memory at once; 1: none.
+    """
+
+    def __init__(
+        self, blobs: BlobReader, keys: Sequence[str] = (), executor: Executor | None = None, most: int = 1
+    ) -> None:
+        self._blobs = blobs
+        self._keys = keys
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._executor = executor
+        self._most = most
+        self._last = -1
+        self._requests: dict[str, Future[bytes | None]] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """Return a blob, and begin to read those that follow."""
+        place, before = self._places.get(key, -1), self._last
+        self._last = place
+        if self._executor is None or self._most < 2 or place not in (0, before + 1):
+            return self._blobs.get(key)
+        ahead = self._keys[place : place + self._most]
+        for gone in self._requests.keys() - set(ahead):
+            self._requests.pop(gone).cancel()
+        for one in ahead:
+            if one not in self._requests:
+                self._requests[one] = self._executor.submit(self._blobs.get, one)
+        return self._requests.pop(key).result()
+
+    def where(self, key: str = "") -> str:
+        """Return the place of a key, for messages."""
+        return self._blobs.where(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 
 _BUS = "Bus"
 _SERVICE = "Predictions"
+_bus, _service = (partial(setting, group=group) for group in (_BUS, _SERVICE))
 _TOPIC = Pattern(
     r"[^\s+#\0/$][^\s+#\0]{0,199}", "1 to 200 characters without +, # and space, not beginning with / or $"
 )
@@ -26,36 +28,26 @@ class BusSettings(BrokerSettings):
 
     env_prefix: ClassVar[str] = "FEDPATCH_BUS_"
 
-    state_dir: Path = setting(  # noqa: RUF009  (a path does not change)
-        Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent."
-    )
-    topic: str = setting("fedpatch-bus", group=_BUS, pattern=_TOPIC, help="First level of the topics.")
-    discovery: str = setting(
+    state_dir: Path = setting(Path("fedpatch-agent-state"), group=_BUS, help="State directory of the agent.")
+    topic: str = _bus("fedpatch-bus", pattern=_TOPIC, help="First level of the topics.")
+    discovery: str = _bus(
         "device",
-        group=_BUS,
         choices=FORMS,
         help="Home Assistant's discovery: device, one message (2024.11 and later); components, one for each entity (earlier "
         "ones); off.",
     )
-    discovery_prefix: str = setting(
-        "homeassistant", group=_BUS, pattern=_TOPIC, help="First level of the discovery topics."
-    )
-    every_s: float = setting(
-        5.0, group=_BUS, ge=0.1, le=3600.0, unit="seconds", help="Time between looks at the state."
-    )
-    switch: bool = setting(True, group=_BUS, help="Offer a switch that pauses the agent.")
+    discovery_prefix: str = _bus("homeassistant", pattern=_TOPIC, help="First level of the discovery topics.")
+    every_s: float = _bus(5.0, ge=0.1, le=3600.0, unit="seconds", help="Time between looks at the state.")
+    switch: bool = _bus(True, help="Offer a switch that pauses the agent.")
 
-    serve: tuple[str, ...] = setting(
+    serve: tuple[str, ...] = _service(
         (),
-        group=_SERVICE,
         default_means="none",
         help="Predictions, each IN -> OUT: examples on topic IN (with + and #), outputs on topic OUT.",
     )
-    task: str = setting("", group=_SERVICE, default_means="the only one", help="Task whose personal model predicts.")
+    task: str = _service("", default_means="the only one", help="Task whose personal model predicts.")
 
-    int8: bool = setting(
-        False, group=_SERVICE, help="Predict with the int8 model where the agent has made one (keep_int8)."
-    )
+    int8: bool = _service(False, help="Predict with the int8 model where the agent has made one (keep_int8).")
 
     def check(self) -> list[tuple[str, ...]]:
         """Check the topics of predictions."""

@@ -69,7 +69,8 @@ def page() -> str:
     found = [one for name, app in PROGRAMS.items() for one in commands(get_command(app), (name,))]
     shared = {name: _shared_options(command for path, command in found if path[0] == name) for name in PROGRAMS}
     sections = (_section(path, command, shared[path[0]]) for path, command in found)
-    options = "\n".join(f"`{name}`:\n\n" + "".join(f"- {text}\n" for text in sorted(shared[name])) for name in PROGRAMS)
+    lists = {name: "".join(f"- {text}\n" for text in sorted(texts)) for name, texts in shared.items() if texts}
+    options = "\n".join(f"`{name}`:\n\n{text}" for name, text in lists.items())
     return render("cli.md", options=options, commands="\n".join(sections))
 
 

@@ -27,11 +27,10 @@ def page() -> str:
         processor=processor(RESULTS / "benchmarks" / "rules.json"),
         digits=attacks(cells["digits"], 0.2),
         mnist=attacks(cells["MNIST"], 0.2),
-        gains=gains(cells, 0.2),
         spread=spread({name: cells[name] for name in ("digits", "MNIST")}, 0.2),
         few=attacks(cells["digits"], 0.1),
         many=attacks(cells["digits"], 0.4),
-        flower=beside(cells["digits"], read_cells(FOLDER / FLOWER)),
+        flower=flower(read_cells(FOLDER / FLOWER)),
         backdoor=backdoor(cells, 0.2),
         found=found(cells["digits"], 0.2),
     )
@@ -108,30 +107,6 @@ def spread(cells: dict[str, list[RobustnessCell]], share: float) -> str:
     return table(("task", "median range", "greatest range", "of"), rows)
 
 
-def gains(cells: dict[str, list[RobustnessCell]], share: float) -> str:
-    """Format how far the worst user accuracy of each rule is above that of the mean, in points, over the attacks of both."""
-    worst = {name: _worst(one, share) for name, one in cells.items()}
-    tasks = [name for name, found in worst.items() if len(found) > 1]
-    rules = [rule for rule in dict.fromkeys(rule for name in tasks for rule in worst[name]) if rule != _MEAN]
-    rows = [(f"`{rule}`", *(_gain(worst[name], rule) for name in tasks)) for rule in rules]
-    return table(("worst user accuracy above that of `mean`, in points", *tasks), rows)
-
-
-def _worst(cells: Sequence[RobustnessCell], share: float) -> dict[str, float]:
-    rows = attacked(cells, share)
-    kinds = {row.attack for row in rows if row.defence == _MEAN}
-    found = {rule: {row.attack: row.user_accuracy for row in rows if row.defence == rule} for rule in _rules(rows)}
-    return {rule: min(own[kind] for kind in kinds) for rule, own in found.items() if kinds and kinds <= own.keys()}
-
-
-def _rules(rows: Sequence[RobustnessRow]) -> list[str]:
-    return list(dict.fromkeys(row.defence for row in rows))
-
-
-def _gain(worst: dict[str, float], rule: str) -> str:
-    return f"{100 * (worst[rule] - worst[_MEAN]):+.1f}" if rule in worst else "-"
-
-
 def processor(path: Path) -> str:
     """Format processor time and memory of each rule, with the most updates and the fewest that were measured."""
     measured = json.loads(path.read_text("utf-8"))["measured"]
@@ -149,18 +124,15 @@ def processor(path: Path) -> str:
     return table(("rule", f"processor time to the mean's, {many['updates']:,} updates", *counts), rows)
 
 
-def beside(ours: Sequence[RobustnessCell], flower: Sequence[RobustnessCell]) -> str:
-    """Format our rules and Flower's functions under the attacks and seeds that Flower's have."""
-    flower = whole_seeds(flower)
-    cases = {(cell.attack, cell.bad, cell.seed) for cell in flower}
-    rows = summarise([cell for cell in (*ours, *flower) if (cell.attack, cell.bad, cell.seed) in cases])
-    kinds = list(dict.fromkeys(cell.attack for cell in flower))
+def flower(cells: Sequence[RobustnessCell]) -> str:
+    """Format Flower's functions under the attacks of digits."""
+    rows = summarise(whole_seeds(cells))
+    kinds = list(dict.fromkeys(row.attack for row in rows))
     lines = []
     for rule in dict.fromkeys(row.defence for row in rows):
         own = {row.attack: row for row in rows if row.defence == rule}
-        if all(kind in own and own[kind].seeds == len({seed for _, _, seed in cases}) for kind in kinds):
-            lines.append((f"`{rule}`", *(_entry(own[kind]) for kind in kinds)))
-    return f"Seeds: {len({seed for _, _, seed in cases})}.\n\n" + table(("rule", *kinds), lines)
+        lines.append((f"`{rule}`", *(_entry(own.get(kind)) for kind in kinds)))
+    return f"Seeds: {rows[0].seeds}.\n\n" + table(("rule", *kinds), lines)
 
 
 def _entry(row: RobustnessRow | None) -> str:

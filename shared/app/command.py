@@ -188,16 +188,63 @@ def with_debug(function: Callable[..., None], log_level: int = logging.WARNING) 
     # typer keeps the line breaks of a docstring, which do not fit the width of the terminal.
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
-    added = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))
-    for name, annotation, default in added:
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    run.__dict__["__signature__"] = inspect.Signature(parameters)  # typer reads the signature
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    options = (("debug", _Debug, False), ("log_format", _LogFormat, LogFormat.TEXT), ("version", _Version, False))
+    add_options(run, function, [option(*one) for one in options])
     return run
+
+
+def option(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
+    """Return an option for `add_options` and `with_options`.
+
+    Args:
+        name: Name of the parameter.
+        annotation: Its type, annotated with what typer needs to know.
+        default: Its default.
+    """
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_options(
+    options: Sequence[inspect.Parameter], argument: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command options; the command gets their values by name as `argument`.
+
+    Example:
+        >>> @with_options([option("speed", int, 3)], "given")
+        ... def go(given: dict[str, int]) -> None:
+        ...     print(given)
+        >>> inspect.signature(go), go(speed=3)
+        {'speed': 3}
+        (<Signature (*, speed: int = 3)>, None)
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            given = {one.name: values.pop(one.name) for one in options}
+            function(**{argument: given}, **values)
+
+        add_options(run, function, options, replaced=argument)
+        return run
+
+    return decorate
+
+
+def add_options(
+    run: Callable[..., Any], function: Callable[..., Any], options: Sequence[inspect.Parameter], replaced: str = ""
+) -> None:
+    """Let typer see the parameters of `function` and further options in `run`.
+
+    Args:
+        run: Wrapper of `function`.
+        function: Has parameters of its own, which typer reads.
+        options: Further parameters of `run`.
+        replaced: Name of a parameter of `function` that `run` makes of the options, and typer does not see.
+    """
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name != replaced] + [*options]
+    run.__dict__["__signature__"] = inspect.Signature(parameters)  # typer reads the signature
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 def no_options(version: _Version = False) -> None:

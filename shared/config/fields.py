@@ -11,7 +11,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
@@ -177,6 +177,20 @@ def setting(  # noqa: PLR0913  (each is a word of a declaration, given by name)
     if default is MISSING and not example:
         raise TypeError("a required setting needs an example")
     return field(default=default, metadata={"rules": rules}, repr=not secret)
+
+
+def setting_like(cls: type[Settings], name: str, default: Any = MISSING, **changes: Any) -> Any:
+    """Declare a field with the rules and the default of a setting of another class.
+
+    Args:
+        cls: The other class.
+        name: Name of its setting.
+        default: Another default.
+        changes: Other rules, by their names in `setting`.
+    """
+    one = cls.__dataclass_fields__[name]
+    rules = replace(one.metadata["rules"], **changes)
+    return field(default=one.default if default is MISSING else default, metadata={"rules": rules}, repr=one.repr)
 
 
 def settings_of(cls: type[Settings]) -> tuple[Setting, ...]:

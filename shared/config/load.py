@@ -233,6 +233,9 @@ def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
     are texts with the default None. `load` checks their values together with those of all other places, so that the
     precedence holds and an error has the same text in each place.
     """
+    # Imported here, since a program without a command line does not need typer.
+    from fedpatch.shared.app.command import add_options
+
     known = settings_of(cls)
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
@@ -248,11 +251,7 @@ def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
                 raise typer.Exit
             return command(settings=loaded.settings, **given)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.name != "settings"]
-        parameters += _options(known, cls.env_prefix)
-        run.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        add_options(run, command, _options(known, cls.env_prefix), replaced="settings")
         return run
 
     return decorate
@@ -261,9 +260,10 @@ def cli_options(cls: type[S]) -> Callable[[Callable[..., R]], Callable[..., R]]:
 def _options(known: Sequence[Setting], env_prefix: str) -> list[inspect.Parameter]:
     import typer
 
+    from fedpatch.shared.app.command import option
+
     def parameter(name: str, kind: Any, default: object, *names: str, **about: Any) -> inspect.Parameter:
-        annotation = Annotated[kind, typer.Option(*names, show_default=False, **about)]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        return option(name, Annotated[kind, typer.Option(*names, show_default=False, **about)], default)
 
     options = [
         parameter("config", Path | None, None, "--config", metavar="FILE", help="Read settings from this TOML file."),

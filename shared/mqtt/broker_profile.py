@@ -19,13 +19,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from fedpatch.shared.token_bucket import TokenBucket
+
 NO_PROFILE: Final = "none"
 
 # A message above the rate may be discarded by the broker, and the network moves messages closer together.
 _USED_RATE = 0.9
 _BURST = 0.1
-# A wait below the resolution of the clock would never end.
-_LEAST_WAIT_S = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,53 +118,29 @@ PROFILES: Final[dict[str, BrokerProfile]] = {
 }
 
 
-class SendRate:
-    """Token bucket: within any second, at most `limit_per_s` is spent.
+def send_rate(limit_per_s: float, burst: float) -> TokenBucket:
+    """Return a full bucket from which at most `limit_per_s` is spent within any second.
 
-    The bucket holds `burst` tokens and gains `limit_per_s - burst` a second, so that a full bucket and the gain of a second
-    are the limit together. A small burst spreads the messages over the second.
+    It gains `limit_per_s - burst` a second, so that a full bucket and the gain of a second are the limit together. A small
+    burst spreads the messages over the second.
 
     Args:
         limit_per_s: Most tokens within a second; infinite: no limit.
         burst: Most tokens at once, below the limit.
-
-    Example:
-        >>> bucket = SendRate(100, burst=10)
-        >>> bucket.spend(10, now=0.0)
-        >>> round(bucket.wait_s(1, now=0.0), 3)
-        0.011
     """
-
-    def __init__(self, limit_per_s: float, burst: float) -> None:
-        self._burst = self._level = burst
-        self._gain_per_s = limit_per_s - burst
-        self._at = -math.inf
-        self._limited = limit_per_s < math.inf
-
-    def wait_s(self, tokens: float, now: float) -> float:
-        """Return the seconds until `tokens` may be spent; more than the burst is counted as the burst."""
-        if not self._limited:
-            return 0.0
-        wait_s = (min(tokens, self._burst) - self._level_at(now)) / self._gain_per_s
-        return wait_s if wait_s > _LEAST_WAIT_S else 0.0
-
-    def spend(self, tokens: float, now: float) -> None:
-        """Remove `tokens`, for which `wait_s` was 0."""
-        if self._limited:
-            self._level, self._at = self._level_at(now) - tokens, now
-
-    def _level_at(self, now: float) -> float:
-        return min(self._burst, self._level + max(0.0, now - self._at) * self._gain_per_s)
+    if limit_per_s == math.inf:
+        return TokenBucket(1.0, math.inf, math.inf)
+    return TokenBucket(limit_per_s - burst, burst, burst)
 
 
 class LinkRates:
     """The rates of one link under a profile: messages, bytes and SUBSCRIBE packets a second."""
 
     def __init__(self, profile: BrokerProfile) -> None:
-        self._messages = SendRate(_USED_RATE * profile.publishes_per_s, _BURST * profile.publishes_per_s)
+        self._messages = send_rate(_USED_RATE * profile.publishes_per_s, _BURST * profile.publishes_per_s)
         # Bytes above the rate are delayed and not discarded, so the whole rate is used.
-        self._bytes = SendRate(profile.bytes_per_s, profile.packet_bytes)
-        self._subscribes = SendRate(profile.subscribes_per_s, 1)
+        self._bytes = send_rate(profile.bytes_per_s, profile.packet_bytes)
+        self._subscribes = send_rate(profile.subscribes_per_s, 1)
 
     def publish_wait_s(self, packet_bytes: int, now: float) -> float:
         """Return the seconds until a message of `packet_bytes` may be sent."""
@@ -172,8 +148,8 @@ class LinkRates:
 
     def published(self, packet_bytes: int, now: float) -> None:
         """Record that a message of `packet_bytes` is sent."""
-        self._messages.spend(1, now)
-        self._bytes.spend(packet_bytes, now)
+        self._messages.owe(1, now)
+        self._bytes.owe(packet_bytes, now)
 
     def subscribe_wait_s(self, now: float) -> float:
         """Return the seconds until a SUBSCRIBE may be sent."""
@@ -181,4 +157,4 @@ class LinkRates:
 
     def subscribed(self, now: float) -> None:
         """Record that a SUBSCRIBE is sent."""
-        self._subscribes.spend(1, now)
+        self._subscribes.owe(1, now)

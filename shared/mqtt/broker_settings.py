@@ -4,10 +4,13 @@ A password never comes from the command line, where other users could see it. It
 that only its owner can read.
 """
 
+# ruff: noqa: RUF009  (what `_connection` returns does not change)
+
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedpatch.shared.app.files import OPEN_TO_OTHERS
@@ -18,56 +21,31 @@ from fedpatch.shared.mqtt.tls_context import TlsFiles
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
 
 CONNECTION = "Connection"
+_connection = partial(setting, group=CONNECTION)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerSettings(Settings):
     """Base class of the settings of each program that connects to the user's broker."""
 
-    broker: str = setting(
-        "mqtt://127.0.0.1:1883",
-        group=CONNECTION,
-        help="URL of the broker, mqtts://HOST:PORT; mqtt:// (no TLS) only on this machine.",
+    broker: str = _connection(
+        "mqtt://127.0.0.1:1883", help="URL of the broker, mqtts://HOST:PORT; mqtt:// (no TLS) only on this machine."
     )
-    username: str | None = setting(
-        None,
-        group=CONNECTION,
-        help="User name for the broker.",
+    username: str | None = _connection(None, help="User name for the broker.")
+    password: str | None = _connection(None, secret=True, help="Password for the broker.")
+    password_file: Path | None = _connection(None, help="File with the password, mode 0600.")
+    ca_file: Path | None = _connection(None, default_means="the system's", help="Trusted CA certificate, PEM.")
+    cert_file: Path | None = _connection(
+        None, default_means="none", help="Own certificate, PEM; it may contain the key."
     )
-    password: str | None = setting(None, group=CONNECTION, secret=True, help="Password for the broker.")
-    password_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None, group=CONNECTION, help="File with the password, mode 0600."
+    key_file: Path | None = _connection(None, default_means="in cert_file", help="Key of cert_file, PEM, mode 0600.")
+    insecure: bool = _connection(
+        False, help="Allow mqtt:// to another machine: the network can then read and change everything, passwords too."
     )
-    ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None, group=CONNECTION, default_means="the system's", help="Trusted CA certificate, PEM."
-    )
-    cert_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None,
-        group=CONNECTION,
-        default_means="none",
-        help="Own certificate, PEM; it may contain the key.",
-    )
-    key_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
-        None,
-        group=CONNECTION,
-        default_means="in cert_file",
-        help="Key of cert_file, PEM, mode 0600.",
-    )
-    insecure: bool = setting(
-        False,
-        group=CONNECTION,
-        help="Allow mqtt:// to another machine: the network can then read and change everything, passwords too.",
-    )
-    fleet: str = setting(
-        "default",
-        group=CONNECTION,
-        pattern=NAME,
-        help="Name of the fleet, which separates fleets on one broker.",
-    )
+    fleet: str = _connection("default", pattern=NAME, help="Name of the fleet, which separates fleets on one broker.")
 
-    broker_profile: str = setting(
+    broker_profile: str = _connection(
         NO_PROFILE,
-        group=CONNECTION,
         choices=(NO_PROFILE, *PROFILES),
         help="Limits of a hosted broker to keep: AWS IoT Core or Azure Event Grid.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from inspect import signature
+from typing import Any
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import CENTRAL, DISTRIBUTED, MECHANISMS, settings_problems
@@ -24,7 +24,7 @@ from fedpatch.shared.wire.messages import ENCODINGS
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS, make_terms, term_problems
 from fedpatch.simulator.attacks.poisoned_updates import parse_attack
 from fedpatch.simulator.spec.published import PER_FEDAVG_RATES, PFEDME_RATES, SCENARIOS
-from fedpatch.simulator.spec.study import BASELINES, EXACT, LEAST_GROUP, MEAN, UNBOUNDED, Study
+from fedpatch.simulator.spec.study import BASELINES, DEFAULTS, LEAST_GROUP, MEAN, UNBOUNDED, Study
 
 _LARGEST_SEED = 2**53
 SECURE = ("off", "groups")
@@ -49,78 +49,47 @@ class Rates:
     proximity: float | None = None
 
 
-def make_study(  # noqa: PLR0913  (a study has as many terms)
-    *,
-    task: Task,
-    task_ref: str,
-    clients: int,
-    strategy: str,
-    private: str = "none",
-    data: str = "",
-    participation: float = 1.0,
-    rounds: int = 500,
-    target_ua: float | None = None,
-    seed: int = 0,
-    learning_rate: float | None = None,
-    server_learning_rate: float | None = None,
-    adaptation_rate: float | None = None,
-    proximity: float | None = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    steps: int = 0,
-    noisy_fraction: float = 0.0,
-    encoding: str = EXACT,
-    norm_bound: str = UNBOUNDED,
-    max_num_examples: str = UNBOUNDED,
-    aggregate: str = MEAN,
-    dp: str = UNBOUNDED,
-    noise_multiplier: float | None = None,
-    dp_clip: float | None = None,
-    delta: float = 1e-5,
-    secure: str = UNBOUNDED,
-    group_size: int = 32,
-    keep: int = 1,
-    clip: float | None = None,
-    prox: float = 0.0,
-    phases: str = "",
-    personal: str = "",
-    finish: str = "",
-    attack: str = "",
-    bad: float = 0.0,
-) -> Study:
-    """Checks what is given and fills in the rest; `task_ref` is how the user names `task`.
+def make_study(*, task: Task, task_ref: str, strategy: str, **given: Any) -> Study:
+    """Check the terms that are given and fill in the others.
 
     Rates that are not given are the task's. For Per-FedAvg and pFedMe, where a task has none, they are those that the
-    paper's authors published, of the nearest W and C; independent learning takes FedAvg's. `noisy_fraction` of the
-    clients get noise on their training data (paper, Table 3). Raises UsageError, with all problems at once where they
-    are numbers out of their ranges.
+    paper's authors published, of the nearest W and C; independent learning takes FedAvg's.
+
+    Args:
+        task: The task.
+        task_ref: The user's name of `task`.
+        strategy: Name of a strategy or of one of BASELINES.
+        given: Other terms by the names of `terms()`; `clients` is needed. `noisy_fraction` is the share of the clients that get
+            noise on their training data (paper, Table 3).
+
+    Raises:
+        UsageError: Terms do not fit; with all problems at once where they are numbers out of their ranges.
     """
     check_strategy(strategy)
-    parse_norm_bound(norm_bound)
-    parse_examples_cap(max_num_examples)
-    rule = parse_aggregate_rule(aggregate)
+    known = {"private": "none", **DEFAULTS, **given}
+    rates = Rates(**{one.name: known.pop(one.name, None) for one in fields(Rates)})
+    noisy_fraction = known.pop("noisy_fraction")
+    if known["batch_size"] is None:
+        known["batch_size"] = task.batch_size
+    metric = task.metric_terms
+    study = Study(task_ref, strategy=strategy, learning_rate=0.0, metric=metric.name, metric_goal=metric.goal, **known)
+    parse_norm_bound(study.norm_bound)
+    parse_examples_cap(study.max_num_examples)
+    rule = parse_aggregate_rule(study.aggregate)
     if strategy not in BASELINES and (why := refusal_of_rule(rule, find_strategy(strategy))):
-        raise UsageError(f"--aggregate {aggregate}: {why}")
-    if encoding not in ENCODINGS:
-        raise unknown_name("encoding", encoding, ENCODINGS)
-    batch_size = task.batch_size if batch_size is None else batch_size
-    rates = Rates(learning_rate, server_learning_rate, adaptation_rate, proximity)
-    metric, policy = task.metric_terms, _policy(private, task)
-    study = Study(task_ref, clients, strategy, policy, data, participation, rounds, target_ua, seed, 0.0, batch_size)
-    study = replace(study, epochs=epochs, steps=steps, metric=metric.name, metric_goal=metric.goal, encoding=encoding)
-    study = replace(study, norm_bound=norm_bound, max_num_examples=max_num_examples, aggregate=aggregate)
-    study = replace(study, dp=dp, noise_multiplier=noise_multiplier, dp_clip=dp_clip, delta=delta)
-    study = replace(study, secure=secure, group_size=group_size, keep=keep, clip=clip)
-    make_terms(prox, phases, personal, finish)
-    study = replace(study, prox=prox, phases=phases, personal=personal, finish=finish)
-    study = replace(study, attack=str(parse_attack(attack)) if attack else "", bad=bad)
+        raise UsageError(f"--aggregate {study.aggregate}: {why}")
+    if study.encoding not in ENCODINGS:
+        raise unknown_name("encoding", study.encoding, ENCODINGS)
+    make_terms(study.prox, study.phases, study.personal, study.finish)
+    attack = str(parse_attack(study.attack)) if study.attack else ""
+    study = replace(study, private=_policy(study.private, task), attack=attack)
     if problems := [
         *_problems(study, metric),
         *_mask_problems(study),
         *_term_problems(study),
         *_privacy_problems(study),
         *_misplaced(study, rates),
-        *_noise_problems(data, noisy_fraction),
+        *_noise_problems(study.data, noisy_fraction),
     ]:
         raise ConfigError(problems)
     numbers = {name: value for name, value in vars(_filled(rates, study, task)).items() if value is not None}
@@ -143,7 +112,7 @@ def _policy(private: str, task: Task) -> str:
 
 def terms() -> frozenset[str]:
     """Return the names of all terms of a study that a user can give."""
-    return frozenset(signature(make_study).parameters) - {"task", "task_ref"}
+    return frozenset(one.name for one in fields(Study)) - {"task", "metric", "metric_goal"} | {"noisy_fraction"}
 
 
 def _mask_problems(study: Study) -> Iterator[str]:

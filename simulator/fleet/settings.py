@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from fedpatch.coordinator.buffered.carried_work import CarryPolicy
 from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_spec import FIRST_DEADLINE_S, RunSpec
 from fedpatch.coordinator.settings import RoundSettings, fitting_grace, shared_moments
-from fedpatch.shared.config.fields import Settings, setting
+from fedpatch.shared.config.fields import Settings, setting, setting_like
 from fedpatch.shared.wire.messages import ENCODINGS, MAX_BLOB_BYTES, MAX_CHUNKS, TrainPlan
 from fedpatch.shared.wire.plan_terms import CONTROL
 
@@ -20,7 +21,9 @@ OTHER_SCHEMA = "ff" * 32
 
 _TRAINING, _LINKS, _FAULTS = "Training of a device", "Links of a device", "What goes wrong"
 _LEARNING = "Real training"
-_OF_A_RUN = {one.name: one for one in fields(RoundSettings)}
+_training, _links, _faults = (partial(setting, group=group) for group in (_TRAINING, _LINKS, _FAULTS))
+# The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own.
+_as_in_a_run = partial(setting_like, RoundSettings)
 
 
 # Devices of a study come back, however long they are away.
@@ -28,14 +31,6 @@ _AS_LONG_AS_IT_TAKES_S = 1e9
 _LONGEST_PAUSE_S = 60.0
 # Share of the devices that are there on average for which the first round waits.
 _THERE_AT_FIRST = 0.75
-
-
-def _as_in_a_run(name: str, default: Any = MISSING, help: str = "") -> Any:
-    """The setting of `fedpatch run` with the same limits; a fleet study may have a default and words of its own."""
-    one = _OF_A_RUN[name]
-    rules = one.metadata["rules"]
-    about = {"rules": replace(rules, help=help or rules.help)}
-    return field(default=one.default if default is MISSING else default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +43,7 @@ class FleetTerms(Settings):
     computers on home lines with the paper's 2NN (200,000 parameters); they are assumptions, so put in your own.
     """
 
-    devices: int = _as_in_a_run("devices", 1000, "Number of devices.")
+    devices: int = _as_in_a_run("devices", 1000, help="Number of devices.")
     rounds: int = _as_in_a_run("rounds", 20)
     seed: int = _as_in_a_run("seed", help="Seed of all random draws.")
     participation: float = _as_in_a_run("participation", 0.1)
@@ -77,26 +72,14 @@ class FleetTerms(Settings):
     upload_slots: int = _as_in_a_run("upload_slots")
     upload_window: int = _as_in_a_run("upload_window")
 
-    train_s: float = setting(
-        20.0,
-        group=_TRAINING,
-        gt=0.0,
-        le=1e6,
-        unit="seconds",
-        help="Median training time per round.",
-    )
-    train_spread: float = setting(
-        1.5, group=_TRAINING, ge=1.0, le=10.0, help="Spread of training times between devices."
-    )
-    round_spread: float = setting(1.1, group=_TRAINING, ge=1.0, le=10.0, help="Spread of one device's training time.")
-    slow_share: float = setting(0.05, group=_TRAINING, ge=0.0, le=1.0, help="Share of slow devices.")
-    slow_factor: float = setting(
-        4.0, group=_TRAINING, ge=1.0, le=1000.0, help="Training time of slow devices, as a multiple."
-    )
+    train_s: float = _training(20.0, gt=0.0, le=1e6, unit="seconds", help="Median training time per round.")
+    train_spread: float = _training(1.5, ge=1.0, le=10.0, help="Spread of training times between devices.")
+    round_spread: float = _training(1.1, ge=1.0, le=10.0, help="Spread of one device's training time.")
+    slow_share: float = _training(0.05, ge=0.0, le=1.0, help="Share of slow devices.")
+    slow_factor: float = _training(4.0, ge=1.0, le=1000.0, help="Training time of slow devices, as a multiple.")
 
-    speed_range: float = setting(
+    speed_range: float = _training(
         1.0,
-        group=_TRAINING,
         ge=1.0,
         le=1000.0,
         help="Training time of the slowest device over that of the fastest, whose time is then train_s; between the two "
@@ -111,7 +94,7 @@ class FleetTerms(Settings):
     train_data: str = setting(
         "", group=_LEARNING, help="With train: data spec of device {index} of {count}; empty: the task's."
     )
-    strategy: str = _as_in_a_run("strategy", "fedavg", "With train: federated algorithm.")
+    strategy: str = _as_in_a_run("strategy", "fedavg", help="With train: federated algorithm.")
     private: str = _as_in_a_run("private")
     learning_rate: float | None = _as_in_a_run("learning_rate")
     server_learning_rate: float | None = _as_in_a_run("server_learning_rate")
@@ -119,31 +102,24 @@ class FleetTerms(Settings):
     steps: int = _as_in_a_run("steps")
     target_ua: float | None = _as_in_a_run("target_ua")
 
-    down_mbit_s: float = setting(20.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
-    up_mbit_s: float = setting(5.0, group=_LINKS, gt=0.0, le=1e5, unit="Mbit/s", help="Median upload speed.")
-    link_spread: float = setting(2.0, group=_LINKS, ge=1.0, le=10.0, help="Spread of both between devices.")
-    latency_s: float = setting(
-        0.03, group=_LINKS, ge=0.0, le=60.0, unit="seconds", help="Time from a device through the broker."
-    )
+    down_mbit_s: float = _links(20.0, gt=0.0, le=1e5, unit="Mbit/s", help="Median download speed.")
+    up_mbit_s: float = _links(5.0, gt=0.0, le=1e5, unit="Mbit/s", help="Median upload speed.")
+    link_spread: float = _links(2.0, ge=1.0, le=10.0, help="Spread of both between devices.")
+    latency_s: float = _links(0.03, ge=0.0, le=60.0, unit="seconds", help="Time from a device through the broker.")
 
-    unwilling: float = setting(0.05, group=_FAULTS, ge=0.0, le=1.0, help="Chance that a device declines a round.")
-    outdated: float = setting(0.0, group=_FAULTS, ge=0.0, le=1.0, help="Share of devices with another task version.")
-    dropout_training: float = setting(
-        0.06, group=_FAULTS, ge=0.0, le=1.0, help="Chance of a disconnection during training."
-    )
-    dropout_upload: float = setting(
-        0.02, group=_FAULTS, ge=0.0, le=1.0, help="Chance of a disconnection during upload."
-    )
-    away_s: float = setting(120.0, group=_FAULTS, gt=0.0, le=1e7, unit="seconds", help="Median absence.")
-    away_spread: float = setting(2.0, group=_FAULTS, ge=1.0, le=10.0, help="Spread of absences.")
-    away_share: float = setting(
+    unwilling: float = _faults(0.05, ge=0.0, le=1.0, help="Chance that a device declines a round.")
+    outdated: float = _faults(0.0, ge=0.0, le=1.0, help="Share of devices with another task version.")
+    dropout_training: float = _faults(0.06, ge=0.0, le=1.0, help="Chance of a disconnection during training.")
+    dropout_upload: float = _faults(0.02, ge=0.0, le=1.0, help="Chance of a disconnection during upload.")
+    away_s: float = _faults(120.0, gt=0.0, le=1e7, unit="seconds", help="Median absence.")
+    away_spread: float = _faults(2.0, ge=1.0, le=10.0, help="Spread of absences.")
+    away_share: float = _faults(
         0.0,
-        group=_FAULTS,
         ge=0.0,
         le=0.9,
         help="Share of the time that a device is away, besides disconnections, in absences of away_s on average.",
     )
-    message_loss: float = setting(0.0, group=_FAULTS, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
+    message_loss: float = _faults(0.0, ge=0.0, le=0.9, help="Chance to lose a message or chunk.")
 
     @property
     def chunk_bytes(self) -> int:
@@ -157,7 +133,9 @@ class FleetTerms(Settings):
 
     def check(self) -> list[tuple[str, ...]]:
         """Return the problems of a run's settings, and those of the simulation alone."""
-        shared = {one.name: getattr(self, one.name) for one in fields(self) if one.name in _OF_A_RUN}
+        shared = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name in RoundSettings.__dataclass_fields__
+        }
         if CONTROL in shared_moments(self.strategy):
             words = f"{self.strategy} keeps control variates, which `fedpatch simulate` alone computes; use another strategy"
             return [*super().check(), ("strategy", words)]

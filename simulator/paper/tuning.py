@@ -6,13 +6,13 @@ publish them. The results of the trials are files like those of the cells, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, in_order, rate_cells
 from fedpatch.simulator.paper.results import Attempt, Result, Results
-from fedpatch.simulator.paper.runner import CellWatcher, Simulate, Sum, run_paper
+from fedpatch.simulator.paper.runner import Sum, run_paper
 
 
 def choose_rates(cell: Cell, results: Results) -> Cell:
@@ -40,16 +40,7 @@ def _rank(result: Result) -> tuple[bool, float]:
     return False, result.rounds_to_target
 
 
-def run_tuned(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    results: Results,
-    sitting: Attempt,
-    *,
-    watcher: CellWatcher | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    simulate: Simulate | None = None,
-) -> Sum:
+def run_tuned(cells: Sequence[Cell], seeds: Sequence[int], results: Results, sitting: Attempt, **hooks: Any) -> Sum:
     """Compute the cells with `seeds`, each after the trials of its learning rates.
 
     Args:
@@ -57,14 +48,15 @@ def run_tuned(
         seeds: Seeds to report; TUNING_SEED is not one of them.
         results: The folder of results; finished ones are kept.
         sitting: The processes and the device to compute with.
-        watcher: Receives the progress.
-        stopped: Returns True when the run has to end after the present round.
-        simulate: The simulator's own, or a replacement in tests.
+        hooks: `watcher`, `stopped` and `simulate` of `run_paper`.
 
     Returns:
         The number of cells and seeds by outcome; the trials are counted as well.
     """
-    play = partial(run_paper, results=results, sitting=sitting, watcher=watcher, stopped=stopped, simulate=simulate)
+
+    def play(some: Sequence[Cell], by: Sequence[int]) -> Sum:
+        return run_paper(some, by, results, sitting, **hooks)
+
     total = Sum(0, 0)
     for cell, _ in in_order(cells, (TUNING_SEED,)):
         done = play(rate_cells(cell), (TUNING_SEED,))

@@ -26,6 +26,18 @@ LEAST_GROUP = 8
 EXACT = "fp32"
 """The encoding that changes no bit, and the simulator's default."""
 
+DEFAULTS: Mapping[str, Any] = {
+    "data": "",
+    "participation": 1.0,
+    "rounds": 500,
+    "target_ua": None,
+    "seed": 0,
+    "batch_size": None,
+    "learning_rate": None,
+    "noisy_fraction": 0.0,
+}
+"""Defaults of terms that a user may leave out but a Study has; None: the task's. Other terms have that of their field."""
+
 _OPTIONAL_TERMS = (
     ("encoding",),
     ("prox",),

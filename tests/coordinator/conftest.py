@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
+from tests.coordinator.masked_fleets import Clock
 from tests.support.postgresql import PostgresServer, postgres_server
 
 
@@ -47,3 +49,11 @@ def engine(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
 def registry(tmp_path: Path, engine: Callable[[Path], Path]) -> Iterator[Registry]:
     with Registry(engine(tmp_path)) as opened:
         yield opened
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of coordinator and devices."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock

@@ -8,10 +8,10 @@ import pytest
 
 from fedpatch.coordinator.aggregation.norm_clipping import MAX_SECOND_MOMENT
 from fedpatch.coordinator.cohort.offences import NOT_OFFENCES, OFFENCES
-from fedpatch.coordinator.guard.ingress_filter import MAX_WAITING_BYTES
-from fedpatch.coordinator.guard.rate_limiter import (
+from fedpatch.coordinator.guard.ingress_filter import (
     BYTES_AT_ONCE,
     BYTES_PER_S,
+    MAX_WAITING_BYTES,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_REQUEST,
     MESSAGES_PER_S,

@@ -18,8 +18,8 @@ from fedpatch.coordinator.blobs import object_blobs
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, url_problem
 from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
-from fedpatch.coordinator.blobs.read_ahead import ReadAhead
 from fedpatch.coordinator.runtime.run_preparation import Prepared
+from fedpatch.coordinator.runtime.update_store import ReadAhead
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint, store_update
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StoreUnavailable, UsageError

@@ -68,6 +68,16 @@ class Members:
             self.rounds[name].handle(ROUND, self.group.inbox(name))
         return self
 
+    def revealed(self, count: int, wrong: Collection[str]) -> MaskedGroup:
+        """All updates are committed; the first members reveal one after another, some of them wrong shares."""
+        self.group.end_collecting(list(self.rounds))
+        for name in names(count):
+            reveal = self.reveal(name)
+            zeros = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
+            self.group.add_reveal(name, zeros if name in wrong else reveal)
+            self.group.open()
+        return self.group
+
     def masked(self, name: str) -> np.ndarray:
         return add_masks(self.vectors[name], self.rounds[name].masks())
 
@@ -179,39 +189,18 @@ class TestMessages:
         assert members.group.reveals == {}
 
     def test_wrong_shares_name_their_sender_and_others_open_the_group(self):
-        members = Members().share(names(8))
-        group = members.group
-        group.end_collecting(names(8))
-        for name in names(6):
-            reveal = members.reveal(name)
-            wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
-            group.add_reveal(name, wrong if name == "pi-02" else reveal)
-            group.open()
+        group = Members().share(names(8)).revealed(6, wrong={"pi-02"})
         assert (group.state, group.offenders) == (GroupState.OPEN, frozenset({"pi-02"}))
 
     def test_group_with_too_few_right_shares_stays_closed(self):
-        members = Members().share(names(8))
-        group = members.group
-        group.end_collecting(names(8))
-        for name in names(8):
-            reveal = members.reveal(name)
-            wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
-            group.add_reveal(name, wrong if name < "pi-04" else reveal)
-            group.open()
+        group = Members().share(names(8)).revealed(8, wrong=set(names(4)))
         assert not group.over
         group.end_unmasking()
         assert group.state is GroupState.LOST
 
     def test_end_of_unmasking_searches_once_more_where_the_last_reveal_started_no_search(self):
         """Ten reveals, seven right ones, threshold seven: a search follows the 7th, 8th and 9th reveal, then the 11th."""
-        members = Members(12).share(names(12))
-        group = members.group
-        group.end_collecting(names(12))
-        for name in names(10):
-            reveal = members.reveal(name)
-            wrong = replace(reveal, shares=tuple(bytes(len(share)) for share in reveal.shares))
-            group.add_reveal(name, wrong if name < "pi-03" else reveal)
-            group.open()
+        group = Members(12).share(names(12)).revealed(10, wrong=set(names(3)))
         assert not group.over
         group.end_unmasking()
         assert group.state is GroupState.OPEN

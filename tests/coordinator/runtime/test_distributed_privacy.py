@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,14 +46,6 @@ PRIVATE = {
     "quorum": 0.5,
     "rounds": 1,
 }
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of coordinator and devices."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    return clock
 
 
 @pytest.fixture

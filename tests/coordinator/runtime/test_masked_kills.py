@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -76,14 +75,6 @@ def assert_one_set_of_each(transcript: list[Any]) -> None:
         if isinstance(body, Roster | Inbox | Unmask):
             sent[device, type(body)].add(body)
     assert {key: len(bodies) for key, bodies in sent.items() if len(bodies) > 1} == {}
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of coordinator and devices."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    return clock
 
 
 @pytest.mark.slow

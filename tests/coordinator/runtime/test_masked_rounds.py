@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,14 +43,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     watched = Watched()
     monkeypatch.setattr(aggregator, "masked_mean", watched.masked_mean)
     return watched
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of coordinator and devices."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    return clock
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,11 +59,9 @@ def fleet(
     tmp_path: Path,
     prepared: Prepared,
     registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
 ) -> MaskedFleet:
     """Nine devices that can sign, in one group."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
     fleet = MaskedFleet(Bench(tmp_path, prepared, registry, **STRICT, ca_file=ca_file), clock, COUNT)
     for name, device in fleet.devices.items():
         certificates = CertificateFiles.of(certified.files(name), name, "demo")

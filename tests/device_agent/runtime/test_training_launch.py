@@ -27,7 +27,7 @@ def fork_server(installed, tmp_path_factory):
 
 @pytest.fixture
 def start(installed, tmp_path):
-    """Start a training process through a fork server; None starts the program."""
+    """Start a training process through a fork server, which may be absent."""
     started: list[Watched] = []
 
     def start(fork_server) -> Watched:
@@ -52,9 +52,11 @@ def has_ended(pid: int) -> bool:
     return False
 
 
-def test_forked_process_and_program_publish_equal_updates(start, fork_server, tmp_path):
+def test_forked_process_and_the_program_in_place_of_an_absent_server_publish_equal_updates(
+    start, fork_server, tmp_path
+):
     scene, updates = Scene(tmp_path, SLOW, ADAM, "none"), []
-    for server in (fork_server, None):
+    for server in (fork_server, tmp_path / "no-server"):
         watched = start(server)
         watched.trainer.train(scene.command())
         trained = watched.outcome()
@@ -91,11 +93,6 @@ def test_exit_code_of_forked_process_reaches_the_supervisor(start, fork_server, 
     watched.trainer.start()
     assert "no_such_module" in watched.outcome().detail
     watched.trainer.stop()
-
-
-def test_absent_fork_server_starts_the_program(start, tmp_path):
-    watched = start(tmp_path / "no-server")
-    assert isinstance(watched.next(), Ready)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from fedpatch.coordinator.rounds.known_devices import lasts
 from fedpatch.device_agent.cli.doctor import _check_stored
 from fedpatch.device_agent.job.download_plan import DownloadPlan
-from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_events import AdmissionDecision
 from fedpatch.device_agent.job.job_state_machine import Job
 from fedpatch.device_agent.models.store import ModelStore
@@ -28,7 +27,6 @@ from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.files import previous_of
 from fedpatch.shared.errors import StateError
 from fedpatch.shared.tensors.arrays import Schema, TensorSpec
-from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.messages import COORDINATOR_FEATURES, Accept, Decline, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason
 from tests.device_agent.exported_models import describe
@@ -279,11 +277,3 @@ def test_status_names_the_files_of_a_damaged_patch(agent, whole: Path, tmp_path:
     assert "the next round uses the one before it" in agent("status", "--state-dir", state_dir).out
     spoil(before)
     assert f"move {newest} and {before.name} away" in agent("status", "--state-dir", state_dir).out
-
-
-def test_note_of_an_earlier_version_without_a_checksum_is_taken_up(tmp_path: Path):
-    spool = UpdateSpool(tmp_path)
-    spool.update_path.write_bytes(b"update")
-    spooled = Spooled(JobKey(RUN, 1, 1, TASK), update(b"update"), REQUEST)
-    (tmp_path / "offer.msgpack").write_bytes(to_bytes(spooled))
-    assert spool.load() == spooled

@@ -34,17 +34,12 @@ def start(installed, tmp_path):
         trainer.stop()
 
 
-def test_training_process_has_low_priority_and_a_high_oom_score(start):
-    trainer, ready = start(nice=7)
+def test_training_process_has_low_priority_a_high_oom_score_and_a_bounded_data_segment(start):
+    trainer, ready = start(nice=7, max_memory_mib=2000)
     assert isinstance(ready, Ready), ready
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, trainer.pid) == min(19, ours + 7)
     assert int(Path(f"/proc/{trainer.pid}/oom_score_adj").read_text()) >= 500
-
-
-def test_training_process_has_a_bounded_data_segment(start):
-    trainer, ready = start(max_memory_mib=2000)
-    assert isinstance(ready, Ready), ready
     limits = Path(f"/proc/{trainer.pid}/limits").read_text().splitlines()
     (data,) = (line.split()[-3] for line in limits if line.startswith("Max data size"))
     (space,) = (line.split()[-3] for line in limits if line.startswith("Max address space"))

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from tests.faults.simulated.schedules import Schedule, buffered, chunks, draw_buffered, kill_coordinator, play, stop
 from tests.support.examples import QUICK
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)

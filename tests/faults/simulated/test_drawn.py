@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from tests.faults.simulated.schedules import chunks, draw, play
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """The details of a failure are in the world's own log."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from tests.faults.simulated.schedules import Schedule, chunks, draw_masked, masked, play
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """The details of a failure are in the world's own log."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_masked_rounds_without_faults_have_everybody_in_them():

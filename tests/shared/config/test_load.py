@@ -29,7 +29,7 @@ class Oven(Settings):
     trays: int = setting(1, ge=1, le=4, help="How many.")
     share: float = setting(0.5, gt=0.0, le=1.0, help="How full.")
     light: bool = setting(True, help="Whether one can see it.")
-    book: Path = setting(Path("recipes"), help="Where the recipes are.")  # noqa: RUF009
+    book: Path = setting(Path("recipes"), help="Where the recipes are.")
     limit_s: float | None = setting(None, gt=0.0, help="When to stop.")
     target: float | None = setting(0.9, help="How brown.")
     cook: str | None = setting(None, help="Who.")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile, SendRate
+from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile, send_rate
 from fedpatch.shared.mqtt.outbox import Outbox, QueuedMessage, SubscriptionChange, Subscriptions
 from fedpatch.shared.wire import topics
 
@@ -25,12 +25,12 @@ DIGEST = "d" * 64
 def test_no_second_exceeds_the_limit(limit: int, burst: float, steps: list[tuple[float, float]]):
     """Whatever is offered at whatever times, and sent as soon as the bucket permits."""
     most = burst * limit
-    bucket = SendRate(limit, most)
+    bucket = send_rate(limit, most)
     now, sent = 0.0, []
     for pause, share in steps:
         now += pause
         now += bucket.wait_s(share * most, now)
-        bucket.spend(share * most, now)
+        bucket.owe(share * most, now)
         sent.append((now, share * most))
     for end, _ in sent:
         assert sum(tokens for at, tokens in sent if end - 1.0 < at <= end) <= limit * (1 + 1e-6)
@@ -38,10 +38,10 @@ def test_no_second_exceeds_the_limit(limit: int, burst: float, steps: list[tuple
 
 def test_wait_of_the_bucket_suffices_and_uses_the_rate():
     """A sender that always has messages reaches the limit less one burst a second."""
-    bucket, now = SendRate(100, 10), 0.0
+    bucket, now = send_rate(100, 10), 0.0
     for _ in range(910):
         now += bucket.wait_s(1, now)
-        bucket.spend(1, now)
+        bucket.owe(1, now)
     assert now == pytest.approx(10.0)
 
 

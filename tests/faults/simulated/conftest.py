@@ -1,0 +1,16 @@
+"""What the tests of simulated faults begin with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """The details of a failure are in the world's own log."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
