@@ -16,6 +16,7 @@ from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
+from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -92,6 +93,7 @@ def played(tmp_path, monkeypatch):
             presence=Presence(identity, wire, DuplicateIdDetector(identity.boot, 3600.0), vitals),
             housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
             status=StatusFile(tmp_path, {}),
+            leader=LeaderEpoch(tmp_path, "lab"),
         )
         own = DeviceState(online=True, boot=identity.boot)
         for event in (CONNECTED, *events, Stop(7)):
