@@ -155,7 +155,8 @@ def run(
             shown = _console(stack, view, console, settings.state_dir.absolute(), settings.fleet, settings.task)
             summary = run_or_go_on(settings, shown, new=new, unless_done=unless_done)
             ignore_signals()
-        _print_resume_command(summary, settings.state_dir)
+        if not settings.standby:
+            _print_resume_command(summary, settings.state_dir)
         _end(summary, as_json)
 
 

@@ -167,7 +167,8 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     require_tracing(settings)
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
-    open_blobs(settings.blobs, state_dir / "new").check()
+    if ports.leadership is None:  # with standbys it is checked before the wait, and a leader is patient with its store
+        open_blobs(settings.blobs, state_dir / "new").check()
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:
         # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
@@ -353,7 +354,8 @@ def _taken_up(
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
     directory = run_directory(state_dir, run.id)
-    open_blobs(settings.blobs, directory).check()
+    if ports.leadership is None:
+        open_blobs(settings.blobs, directory).check()
     with fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
         registry.lead(settings.fleet, connection.leader_epoch, connection.event_queue.ending)
         places, before = _places(settings, run.id, connection), registry.run(run.id).epoch
