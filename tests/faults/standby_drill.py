@@ -52,6 +52,7 @@ TAKEOVER_S = 10.0
 STRIKES = (3, 4)
 _POLL_S = 0.01
 _RUN_PATIENCE_S = 240.0
+_GOES_ON = re.compile(r"going on after round \d+, epoch (\d+)")
 _LEADS = re.compile(r"leading fleet 'demo', epoch (\d+)")
 _ENDS = {0, StoreUnavailable.exit_code, EXIT_LED, EXIT_INTERRUPTED, -9}
 """A service manager starts each again but 0."""
@@ -152,7 +153,15 @@ class Coordinator:
     @property
     def epoch(self) -> int:
         """The epoch that it leads in as far as it knows; 0 for none."""
-        found = _LEADS.findall(self.command.err) if self.command is not None else []
+        return self._last(_LEADS)
+
+    @property
+    def goes_on(self) -> int:
+        """The epoch in which it goes on with the run of another; 0 for none."""
+        return self._last(_GOES_ON)
+
+    def _last(self, line: re.Pattern[str]) -> int:
+        found = line.findall(self.command.err) if self.command is not None else []
         return int(found[-1]) if found else 0
 
     def ended(self) -> bool:
@@ -240,7 +249,7 @@ class Drill:
                     raise RuntimeError(f"{one.name} ended with {one.codes[-1]}")
                 if one.codes[-1] != 0:
                     self._due.append((now + 0.5, one.start))
-        if self._gone is not None and max(one.epoch for one in self._both) > self._gone[1]:
+        if self._gone is not None and max(one.goes_on for one in self._both) > self._gone[1]:
             self.outcome.takeovers_s.append(now - self._gone[0])
             self._note(f"taken over after {now - self._gone[0]:.1f} s")
             self._gone = None

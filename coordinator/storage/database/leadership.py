@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from fedpatch.coordinator.storage.database.postgresql import (
     LEASE_S,
+    UNREACHABLE,
     known_leader,
     lock,
     lost_to,
@@ -95,7 +96,7 @@ class Leadership:
         try:
             self._session = self._connect()
         except DBAPIError as error:
-            raise StateError(f"{url}: cannot be used: {' '.join(str(error.orig).split())}") from error
+            raise _unusable(url, error) from error
 
     @property
     def leads(self) -> bool:
@@ -131,7 +132,7 @@ class Leadership:
         try:
             self.epoch = next_epoch(self._session, self._fleet, self.holder)
         except DBAPIError as error:
-            raise StateError(f"{self._url}: cannot be used: {' '.join(str(error.orig).split())}") from error
+            raise _unusable(self._url, error) from error
         self._thread.start()
 
     def on_loss(self, call: Callable[[], object]) -> None:
@@ -233,11 +234,15 @@ def leader_in_words(url: str, fleet: str) -> str:
             epoch, holder = known_leader(db, fleet)
             sessions = db.execute(_SESSIONS, {"name": f"{_name(fleet)} %"}).scalars().all()
     except DBAPIError as error:
-        raise StateError(f"{url}: cannot be used: {' '.join(str(error.orig).split())}") from error
+        raise _unusable(url, error) from error
     if not epoch and not sessions:
         return ""
     leader = f"{holder or 'a coordinator without --standby'} leads" if any(sessions) else "nobody leads"
     return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {len(sessions) - sum(sessions)}"
+
+
+def _unusable(url: str, error: DBAPIError) -> StateError:
+    return StateError(f"{url}: cannot be used: {' '.join(str(error.orig).split())}; {UNREACHABLE}")
 
 
 def _name(fleet: str) -> str:

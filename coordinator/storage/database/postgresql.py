@@ -55,7 +55,7 @@ _REMEDIES = {
     "53100": "make room on the server's disk",
     "42P01": "its tables are gone; restore a backup, or use an empty database and `fedpatch runs --rebuild`",
 }
-_UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
+UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
 
 _log = logging.getLogger("fedpatch.registry")
 
@@ -121,7 +121,7 @@ class PostgresDatabase(Database):
                 raise StateError(
                     f"{self.name}: refused ({said}); what it belongs to is not in this registry"
                 ) from error
-            raise StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, _UNREACHABLE)}") from error
+            raise StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, UNREACHABLE)}") from error
 
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""
@@ -245,7 +245,7 @@ class PostgresDatabase(Database):
                         f"{self.name}: another fedpatch has gone on with run {run} meanwhile; end this one"
                     )
         if status == "in progress":
-            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {_UNREACHABLE}"))
+            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {UNREACHABLE}"))
         return status == "committed"
 
     def _status_in_doubt(self) -> str | None:
