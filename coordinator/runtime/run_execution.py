@@ -32,6 +32,7 @@ from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
 from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
@@ -138,8 +139,9 @@ def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[
         make_directory(state_dir)
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with Leadership(settings.state, settings.fleet) as leadership:
-        with waiting_as_standby(settings, view):
-            waited = leadership.wait(view.say)
+        queue = EventQueue(ports.clock, ports.queue())
+        with ports.interrupts(queue), waiting_as_standby(settings, view):
+            waited = leadership.wait(view.say, queue.ending)
         Registry(state_dir / REGISTRY_FILE).close()  # makes the tables, or brings them forward
         leadership.begin()
         view.say(f"leading fleet {settings.fleet!r}, epoch {leadership.epoch}")
@@ -322,7 +324,8 @@ def _settings_of(
     """Return the settings of a run, changed where a value is given."""
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
     flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
-    settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
+    flags |= {"state_dir": str(state_dir), "standby": False}  # who resumes a run by hand waits for nobody
+    settings = load(RunSettings, file=None, environ={}, flags=flags)
     # A password that is given now replaces the file that the run began with.
     return replace(settings, password=password, password_file=None) if password else settings
 

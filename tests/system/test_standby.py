@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, run_blobs
+from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.storage.epoch_folders import keys_of
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED
@@ -70,9 +70,8 @@ class Pair:
 
 
 def blobs_of(url: str, done: Done) -> BlobStore:
-    run = done.document["run"]
-    epoch = int(done.document["model"].rpartition("epoch-")[2].partition("/")[0])
-    return run_blobs({"blobs": url}, Path(run), epoch)
+    _, _, epoch = done.document["model"].rpartition("/")[0].rpartition("epoch-")
+    return open_blobs(url, Path(done.document["run"]), int(epoch) if epoch.isdigit() else None)
 
 
 def arrays(blob: bytes) -> dict[str, bytes]:
@@ -184,6 +183,18 @@ def test_standby_ends_well_when_its_leader_has_finished_the_run(pair: Pair, undi
         pair.stage.holds["ann"].release()
         assert leader.done().code == 0
         done = standby.done()
+    assert_all_there(pair, done, undisturbed)
+
+
+def test_run_of_a_leader_is_resumed_by_hand_without_standbys(pair: Pair, undisturbed: dict[str, bytes]):
+    with pair.begin("one") as leader:
+        pair.until_round_2_is_open(leader)
+        leader.kill()
+    with Command("fedpatch", "resume", "last", "--state-dir", pair.stage.directory / "one", "--json") as resumed:
+        resumed.wait_err("round 2 goes on with 1 of 2 updates")
+        pair.stage.holds["ann"].release()
+        done = resumed.done()
+    assert done.document["model"] == f"{pair.blobs}/{done.document['run']}/model.npz"
     assert_all_there(pair, done, undisturbed)
 
 

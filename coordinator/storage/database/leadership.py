@@ -108,11 +108,15 @@ class Leadership:
         if self._why:
             raise LeadershipLost(self._why)
 
-    def wait(self, say: Callable[[str], None]) -> bool:
+    def wait(self, say: Callable[[str], None], ending: threading.Event) -> bool:
         """Wait for the lock; return whether another coordinator had it at first.
 
         Args:
             say: Takes a message for the operator.
+            ending: Set when the process shall end.
+
+        Raises:
+            KeyboardInterrupt: The process shall end.
         """
         waited, since = False, time.monotonic()
         while not self._take():
@@ -121,7 +125,8 @@ class Leadership:
                 by = f"{holder} leads it (epoch {epoch})" if holder else "another coordinator leads it"
                 say(f"standby of fleet {self._fleet!r}: {by}; waiting to take over")
             waited = True
-            time.sleep(TRY_S)
+            if ending.wait(TRY_S):
+                raise KeyboardInterrupt
         if waited:
             say(f"taking over fleet {self._fleet!r} after {time.monotonic() - since:.0f} s as a standby")
         return waited

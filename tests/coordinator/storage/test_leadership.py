@@ -28,6 +28,7 @@ from tests.support.postgresql import PostgresServer
 FLEET = "lab"
 BEFORE, LOCKED, WRITTEN = "before its transaction", "with the epoch compared", "before its commit"
 _BLOCKED_S = 0.05
+NEVER = threading.Event()
 
 writes = st.lists(
     st.tuples(st.integers(0, 1), st.sampled_from([BEFORE, LOCKED, WRITTEN, None])), min_size=1, max_size=8
@@ -130,11 +131,11 @@ def test_second_coordinator_waits_until_the_first_releases_the_lock(url: str, mo
     sleepless(monkeypatch)
     said: list[str] = []
     with Leadership(url, FLEET) as first, Leadership(url, FLEET) as second, Leadership(url, "other fleet") as other:
-        assert not first.wait(said.append)
+        assert not first.wait(said.append, NEVER)
         first.begin()
-        assert (first.leads, second.leads, other.wait(said.append)) == (True, False, False)
+        assert (first.leads, second.leads, other.wait(said.append, NEVER)) == (True, False, False)
         assert leader_in_words(url, FLEET) == f"{first.holder} leads fleet 'lab' (epoch 1); standbys: 1"
-        waiting = threading.Thread(target=second.wait, args=(said.append,))
+        waiting = threading.Thread(target=second.wait, args=(said.append, NEVER))
         waiting.start()
         wait_until(lambda: said)
         first.close()
@@ -144,12 +145,21 @@ def test_second_coordinator_waits_until_the_first_releases_the_lock(url: str, mo
         assert said[0] == f"standby of fleet 'lab': {first.holder} leads it (epoch 1); waiting to take over"
 
 
+def test_standby_that_shall_end_waits_no_longer(url: str):
+    ending = threading.Event()
+    with Leadership(url, FLEET) as first, Leadership(url, FLEET) as second:
+        first.wait(print, NEVER)
+        ending.set()
+        with pytest.raises(KeyboardInterrupt):
+            second.wait(print, ending)
+
+
 def test_leader_takes_its_lock_again_after_the_server_has_ended_its_session(
     url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     sleepless(monkeypatch)
     with Leadership(url, FLEET) as leader:
-        leader.wait(print)
+        leader.wait(print, NEVER)
         leader.begin()
         end_leader(postgres, leader)
         wait_until(lambda: "the lock of the leader is taken again" in caplog.text)
@@ -163,7 +173,7 @@ def test_leader_whose_fleet_has_another_one_notices_it_and_says_so_once(
     sleepless(monkeypatch)
     lost: list[int] = []
     with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as other:
-        leader.wait(print)
+        leader.wait(print, NEVER)
         leader.begin()
         leader.on_loss(lambda: lost.append(1))
         monkeypatch.setattr(module, "TRY_S", 0.5)
@@ -182,7 +192,7 @@ def test_leader_without_a_sign_of_the_server_for_a_lease_does_not_count_as_one(
     monkeypatch.setattr(module, "CHECK_S", 60.0)
     monkeypatch.setattr(module, "LEASE_S", 0.2)
     with Leadership(url, FLEET) as leader:
-        leader.wait(print)
+        leader.wait(print, NEVER)
         leader.begin()
         wait_until(lambda: not leader.leads)
 
@@ -192,7 +202,7 @@ def test_epoch_is_above_those_of_all_runs_where_the_database_was_rebuilt(url: st
         run = new_run(registry).id
         for _ in range(6):
             registry.next_epoch(run)
-        leader.wait(print)
+        leader.wait(print, NEVER)
         leader.begin()
         assert leader.epoch == 8
         registry.lead(FLEET, leader.epoch)
@@ -203,7 +213,7 @@ def test_coordinator_without_standbys_refuses_the_writes_of_a_former_leader(url:
     path = tmp_path / "state" / "registry.sqlite3"
     with Registry(path) as former, Registry(path) as plain:
         with Leadership(url, FLEET) as leader:
-            leader.wait(print)
+            leader.wait(print, NEVER)
             leader.begin()
             former.lead(FLEET, leader.epoch)
             with pytest.raises(UsageError, match="another fedpatch is working with fleet 'lab'"):
