@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedpatch.coordinator.storage.database.postgresql import (
     LEASE_S,
@@ -51,7 +51,7 @@ _SETTINGS = (
     "SET tcp_keepalives_count = 3",
 )
 _END_EARLIER = text(
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity"
     " WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
 )
 
@@ -95,7 +95,7 @@ class Leadership:
         self._thread = threading.Thread(target=self._watch, name="leadership", daemon=True)
         try:
             self._session = self._connect()
-        except DBAPIError as error:
+        except SQLAlchemyError as error:
             raise _unusable(url, error) from error
 
     @property
@@ -136,7 +136,7 @@ class Leadership:
         assert self._session is not None
         try:
             self.epoch = next_epoch(self._session, self._fleet, self.holder)
-        except DBAPIError as error:
+        except SQLAlchemyError as error:
             raise _unusable(self._url, error) from error
         self._thread.start()
 
@@ -169,8 +169,8 @@ class Leadership:
             if lock(self._session, self._fleet):
                 self._proved_at = began
                 return True
-        except DBAPIError as error:
-            _log.warning("%s: %s; trying again", self._url, " ".join(str(error.orig).split()))
+        except SQLAlchemyError as error:
+            _log.warning("%s: %s; trying again", self._url, _in_words(error))
             self._end_session()
             time.sleep(_AFTER_OUTAGE_S)
         return False
@@ -186,9 +186,9 @@ class Leadership:
                 else:
                     self._session.exec_driver_sql("SELECT 1")
                 self._proved_at = began
-            except DBAPIError as error:
+            except SQLAlchemyError as error:
                 if self._session is not None:
-                    said = " ".join(str(error.orig).split())
+                    said = _in_words(error)
                     _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, said)
                 self._end_session()
             except LeadershipLost as error:
@@ -220,7 +220,7 @@ class Leadership:
     def _end_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            with suppress(DBAPIError):
+            with suppress(SQLAlchemyError):
                 session.close()
 
 
@@ -238,7 +238,7 @@ def leader_in_words(url: str, fleet: str) -> str:
         with make_engine(url).connect() as db:
             epoch, holder = known_leader(db, fleet)
             sessions = db.execute(_SESSIONS, {"name": f"{_name(fleet)} %"}).scalars().all()
-    except DBAPIError as error:
+    except SQLAlchemyError as error:
         raise _unusable(url, error) from error
     if not epoch and not sessions:
         return ""
@@ -246,8 +246,12 @@ def leader_in_words(url: str, fleet: str) -> str:
     return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {len(sessions) - sum(sessions)}"
 
 
-def _unusable(url: str, error: DBAPIError) -> StateError:
-    return StateError(f"{url}: cannot be used: {' '.join(str(error.orig).split())}; {UNREACHABLE}")
+def _in_words(error: SQLAlchemyError) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split())
+
+
+def _unusable(url: str, error: SQLAlchemyError) -> StateError:
+    return StateError(f"{url}: cannot be used: {_in_words(error)}; {UNREACHABLE}")
 
 
 def _name(fleet: str) -> str:
