@@ -58,6 +58,7 @@ MUTMUT := mutmut==3.8.1
 
 # Seeds of the schedules of faults that `make faults` plays, e.g. 7 or 1,100..200: with processes, and in virtual time.
 FAULT_SEEDS ?= 0..31
+STANDBY_SEEDS ?= 0..11
 SIMULATED_SEEDS ?= $(if $(filter 0..31,$(FAULT_SEEDS)),0..199,$(FAULT_SEEDS))
 # Soaking: rounds to play, and minutes after which it ends in any case.
 SOAK_ROUNDS ?= 500
@@ -186,6 +187,7 @@ arm64: setup system-deps emulator ## the same with devices that have an emulated
 faults: setup ## kill processes while rounds go on, real ones and in virtual time, by schedules drawn from seeds (make faults FAULT_SEEDS=100..200)
 	@FAULT_SEEDS=$(FAULT_SEEDS) $(BIN)/python -m pytest tests/faults/test_kills.py
 	FAULT_SEEDS=$(SIMULATED_SEEDS) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/faults/simulated tests/power_cut/test_power_cuts.py
+	$(BIN)/python -m tests.faults.standby_drill --seeds $(STANDBY_SEEDS) --out results/robustness/standby.json
 
 soak: setup ## play hundreds of rounds while the broker is killed, and say what grows (SOAK_ROUNDS, SOAK_MINUTES)
 	@$(BIN)/python -m tests.faults.soak --rounds $(SOAK_ROUNDS) --minutes $(SOAK_MINUTES) --out results/robustness/soak.json

@@ -593,6 +593,12 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="the database that the state directory names, or else a SQLite file there",
         help="URL of a PostgreSQL database for runs, rounds, devices and rows of updates, without a password.",
     )
+    standby: bool = setting(
+        False,
+        group="State",
+        help="Wait while another coordinator leads the fleet, and take over in mid-round when it ends. Needs state in "
+        "PostgreSQL, and blobs that all coordinators reach.",
+    )
     ca_dir: Path | None = setting(
         None,
         group="State",
@@ -607,6 +613,15 @@ class RunSettings(RoundSettings, BrokerSettings):
             problems.append(("blobs", problem))
         if self.state is not None and (problem := database_problem(self.state, insecure=self.insecure)):
             problems.append(("state", problem, "insecure"))
+        if self.standby and self.state is None:
+            text = "is not set, and a standby takes over by a lock in PostgreSQL; add state = postgresql://USER@HOST/DATABASE"
+            problems.append(("state", text, "standby"))
+        if self.standby and self.blobs is None:
+            text = (
+                "is not set, and a standby on another machine does not have this one's files; add blobs = s3://BUCKET/PREFIX, "
+                "or file:///DIR on a disk that all coordinators share"
+            )
+            problems.append(("blobs", text, "standby"))
         if self.traces is None:
             return problems
         try:

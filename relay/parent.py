@@ -27,6 +27,7 @@ from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, 
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.startup import stop_at_end_of_stdin
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
+from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, former_boots, lock_state_dir
 from fedpatch.device_agent.state.storage_check import PATCHES, Storage
 from fedpatch.relay.settings import RelaySettings
@@ -231,5 +232,6 @@ def make_relay(
         ),
         housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager.from_environment()),
         status=StatusFile(directory, fixed),
+        leader=LeaderEpoch(directory, identity.fleet),
         clock=clock,
     )

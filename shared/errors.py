@@ -5,6 +5,7 @@
     │   └── ConfigError           all problems of a configuration, each with its place
     ├── BrokerError               exit code 3: the MQTT broker cannot be used
     ├── StoreUnavailable          exit code 3: the object store of `blobs` cannot be used
+    ├── LeadershipLost            exit code 5: another coordinator leads the fleet
     ├── DataError                 a data set is absent, damaged or too small
     ├── StateError                a file that fedpatch wrote is damaged or of another version
     ├── SchemaMismatch            tensors have other names, shapes or dtypes than the schema
@@ -26,6 +27,9 @@ from difflib import get_close_matches
 EXIT_LESS = 4
 """Exit code of a command that did only a part of its work, and printed which: neither an error nor a success."""
 
+EXIT_LED = 5
+"""Exit code of a coordinator that was paused or cut off while a standby took over."""
+
 EXIT_CODES: Mapping[int, tuple[str, str]] = {
     0: ("success: a run reached its target, last round or time limit; SIGTERM stopped agent or relay", ""),
     1: (
@@ -38,6 +42,10 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     EXIT_LESS: (
         "partial success: `fedpatch export` wrote an earlier round, because the newest checkpoint is damaged",
         "restore the named file",
+    ),
+    EXIT_LED: (
+        "a coordinator with `standby` leads no more: another one took over while it was paused or cut off",
+        "start it again; it waits as a standby",
     ),
     130: (
         "Ctrl-C, for a run and a simulation also SIGTERM; a run and a simulation with `--out` are saved",
@@ -107,6 +115,12 @@ class StoreUnavailable(FedpatchError):
     """The object store is unreachable or refuses a request. No StateError: what is stored there is not damaged."""
 
     exit_code = 3
+
+
+class LeadershipLost(FedpatchError):
+    """Another coordinator leads the fleet, and nothing of this one is written any more."""
+
+    exit_code = EXIT_LED
 
 
 class DataError(FedpatchError):

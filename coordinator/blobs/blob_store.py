@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.shared.errors import UsageError
 
+EPOCH = "epoch-"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 _FORMS = "write s3://BUCKET/PREFIX or file:///DIRECTORY"
 
@@ -101,17 +103,34 @@ def url_problem(url: str) -> str | None:
     return None
 
 
-def run_blobs(settings: Mapping[str, Any], directory: Path) -> BlobStore:
-    """Return the blob store of a run by its stored settings; as `open_blobs`."""
-    return open_blobs(settings.get("blobs"), directory)
+def run_blobs(settings: Mapping[str, Any], directory: Path, epoch: int) -> BlobStore:
+    """Return the blob store that has the present state of a run.
+
+    Args:
+        settings: Stored settings of the run.
+        directory: Directory of the run, which has the run's name.
+        epoch: Epoch of the run in the registry. If it was a leader's with standbys, the state is in its folder.
+
+    Raises:
+        UsageError, StoreUnavailable: As `open_blobs`.
+    """
+    url = settings.get("blobs")
+    if url is not None and (led := open_blobs(url, directory, epoch)).list():
+        return led
+    return open_blobs(url, directory)
 
 
-def open_blobs(url: str | None, directory: Path) -> BlobStore:
+def open_blobs(
+    url: str | None, directory: Path, leader_epoch: int | None = None, ending: threading.Event | None = None
+) -> BlobStore:
     """Return the blob store of a run.
 
     Args:
         url: The setting `blobs`; None: the run's directory.
         directory: Directory of the run, which has the run's name.
+        leader_epoch: Epoch of a leader with standbys: its blobs are in a folder of its own, where a former leader does not
+            write. None without standbys.
+        ending: Set when the process shall end: requests to an object store are then abandoned after a moment.
 
     Raises:
         UsageError: The URL cannot be used, or the extra is not installed.
@@ -121,10 +140,16 @@ def open_blobs(url: str | None, directory: Path) -> BlobStore:
     if problem := url_problem(url):
         raise UsageError(f"blobs: {problem}")
     parts = urlsplit(url)
+    folder = (directory.name, *(() if leader_epoch is None else (epoch_folder(leader_epoch),)))
     if parts.scheme == "file":
-        return FileBlobs(Path(parts.path) / directory.name)
+        return FileBlobs(Path(parts.path, *folder))
     try:
         from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
     except ImportError as error:
         raise UsageError(f"blobs: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
-    return ObjectBlobs(parts.netloc, "/".join(filter(None, (*parts.path.split("/"), directory.name))))
+    return ObjectBlobs(parts.netloc, "/".join(filter(None, (*parts.path.split("/"), *folder))), ending=ending)
+
+
+def epoch_folder(leader_epoch: int) -> str:
+    """Return the name of the folder of a leader with standbys."""
+    return f"{EPOCH}{leader_epoch:06d}"

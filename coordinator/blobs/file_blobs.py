@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +77,7 @@ class FileBlobs:
         return sorted(name for name in names if not name.endswith(UNFINISHED))
 
     def delete(self, *keys: str) -> None:
-        """Delete files and directories of files. A directory in the place of a file stays."""
+        """Delete files and whole directories. A directory in the place of a file stays."""
         for key in keys:
             path = self._directory / key
             with _disk_errors(path):
@@ -84,9 +85,7 @@ class FileBlobs:
                     if not path.is_dir():
                         path.unlink(missing_ok=True)
                 elif path.is_dir():
-                    for file in path.iterdir():
-                        file.unlink(missing_ok=True)
-                    path.rmdir()
+                    shutil.rmtree(path)
 
 
 @contextmanager

@@ -2,16 +2,24 @@
 
 A PUT is one request, so an object is there whole or not at all, and its answer means that it is durable. Requests that fail for
 a passing reason are repeated for RETRY_S seconds. obstore reads address and credentials from the AWS_* environment.
+
+obstore does not return before a request is over, and takes no signal meanwhile. So each request is made in a thread of its own,
+which a caller that shall end abandons after ENDING_S: as after a kill, the object is then there whole or not at all.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import PurePosixPath
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from obstore.exceptions import BaseError
@@ -19,7 +27,11 @@ from obstore.store import S3Store
 
 from fedpatch.shared.errors import StoreUnavailable, UsageError
 
+T = TypeVar("T")
 RETRY_S = 90.0
+ENDING_S = 3.0
+"""Seconds for a request when the process shall end."""
+_LOOK_S = 0.2
 _FIRST_RETRY_S = 10.0  # for the check at the start, which an operator waits for
 _MAX_PAUSE_S = 5.0
 _MAX_RETRIES = 10_000  # the time is the bound
@@ -51,6 +63,7 @@ class ObjectBlobs:
         bucket: Name of the bucket.
         prefix: Prefix of all keys of the run, without a slash at its ends.
         retry_s: Seconds for which a request is repeated.
+        ending: Set when the process shall end.
 
     Raises:
         UsageError: A variable of the AWS_* environment cannot be used.
@@ -58,7 +71,10 @@ class ObjectBlobs:
 
     concurrency = _CONCURRENCY
 
-    def __init__(self, bucket: str, prefix: str, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self, bucket: str, prefix: str, retry_s: float = RETRY_S, ending: threading.Event | None = None
+    ) -> None:
+        self._ending = ending or threading.Event()
         self._bucket, self._prefix = bucket, prefix
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         self._endpoint = urlsplit(endpoint).netloc.rpartition("@")[2] or "AWS"
@@ -98,7 +114,8 @@ class ObjectBlobs:
     def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
         """Put an object; it is durable with its name."""
         with self._refusals(key):
-            self._store.put(key, b"".join(parts), use_multipart=False)
+            content = b"".join(parts)
+            self._request(lambda: self._store.put(key, content, use_multipart=False))
 
     def sync(self, folder: str) -> None:
         """Do nothing: names are durable."""
@@ -107,7 +124,7 @@ class ObjectBlobs:
         """Return an object's content."""
         with self._refusals(key):
             try:
-                return self._store.get(key).bytes().to_bytes()
+                return self._request(lambda: self._store.get(key).bytes().to_bytes())
             except FileNotFoundError as error:
                 if _code(error) == "NoSuchBucket":
                     raise
@@ -116,7 +133,7 @@ class ObjectBlobs:
     def list(self, folder: str = "") -> list[str]:
         """Return the names below a prefix, to the next slash."""
         with self._refusals(folder):
-            found = self._store.list_with_delimiter(folder or None)
+            found = self._request(lambda: self._store.list_with_delimiter(folder or None))
         names = [f"{PurePosixPath(path).name}/" for path in found["common_prefixes"]]
         # Some stores hold an object for the folder itself.
         objects = [one["path"] for one in found["objects"] if one["path"] not in ("", folder)]
@@ -127,8 +144,34 @@ class ObjectBlobs:
         paths = [key for key in keys if not key.endswith("/")]
         with self._refusals(keys[0] if keys else ""):
             for folder in set(keys) - set(paths):
-                paths += [one["path"] for page in self._store.list(folder.rstrip("/")) for one in page]
-            self._store.delete(paths)
+                paths += self._request(partial(self._names, folder.rstrip("/")))
+            self._request(lambda: self._store.delete(paths))
+
+    def _names(self, folder: str) -> Sequence[str]:
+        return [one["path"] for page in self._store.list(folder) for one in page]
+
+    def _request(self, request: Callable[[], T]) -> T:
+        """Return the result of a request; raise TimeoutError if the process shall end before it is over."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(request())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="fedpatch-object", daemon=True).start()
+        ending_since: float | None = None
+        while True:
+            try:
+                return done.result(_LOOK_S)
+            except TimeoutError:
+                if done.done():
+                    raise
+            if self._ending.is_set():
+                ending_since = ending_since or time.monotonic()
+                if time.monotonic() >= ending_since + ENDING_S:
+                    raise TimeoutError("abandoned")
 
     @contextmanager
     def _refusals(self, key: str) -> Iterator[None]:

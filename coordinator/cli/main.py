@@ -155,7 +155,8 @@ def run(
             shown = _console(stack, view, console, settings.state_dir.absolute(), settings.fleet, settings.task)
             summary = run_or_go_on(settings, shown, new=new, unless_done=unless_done)
             ignore_signals()
-        _print_resume_command(summary, settings.state_dir)
+        if not settings.standby:
+            _print_resume_command(summary, settings.state_dir)
         _end(summary, as_json)
 
 
@@ -272,7 +273,7 @@ def runs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List all runs, the newest first.
+    """List all runs, the newest first; on stderr the leader of each fleet that has standbys.
 
     --rebuild replaces a registry that is damaged or lost together with its copy; the old one is kept as NAME.damaged.
     stderr lists the recovered devices and holds. While the coordinator runs, it is refused (exit code 2).
@@ -281,7 +282,10 @@ def runs(
 
     if rebuild:
         _rebuild(state_dir)
-    print_runs(_client(state_dir).runs(), as_json=as_json)
+    client = _client(state_dir)
+    listed = client.runs()
+    print_runs(listed, as_json=as_json)
+    _say_leaders(client.state_dir(), {str(one.settings.get("fleet")) for one in listed})
 
 
 @command(app, "show", example="fedpatch show last")
@@ -416,6 +420,16 @@ def _client(state_dir: Path | None, run: str | None = None) -> Client:
     if state_dir is None and run in (None, LAST) and found != default():
         say(f"in {found}")
     return Client(found)
+
+
+def _say_leaders(state_dir: Path, fleets: Iterable[str]) -> None:
+    """Print who leads each fleet whose coordinators have standbys; only a registry in a database knows."""
+    from fedpatch.coordinator.storage.database.leadership import leader_in_words
+    from fedpatch.coordinator.storage.database.opening import url_of
+    from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE
+
+    if (url := url_of(state_dir / REGISTRY_FILE)) is not None:
+        say(*filter(None, (leader_in_words(url, fleet) for fleet in sorted(fleets))))
 
 
 def _rebuild(state_dir: Path | None) -> None:

@@ -208,6 +208,8 @@ class TrafficGauges:
         self.free = gauge("state_free_bytes", "Free space on the disk of the state directory")
         self.size = gauge("state_size_bytes", "Size of the disk of the state directory")
         self.connected = gauge("broker_connected", "1 while the broker is connected")
+        self.leader = leader_gauge(registry)
+        self.leader_epoch = gauge("leader_epoch", "Epoch of the leader of a fleet with standbys; 0: no standbys")
         self.expiry = gauge(
             "certificate_expiry_timestamp_seconds",
             "Unix time of expiry: ca (first of ca_file), coordinator, broker (in the last handshake), device (earliest of the "
@@ -241,6 +243,11 @@ def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) ->
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"fedpatch_{name}", text, labels, registry=registry)
+
+
+def leader_gauge(registry: CollectorRegistry) -> Gauge:
+    """Return the gauge that a standby serves too, which has no run yet."""
+    return _gauge(registry, "leader", "1 while this coordinator leads the fleet; 0: it waits as a standby")
 
 
 def begin(metric: Counter | Gauge, words: Iterable[str]) -> None:

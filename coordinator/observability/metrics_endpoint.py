@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,8 +24,7 @@ from fedpatch.shared.config.listen_address import Address, parse_address
 from fedpatch.shared.mqtt.tls_errors import expiry_of
 
 if TYPE_CHECKING:
-    from fedpatch.coordinator.observability.metric_definitions import Metrics
-
+    from prometheus_client import CollectorRegistry
 
 Ask = Callable[[], float | None]
 
@@ -87,12 +86,14 @@ def observed(
         return
     metrics = Metrics()
     meter = RunMetrics(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
+    metrics.traffic.leader.set(1)
+    metrics.traffic.leader_epoch.set(engine.spec.leader_epoch or 0)
     metrics.traffic.free.set_function(partial(_of_disk, directory, "free"))
     metrics.traffic.size.set_function(partial(_of_disk, directory, "total"))
     for name, ask in {**of_files(settings), **certificates}.items():
         metrics.traffic.expiry.labels(name).set_function(partial(as_number, ask))
     try:
-        stop, url = serve(metrics, address)
+        stop, url = serve(metrics.registry, address)
     except (OSError, UnicodeError) as error:  # the latter of a name that cannot be looked up
         why = getattr(error, "strerror", None) or error
         view.say(f"no metrics: cannot listen on {address}: {why}; --metrics names another HOST:PORT")
@@ -105,11 +106,34 @@ def observed(
         stop()
 
 
-def serve(metrics: Metrics, address: Address) -> tuple[Callable[[], None], str]:
+@contextmanager
+def waiting_as_standby(settings: RunSettings, view: View) -> Iterator[None]:
+    """Serve the metric of a standby, `fedpatch_leader` 0, while it waits, if that is possible.
+
+    Args:
+        settings: `metrics` is the address.
+        view: Prints the address.
+    """
+    with ExitStack() as stack:
+        with suppress(ModuleNotFoundError, OSError, UnicodeError):
+            if settings.metrics is not None:
+                from prometheus_client import CollectorRegistry
+
+                from fedpatch.coordinator.observability.metric_definitions import leader_gauge
+
+                registry = CollectorRegistry()
+                leader_gauge(registry).set(0)
+                stop, url = serve(registry, parse_address(settings.metrics))
+                stack.callback(stop)
+                view.say(f"metrics: {url}")
+        yield
+
+
+def serve(registry: CollectorRegistry, address: Address) -> tuple[Callable[[], None], str]:
     """Serve in threads of their own; return a function that stops them, and the URL. OSError where the address is taken."""
     from prometheus_client import start_http_server
 
-    server, thread = start_http_server(address.port, address.host, metrics.registry)
+    server, thread = start_http_server(address.port, address.host, registry)
 
     def stop() -> None:
         server.shutdown()

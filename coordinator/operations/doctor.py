@@ -17,6 +17,7 @@ from fedpatch.coordinator.runtime.fleet_claim import body_of, client_id, fleet_l
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import MAX_CHUNKS_IN_FLIGHT, RunSettings
 from fedpatch.coordinator.storage.content_checks import check_stored
+from fedpatch.coordinator.storage.database.leadership import leader_in_words
 from fedpatch.coordinator.strategies import find_strategy
 from fedpatch.shared import __version__
 from fedpatch.shared.app.formatting import size
@@ -68,6 +69,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
         prepared = _check_task(settings, checkup)
     check_state_dir(directory, _space(settings, prepared), checkup, private=False)
     _check_blobs(settings, directory, checkup)
+    _check_leader(settings, checkup)
     check_stored(directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
@@ -133,6 +135,19 @@ def _check_blobs(settings: RunSettings, directory: Path, checkup: Checkup) -> No
         checkup.good("blobs", f"{settings.blobs} can be written")
 
 
+def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
+    """Check who leads a fleet whose coordinators have standbys."""
+    if settings.state is None or not settings.standby:
+        return
+    try:
+        checkup.good(
+            "leader", leader_in_words(settings.state, settings.fleet) or "no coordinator has led the fleet yet"
+        )
+    except FedpatchError as error:
+        text, _, remedy = error_text(error).rpartition("; ")
+        checkup.fail("leader", text, remedy)
+
+
 def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
     user = settings.username or parse_broker_url(settings.broker).username
     side = AclParty("coordinator", settings.fleet, "", client_id(settings.fleet), user)
@@ -150,7 +165,7 @@ def _check_other_coordinator(settings: RunSettings, asked: Asked, checkup: Check
     """Check that no other coordinator serves the fleet: both would use the same devices."""
     topic = topics.coordinator_state(settings.fleet)
     states = [body for one in asked.presence if one.topic == topic and (body := body_of(one))]
-    if not running and states and isinstance(states[-1], CoordinatorState) and states[-1].online:
+    if not (running or settings.standby) and states and isinstance(states[-1], CoordinatorState) and states[-1].online:
         text = f"a coordinator is at work in fleet {settings.fleet}, and not in {settings.state_dir.absolute()}"
         checkup.warn("coordinator", text, "end it before you begin a run, or give each its own --fleet")
 

@@ -70,7 +70,7 @@ def export_global_model(state_dir: Path, name: str, out: Path | None, round: int
         run = registry.run(name)
         records = registry.rounds.records(run.id)
     directory = state_dir / "runs" / run.id
-    blobs = run_blobs(run.settings, directory)
+    blobs = run_blobs(run.settings, directory, run.epoch)
     last = max((one.round for one in records if one.outcome == "aggregated"), default=0)
     # Found before the checkpoint is read: a running coordinator may write a newer one meanwhile.
     asked = max(last, newest_round(blobs)) if round is None else round

@@ -149,6 +149,7 @@ class Invitations:
             measure_independent=self._measures
             and (self._secure is not None or self._fleet.knows(device, INDEPENDENT_FEATURE)),
             counted=self._counted.get(device, 0) if self._spec.plan.has_controls else UNSET,
+            leader_epoch=UNSET if self._spec.leader_epoch is None else self._spec.leader_epoch,
         )
 
     @property

@@ -252,7 +252,7 @@ class Engine:
                 self._stops_after_round = True
                 return self._advance(now)
             case Suspended():
-                return self._suspend(now)
+                return self._suspend(Stopped.INTERRUPTED if event.handed_over else Stopped.FAILED, now)
 
     def _start(self, now: float) -> list[Effect]:
         self._started_at = now
@@ -399,12 +399,12 @@ class Engine:
             self.open = None
         return [*effects, *self._stop(Stopped.INTERRUPTED, "")]
 
-    def _suspend(self, now: float) -> list[Effect]:
+    def _suspend(self, stopped: Stopped, now: float) -> list[Effect]:
         pause = [] if self.open is None else [SavePause(self.open.spent_s(now))]
         self.open = None
         # No cancels: a resume takes the updates of the devices that are at work.
-        self.stopped = Stopped.FAILED
-        return [*pause, EndRun(Stopped.FAILED, "")]
+        self.stopped = stopped
+        return [*pause, EndRun(stopped, "")]
 
     def _on_model_published(self, event: ModelPublished, now: float) -> list[Effect]:
         # Algorithm 1, lines 4 and 5: each client of the round is invited, and downloads the global model.

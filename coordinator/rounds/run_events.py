@@ -83,7 +83,12 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class Suspended:
-    """The coordinator cannot continue for now. Devices continue to work and keep their updates until a resume."""
+    """The coordinator cannot continue for now. Devices continue to work and keep their updates until a resume.
+
+    `handed_over`: the operator stops this coordinator, and a standby resumes.
+    """
+
+    handed_over: bool = False
 
 
 @dataclass(frozen=True)

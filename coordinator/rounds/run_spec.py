@@ -88,6 +88,7 @@ class RunSpec:
         secure: The conditions of masked rounds; None for rounds without masks.
         carry: The conditions of buffered rounds; None: a round refuses late updates.
         first_round: Number of the first round where there are no records; a relay plays the rounds that its parent asks for.
+        leader_epoch: Epoch of the leader of a fleet with standbys, for devices; None without standbys.
     """
 
     run: str
@@ -125,6 +126,7 @@ class RunSpec:
     secure: SecurePolicy | None = None
     carry: CarryPolicy | None = None
     first_round: int = 1
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True)

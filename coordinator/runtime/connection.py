@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Self
 
+from msgspec import UNSET
+
 from fedpatch.coordinator.guard.ingress_filter import IngressFilter
 from fedpatch.coordinator.runtime.chunk_size import find_chunk_bytes
-from fedpatch.coordinator.runtime.event_queue import EventQueue, Interrupt
+from fedpatch.coordinator.runtime.event_queue import Deposed, EventQueue, Interrupt
 from fedpatch.coordinator.runtime.fleet_claim import CONNECT_TIMEOUT_S, acquire_fleet, body_of, client_id
 from fedpatch.coordinator.runtime.run_preparation import Prepared, prepare
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.boot_clock import BootTime
+from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.shared.app.signals import forward_signals
 from fedpatch.shared.diagnostics.own_certificate import check_holder
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
@@ -58,6 +61,7 @@ class Ports:
         interrupts: Makes signals events of a queue.
         chunk_bytes: Returns the largest chunk that the broker accepts.
         prepare: Builds the model and the terms of a run.
+        leadership: The lock of the fleet that this coordinator leads; None without standbys.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -71,6 +75,7 @@ class Ports:
     interrupts: Callable[[EventQueue], AbstractContextManager[None]] = interrupts_into
     chunk_bytes: Callable[[RunSettings, str], int] = find_chunk_bytes
     prepare: Callable[[RunSettings], Prepared] = prepare
+    leadership: Leadership | None = None
 
 
 REAL = Ports()
@@ -99,6 +104,8 @@ class Connection:
         self.ingress_filter = IngressFilter(settings.max_devices)
         self._settings = settings
         self._boot = f"{ports.entropy.getrandbits(64):016x}"
+        self._leadership = ports.leadership
+        self.leader_epoch = None if ports.leadership is None else ports.leadership.epoch
         self._presence = topics.coordinator_state(settings.fleet)
         self.link = ports.link(
             settings.broker,
@@ -111,6 +118,7 @@ class Connection:
             profile=settings.profile,
             clean_start=True,
             max_queued=_MAX_QUEUED,
+            **({} if ports.leadership is None else {"gate": self._leads}),
         )
         self.link.subscribe(*topics.coordinator_filters(settings.fleet))
         self._open = ExitStack()
@@ -123,7 +131,16 @@ class Connection:
             _log.warning(warning)
         try:
             ports = self.ports
-            acquire_fleet(self._settings, self._boot, make_link=ports.link, received=ports.queue(), clock=ports.clock)
+            if self._leadership is not None:
+                self._leadership.on_loss(lambda: self.event_queue.put(Deposed()))
+            acquire_fleet(
+                self._settings,
+                self._boot,
+                make_link=ports.link,
+                received=ports.queue(),
+                clock=ports.clock,
+                leader_epoch=self.leader_epoch,
+            )
             self.chunk_bytes = ports.chunk_bytes(self._settings, self._boot)
             self.link.start()
             self.established: Connected = self.link.wait_connected(CONNECT_TIMEOUT_S)
@@ -135,8 +152,19 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         with self._open:
-            self.announce(online=False)
-            self.link.stop()
+            if self._leads():
+                self.announce(online=False)
+                self.link.stop()
+            else:  # another coordinator has its presence there
+                self.link.stop(0.0)
+
+    def _leads(self) -> bool:
+        return self._leadership is None or self._leadership.leads
+
+    def must_lead(self) -> None:
+        """Raise LeadershipLost if another coordinator leads the fleet."""
+        if self._leadership is not None:
+            self._leadership.must_lead()
 
     def announce(self, *, online: bool) -> None:
         """Publish the coordinator's presence."""
@@ -180,6 +208,9 @@ class Connection:
         if isinstance(body, Claim):
             # Not retained: the broker retains this presence already, and devices know this boot.
             self.link.publish(self._presence, self._state(online=True))
+        elif self.leader_epoch is not None and not body.online and not event.retained:
+            # The last will of a former leader has replaced this presence.
+            self.link.publish(self._presence, self._state(online=True), retain=True)
         elif event.retained and self._connects > 1:
             # Some brokers give no reason for a closed connection, but the other coordinator has left a presence.
             _log.warning(
@@ -187,4 +218,5 @@ class Connection:
             )
 
     def _state(self, *, online: bool) -> bytes:
-        return encode(Envelope(CoordinatorState(online=online, boot=self._boot)))
+        epoch = UNSET if self.leader_epoch is None else self.leader_epoch
+        return encode(Envelope(CoordinatorState(online=online, boot=self._boot, leader_epoch=epoch)))

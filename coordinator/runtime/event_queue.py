@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -14,7 +15,11 @@ class Interrupt:
     """The operator pressed Ctrl-C or sent SIGTERM."""
 
 
-Event = LinkEvent | Interrupt | UpdateWritten
+class Deposed:
+    """Another coordinator leads the fleet."""
+
+
+Event = LinkEvent | Interrupt | Deposed | UpdateWritten
 
 
 class EventQueue:
@@ -26,6 +31,9 @@ class EventQueue:
     Args:
         clock: Returns monotonic seconds.
         queue: Holds the events.
+
+    Attributes:
+        ending: Set once an event that ends the run is put: nobody waits long for a store or a database from then on.
     """
 
     def __init__(
@@ -34,9 +42,12 @@ class EventQueue:
         self.clock = clock
         self._queue: SimpleQueue[tuple[float, Event]] = SimpleQueue() if queue is None else queue
         self.now = clock()
+        self.ending = threading.Event()
 
     def put(self, event: Event) -> None:
         """Add an event."""
+        if isinstance(event, Interrupt | Deposed):
+            self.ending.set()
         self._queue.put((self.clock(), event))
 
     def get(self, timeout: float = 0.0) -> Event:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from msgspec import UNSET
+
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.errors import UsageError, WireError
 from fedpatch.shared.mqtt.broker_settings import password_of
@@ -47,6 +49,7 @@ def acquire_fleet(
     make_link: Callable[..., MqttLink] = MqttLink,
     received: SimpleQueue[LinkEvent] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    leader_epoch: int | None = None,
 ) -> None:
     """Return if no other coordinator of the fleet is at work.
 
@@ -56,6 +59,7 @@ def acquire_fleet(
         make_link: Makes the connection; takes the arguments of MqttLink.
         received: An empty queue for the events of the connection.
         clock: Returns monotonic seconds.
+        leader_epoch: Epoch of this coordinator, if it leads a fleet with standbys: those of lower epochs are no others.
 
     Raises:
         UsageError: Another coordinator is at work.
@@ -78,7 +82,7 @@ def acquire_fleet(
     try:
         retains = link.wait_connected(CONNECT_TIMEOUT_S).retain_available
         link.publish(topic, encode(Envelope(Claim(boot))))
-        if _answered(received, boot, clock, retains=retains):
+        if _answered(received, boot, clock, retains=retains, leader_epoch=leader_epoch):
             raise UsageError(
                 f"{link.broker}: another coordinator is at work for fleet {settings.fleet!r} (on another machine, or in "
                 "another state directory); wait for it, end it first, or use another --fleet"
@@ -95,7 +99,14 @@ def body_of(event: Received) -> Body | None:
         return None
 
 
-def _answered(received: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], float], *, retains: bool) -> bool:
+def _answered(
+    received: SimpleQueue[LinkEvent],
+    boot: str,
+    clock: Callable[[], float],
+    *,
+    retains: bool,
+    leader_epoch: int | None = None,
+) -> bool:
     """Return whether another coordinator answers the claim; a retained presence alone is no answer."""
     asked, maybe_there = False, not retains
     until = clock() + _ECHO_S
@@ -107,7 +118,7 @@ def _answered(received: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], f
         if not isinstance(event, Received):
             continue
         body = body_of(event)
-        if isinstance(body, CoordinatorState):
+        if isinstance(body, CoordinatorState) and not _is_former(body, leader_epoch):
             maybe_there = body.online
             if body.online and not event.retained:
                 return True
@@ -119,3 +130,8 @@ def _answered(received: SimpleQueue[LinkEvent], boot: str, clock: Callable[[], f
             "if the broker has an acl_file, write it anew with `fedpatch broker acl`"
         )
     return False
+
+
+def _is_former(state: CoordinatorState, leader_epoch: int | None) -> bool:
+    """Return whether a presence is of a leader before the one of `leader_epoch`."""
+    return leader_epoch is not None and state.leader_epoch is not UNSET and state.leader_epoch < leader_epoch

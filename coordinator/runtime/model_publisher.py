@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedpatch.coordinator.blobs.blob_store import BlobStore
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Link
@@ -44,6 +45,44 @@ class _Leaving:
     cleared: int = 0
 
 
+class FileNote:
+    """The note as a file; `where` is its path."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = path
+
+    def read(self) -> bytes:
+        """Return the note; b"" if there is none."""
+        try:
+            return self.where.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def write(self, note: bytes) -> None:
+        """Replace the note durably; b"" deletes it."""
+        if note:
+            write_atomic(self.where, note)
+        else:
+            self.where.unlink(missing_ok=True)
+
+
+class BlobNote:
+    """The note in the blob store of a run, where the next leader finds it; `where` is its place."""
+
+    def __init__(self, blobs: BlobStore, key: str) -> None:
+        self.where = blobs.where(key)
+        self._blobs = blobs
+        self._key = key
+
+    def read(self) -> bytes:
+        """Return the note; b"" if there is none."""
+        return self._blobs.get(self._key) or b""
+
+    def write(self, note: bytes) -> None:
+        """Replace the note durably."""
+        self._blobs.put(self._key, note)
+
+
 @dataclass(frozen=True)
 class Blob:
     """A blob to publish: the whole model, or a delta."""
@@ -58,7 +97,7 @@ class ModelPublisher:
     Args:
         link: The connection to the broker.
         fleet: Name of the fleet.
-        note: File with the names of the blobs that the broker may retain.
+        note: File with the names of the blobs that the broker may retain, or its place in a blob store.
         retain: Whether the broker retains messages; it may be another broker after a reconnect.
         clock: Returns monotonic seconds.
         sleep: Waits for so many seconds.
@@ -68,7 +107,7 @@ class ModelPublisher:
         self,
         link: Link,
         fleet: str,
-        note: Path,
+        note: Path | BlobNote,
         *,
         retain: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -79,7 +118,7 @@ class ModelPublisher:
         self._sleep = sleep
         self._link = link
         self._fleet = fleet
-        self._note = note
+        self._note = FileNote(note) if isinstance(note, Path) else note
         self._model = ""
         self._shown: dict[str, Blob] = {}
         self._leaving = self._read_note()
@@ -181,17 +220,11 @@ class ModelPublisher:
     def _write_note(self) -> None:
         lines = [f"{digest} {blob.manifest.chunk_count}\n" for digest, blob in self._shown.items()]
         lines += [f"{digest} {blob.chunk_count}\n" for digest, blob in self._leaving.items()]
-        if lines:
-            write_atomic(self._note, "".join(lines).encode())
-        else:
-            self._note.unlink(missing_ok=True)
+        self._note.write("".join(lines).encode())
 
     def _read_note(self) -> dict[str, _Leaving]:
-        try:
-            lines = self._note.read_text(encoding="ascii", errors="replace").splitlines()
-        except FileNotFoundError:
-            return {}
+        lines = self._note.read().decode("ascii", errors="replace").splitlines()
         known = [found for found in map(_LINE.fullmatch, lines) if found and 0 < int(found[2]) <= MAX_CHUNKS]
         if len(known) < len(lines):
-            _log.warning("%s: %d damaged lines are ignored", self._note, len(lines) - len(known))
+            _log.warning("%s: %d damaged lines are ignored", self._note.where, len(lines) - len(known))
         return {found[1]: _Leaving(int(found[2])) for found in known}

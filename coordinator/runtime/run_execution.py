@@ -18,7 +18,7 @@ from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
 from fedpatch.coordinator.masking.group_drawing import group_sizes
 from fedpatch.coordinator.observability.event_observer import joined
-from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others
+from fedpatch.coordinator.observability.metrics_endpoint import observed, of_others, waiting_as_standby
 from fedpatch.coordinator.observability.round_tracing import require_tracing, traced
 from fedpatch.coordinator.observability.round_tracking import tracked
 from fedpatch.coordinator.observability.status_message import View
@@ -32,21 +32,31 @@ from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
 from fedpatch.coordinator.runtime.device_counters import DeviceCounters
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner, printable
+from fedpatch.coordinator.runtime.event_queue import EventQueue
 from fedpatch.coordinator.runtime.fleet_claim import fleet_lock_file
-from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
+from fedpatch.coordinator.runtime.model_publisher import BlobNote, ModelPublisher
 from fedpatch.coordinator.runtime.resume import reconcile, resume_round, seen_devices, waiting_updates
 from fedpatch.coordinator.runtime.run_preparation import Prepared, privacy_policy, run_spec, secure_policy
 from fedpatch.coordinator.runtime.service import Service
 from fedpatch.coordinator.runtime.update_store import THREADS, UpdateStore, UpdateWritten
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.coordinator.storage.checkpoint import export_model, load_checkpoint, save_checkpoint
+from fedpatch.coordinator.storage.database.leadership import Leadership
 from fedpatch.coordinator.storage.database.opening import choose_database, exists
 from fedpatch.coordinator.storage.database.transactions import in_use
+from fedpatch.coordinator.storage.epoch_folders import BlobPlaces
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.shared.app.files import check_state_directory, make_directory, refusals_of
 from fedpatch.shared.app.locks import FileLock
 from fedpatch.shared.config.load import load, public_values
-from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, StoreUnavailable, UsageError
+from fedpatch.shared.errors import (
+    FedpatchError,
+    LeadershipLost,
+    SchemaMismatch,
+    StateError,
+    StoreUnavailable,
+    UsageError,
+)
 from fedpatch.shared.masking.group_context import threshold_of
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.privacy.gaussian import noise_ratio
@@ -92,6 +102,10 @@ def run_or_go_on(
         raise UsageError("--new always starts a run, --unless-done does not: use one of them")
     registry_file = settings.state_dir.absolute() / REGISTRY_FILE
     choose_database(registry_file, settings.state)
+    if settings.standby and ports.leadership is None:
+        with _leading(settings, view, ports) as (led, waited):
+            # What its predecessor has completed meanwhile is not begun again.
+            return run_or_go_on(settings, view, new=new and not waited, unless_done=unless_done or waited, ports=led)
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
             last = registry.newest(settings.fleet)
@@ -109,6 +123,29 @@ def run_or_go_on(
             other = f"`fedpatch resume {last.id}` goes on with it"
             view.say(f"run {last.id} was not finished and has other settings, so a new one begins; {other}")
     return start_run(settings, view, ports)
+
+
+@contextmanager
+def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[Ports, bool]]:
+    """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether another one led."""
+    assert settings.state is not None
+    masking_authorities(settings)
+    make_trackers(settings.tracker)
+    require_tracing(settings)
+    prepared = ports.prepare(settings)
+    state_dir = settings.state_dir.absolute()
+    open_blobs(settings.blobs, state_dir / "new").check()
+    with refusals_of(state_dir):
+        make_directory(state_dir)
+    choose_database(state_dir / REGISTRY_FILE, settings.state)
+    with Leadership(settings.state, settings.fleet) as leadership:
+        queue = EventQueue(ports.clock, ports.queue())
+        with ports.interrupts(queue), waiting_as_standby(settings, view):
+            waited = leadership.wait(view.say, queue.ending)
+        Registry(state_dir / REGISTRY_FILE).close()  # makes the tables, or brings them forward
+        leadership.begin()
+        view.say(f"leading fleet {settings.fleet!r}, epoch {leadership.epoch}")
+        yield replace(ports, prepare=lambda _: prepared, leadership=leadership), waited
 
 
 def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSummary:
@@ -132,7 +169,8 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     require_tracing(settings)
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
-    open_blobs(settings.blobs, state_dir / "new").check()
+    if ports.leadership is None:  # with standbys it is checked before the wait, and a leader is patient with its store
+        open_blobs(settings.blobs, state_dir / "new").check()
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:
         # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
@@ -147,7 +185,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
             locks.enter_context(fleet_lock(state_dir, settings.fleet))
             choose_database(state_dir / REGISTRY_FILE, settings.state)
         with Registry(state_dir / REGISTRY_FILE) as registry:
-            registry.lead(settings.fleet)
+            registry.lead(settings.fleet, connection.leader_epoch, connection.event_queue.ending)
             registry.abandon_running(settings.fleet)
             run = registry.create_run(
                 created_at=ports.unix_time(),
@@ -160,11 +198,14 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
             )
             directory = run_directory(state_dir, run.id)
             make_directory(directory)
-            save_checkpoint(open_blobs(settings.blobs, directory), prepared.initial, prepared.public, {})
+            places = _places(settings, run.id, connection)
+            save_checkpoint(places.own(), prepared.initial, prepared.public, {})
             view.say(f"run {run.id}: {prepared.task.name}, {prepared.strategy.name}, private {prepared.policy}")
             if settings.dp != "off":
                 view.say(_privacy_outlook(settings, prepared))
-            spec = run_spec(run.id, run.epoch, settings, prepared, connection.chunk_bytes)
+            spec = run_spec(
+                run.id, run.epoch, settings, prepared, connection.chunk_bytes, leader_epoch=connection.leader_epoch
+            )
             return _play(spec, settings, prepared, registry, connection, view)
 
 
@@ -283,7 +324,8 @@ def _settings_of(
     """Return the settings of a run, changed where a value is given."""
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
     flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
-    settings = load(RunSettings, file=None, environ={}, flags={**flags, "state_dir": str(state_dir)})
+    flags |= {"state_dir": str(state_dir), "standby": False}  # who resumes a run by hand waits for nobody
+    settings = load(RunSettings, file=None, environ={}, flags=flags)
     # A password that is given now replaces the file that the run began with.
     return replace(settings, password=password, password_file=None) if password else settings
 
@@ -315,21 +357,29 @@ def _taken_up(
             f"{run.schema[:12]}; install the version of the task that it was begun with, or start a new run"
         )
     directory = run_directory(state_dir, run.id)
-    blobs = open_blobs(settings.blobs, directory)
-    blobs.check()
+    if ports.leadership is None:
+        open_blobs(settings.blobs, directory).check()
     with fleet_lock(state_dir, settings.fleet), Connection(settings, ports) as connection:
-        registry.lead(settings.fleet)
-        reconcile(registry, run.id, blobs, prepared, view.say)
+        registry.lead(settings.fleet, connection.leader_epoch, connection.event_queue.ending)
+        places, before = _places(settings, run.id, connection), registry.run(run.id).epoch
+        reconcile(registry, run.id, places.move_in(before), prepared, view.say)
         with refusals_of(directory):
             make_directory(directory)
         epoch = registry.next_epoch(run.id)
-        yield run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes), prepared, connection
+        places.drop_earlier(before)
+        spec = run_spec(run.id, epoch, settings, prepared, connection.chunk_bytes, leader_epoch=connection.leader_epoch)
+        yield spec, prepared, connection
+
+
+def _places(settings: RunSettings, run: str, connection: Connection) -> BlobPlaces:
+    directory = run_directory(settings.state_dir.absolute(), run)
+    return BlobPlaces(settings.blobs, directory, connection.leader_epoch, connection.event_queue.ending)
 
 
 def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     """Return whether a run has these settings, apart from the ones that may change during a run."""
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "state", "ca_dir"}
-    free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
+    free |= {"standby", "metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     free |= {"evaluate_every", "evaluate_participation"}
     free |= {"tracker", "traces"}
     # The default of this protection has changed: a run of an earlier version continues with the present one.
@@ -369,13 +419,22 @@ def _play(
     spec: RunSpec, settings: RunSettings, prepared: Prepared, registry: Registry, connection: Connection, view: View
 ) -> RunSummary:
     """Play the rounds and record the outcome. The summary is read back from disk, as a resume would find it."""
-    directory = run_directory(settings.state_dir.absolute(), spec.run)
-    stopped = Stopped.FAILED
+    stopped, model = Stopped.FAILED, ""
+    blobs = _places(settings, spec.run, connection).own()
     try:
         stopped = _play_rounds(spec, settings, prepared, registry, connection, view)
+    except StoreUnavailable as error:
+        view.say(f"the run cannot go on: {error}")
+        if connection.event_queue.ending.is_set():
+            stopped = Stopped.INTERRUPTED
+    except LeadershipLost:
+        raise
     except (FedpatchError, OSError) as error:
         view.say(f"the run cannot go on: {error}")
-    model = _export(open_blobs(settings.blobs, directory), prepared, view)
+        model = _export(blobs, prepared, view)
+    else:
+        model = _export(blobs, prepared, view)
+    connection.must_lead()
     records = registry.rounds.records(spec.run)
     user_accuracy = last_user_accuracy(records)
     try:
@@ -390,14 +449,14 @@ def _play_rounds(
 ) -> Stopped:
     state_dir = settings.state_dir.absolute()
     directory = run_directory(state_dir, spec.run)
-    blobs = open_blobs(settings.blobs, directory)
+    blobs = _places(settings, spec.run, connection).own()
     state = load_checkpoint(blobs)[0]
     unfinished = resume_round(registry, blobs, spec, prepared, state, view.say, connection.ports.boot_time())
     waiting = waiting_updates(registry, blobs, spec, prepared, view.say) if unfinished is None else {}
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
-    publisher = make_publisher(settings.fleet, state_dir, connection)
+    publisher = make_publisher(settings.fleet, state_dir, connection, blobs)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -408,7 +467,7 @@ def _play_rounds(
     counters = DeviceCounters(registry, settings.fleet, spec, quarantine, say, connection.ports.unix_time)
     aggregator = Aggregator(state, blobs, directory, prepared, spec, say)
     with ExitStack() as stack:
-        stack.callback(_close, publisher)
+        stack.callback(_close, publisher, connection)
         trackers = stack.enter_context(tracked(settings, engine, say))
         tracer = stack.enter_context(traced(settings, spec, say))
         meter = stack.enter_context(observed(settings, engine, directory, view, certificates))
@@ -444,6 +503,9 @@ def _play_rounds(
                 stop_request=StopRequest(directory),
             ).run()
         except (FedpatchError, OSError) as error:
+            connection.must_lead()
+            if isinstance(error, LeadershipLost):
+                raise
             event = Suspended() if isinstance(error, StateError | StoreUnavailable | OSError) else Interrupted()
             with suppress(FedpatchError, OSError):
                 run_effects(engine, engine.handle(event, now := connection.ports.clock()), runner, lambda: now)
@@ -479,7 +541,9 @@ def _engine(
     )
 
 
-def make_publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+def make_publisher(
+    fleet: str, state_dir: Path, connection: Connection, blobs: BlobStore | None = None
+) -> ModelPublisher:
     """Return the publisher of a fleet.
 
     Each broker has a note file of its own, so that none forgets what another one retains.
@@ -488,20 +552,23 @@ def make_publisher(fleet: str, state_dir: Path, connection: Connection) -> Model
         fleet: Name of the fleet.
         state_dir: Directory of the note file.
         connection: The connection to the broker.
+        blobs: Blob store of the run, where a leader with standbys keeps the note.
     """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
+    name = f"published-{fleet}-{broker}.txt"
     return ModelPublisher(
         connection.link,
         fleet,
-        state_dir / f"published-{fleet}-{broker}.txt",
+        BlobNote(blobs, name) if blobs is not None and connection.leader_epoch is not None else state_dir / name,
         retain=connection.established.retain_available,
         clock=connection.ports.clock,
         sleep=connection.ports.sleep,
     )
 
 
-def _close(publisher: ModelPublisher) -> None:
+def _close(publisher: ModelPublisher, connection: Connection) -> None:
     with suppress(FedpatchError, OSError):
+        connection.must_lead()
         publisher.close()
 
 

@@ -133,7 +133,14 @@ def _plan(settings: RunSettings, task: Task, strategy: Strategy) -> TrainPlan:
     return replace(plan, **make_terms(settings.prox, settings.phases, settings.personal, settings.finish))
 
 
-def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, chunk_bytes: int) -> RunSpec:
+def run_spec(
+    run: str,
+    epoch: int,
+    settings: RunSettings,
+    prepared: Prepared,
+    chunk_bytes: int,
+    leader_epoch: int | None = None,
+) -> RunSpec:
     """Return the terms of a run for its engine.
 
     Args:
@@ -142,6 +149,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         settings: The settings of the run.
         prepared: The parts that follow from them.
         chunk_bytes: Size of a chunk, in bytes.
+        leader_epoch: Epoch of a leader with standbys.
     """
     privacy = privacy_policy(settings)
     limits = Limits(
@@ -196,6 +204,7 @@ def run_spec(run: str, epoch: int, settings: RunSettings, prepared: Prepared, ch
         privacy=privacy,
         secure=secure_policy(settings) if settings.masked else None,
         carry=carry_policy(settings),
+        leader_epoch=leader_epoch,
     )
 
 

@@ -30,11 +30,12 @@ from fedpatch.coordinator.rounds.run_events import (
     LinkChanged,
     RunStarted,
     StopRequested,
+    Suspended,
     TimePassed,
 )
 from fedpatch.coordinator.runtime.connection import Connection
 from fedpatch.coordinator.runtime.effect_runner import EffectRunner
-from fedpatch.coordinator.runtime.event_queue import Event, Interrupt
+from fedpatch.coordinator.runtime.event_queue import Deposed, Event, Interrupt
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.update_store import MAX_IN_PROGRESS, MOST_BYTES
 from fedpatch.shared.errors import WireError
@@ -197,6 +198,12 @@ class Service:
 
     def _handle(self, event: Event, now: float) -> list[Effect]:
         match event:
+            case Deposed():
+                self._connection.must_lead()
+                return []
+            case Interrupt() if self._connection.leader_epoch is not None:
+                self._view.say("interrupted: saving; a standby goes on, and so does the devices' work")
+                return self._engine.handle(Suspended(handed_over=True), now)
             case Interrupt():
                 goes_on = self._engine.spec.carry is not None
                 work = "the devices' work goes on" if goes_on else "cancelling the devices' work"

@@ -95,7 +95,7 @@ def _problems(state_dir: Path, runs: _Runs) -> Iterator[_Problem]:
             continue  # somebody deleted it, or it was never begun
         yield from _journal_problems(known, directory / FILE, rebuild_hint(path))
         try:
-            blobs = run_blobs(run.settings, directory)
+            blobs = run_blobs(run.settings, directory, run.epoch)
             kept = checkpoints(blobs)
             yield from _checkpoint_problems(run, records, blobs, kept, rebuild_hint(path))
             yield from _blob_problems(run, blobs, kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -97,6 +98,7 @@ class Registry(Tables):
         db = open_database(path, readonly=readonly)
         super().__init__(db)
         self.journal = RunJournal(path.parent, self.known)
+        self._epoch = 0
         self.rounds = RoundLedger(db, self.journal)
         self.holds = HoldsTable(db)
         if not readonly:
@@ -108,13 +110,20 @@ class Registry(Tables):
         """Release the registry."""
         self._db.close()
 
-    def lead(self, fleet: str) -> None:
+    def lead(self, fleet: str, epoch: int | None = None, ending: threading.Event | None = None) -> None:
         """Keep coordinators of other machines from a fleet whose registry is in a database, until the registry is closed.
+
+        Args:
+            fleet: Name of the fleet.
+            epoch: Epoch of a leader with standbys: its changes raise LeadershipLost once a later one has begun.
+            ending: Set when the process shall end: nobody waits long for a lost connection from then on.
 
         Raises:
             UsageError: Another one is at work.
         """
-        self._db.lead(fleet)
+        self._db.lead(fleet, epoch)
+        self._db.ending = ending or self._db.ending
+        self._epoch = epoch or 0
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +143,9 @@ class Registry(Tables):
         suffix: str | None = None,
         run: str | None = None,
     ) -> RunInfo:
-        """Add a run of epoch 1 with the status "running"; its id has the time and a random suffix, unless it is given.
+        """Add a run of epoch 1, or the leader's, with the status "running".
+
+        Its id has the time and a random suffix, unless it is given.
 
         Args:
             created_at: Unix time, in seconds.
@@ -148,6 +159,7 @@ class Registry(Tables):
         """
         # The random end distinguishes runs on a machine whose clock stands still or starts in 1970.
         run = run or f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{suffix or secrets.token_hex(3)}"
+        epoch = max(1, self._epoch)
         row = {
             "id": run,
             "created_at": created_at,
@@ -156,19 +168,19 @@ class Registry(Tables):
             "private": private,
             "settings": json.dumps(dict(settings), allow_nan=False),
             "schema": schema,
-            "epoch": 1,
+            "epoch": epoch,
             "status": "running",
             "changes": 1,
         }
         self._change(lambda db: db.execute(insert(db, runs).values(row)))
-        self._db.led[run] = 1
+        self._db.led[run] = epoch
         self._db.keep()
         self._note_run(run)
         return self.run(run)
 
     def next_epoch(self, run: str) -> int:
-        """Return the next epoch of a run; messages of earlier epochs are refused from now on."""
-        self._db.led[run] = epoch = self._change_run(run, epoch=runs.c.epoch + 1)
+        """Return the next epoch of a run; messages of earlier epochs are refused from now on. With standbys the leader's."""
+        self._db.led[run] = epoch = self._change_run(run, epoch=self._epoch or runs.c.epoch + 1)
         self._db.keep()  # an older copy would give out this epoch a second time
         self._note_run(run)
         return epoch

@@ -670,8 +670,8 @@ def continues(
 ) -> bool:
     """Return whether a request asks, in a newer epoch, for the very work that a job is on.
 
-    The remaining time may differ, and the deltas to the model, the coordinator's features and the measurement beside the work.
-    The chunks of the model may be cut differently, unless they are still being downloaded.
+    The remaining time may differ, and the deltas to the model, the coordinator's features, its epoch as a leader and the
+    measurement beside the work. The chunks of the model may be cut differently, unless they are still being downloaded.
 
     Args:
         job: The job in hand, None for none.
@@ -691,6 +691,7 @@ def continues(
         deltas=known.deltas,
         deadline_s=known.deadline_s,
         features=known.features,
+        leader_epoch=known.leader_epoch,
         # All devices of a masked round are asked for the same, which is part of its keys.
         measure_independent=known.measure_independent if request.secure is None else request.measure_independent,
     )

@@ -48,6 +48,7 @@ from fedpatch.device_agent.runtime.housekeeping import Housekeeping
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
+from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.status_file import STARTING, StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.training.resource_limits import give_memory_back
@@ -103,6 +104,7 @@ class Agent:
         presence: Publishes the device's state.
         housekeeping: Work of each turn beside the job.
         status: status.json.
+        leader: The highest epoch of the fleet's leaders.
         clock: Returns monotonic seconds.
     """
 
@@ -121,6 +123,7 @@ class Agent:
         presence: Presence,
         housekeeping: Housekeeping,
         status: StatusFile,
+        leader: LeaderEpoch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
@@ -135,6 +138,7 @@ class Agent:
         self._presence = presence
         self._housekeeping = housekeeping
         self._status = status
+        self._leader = leader
         self._clock = clock
         self._tasks: tuple[TaskCapability, ...] = ()
         self._waiting_request: Envelope | None = None  # waits for facts
@@ -270,6 +274,8 @@ class Agent:
         if isinstance(state, DeviceState):
             self._presence.observe(state, now)
         elif isinstance(state, CoordinatorState) and state.online and state.boot != self._coordinator_boot:
+            if not self._leader.admits(state.leader_epoch):
+                return []
             self._coordinator_boot = state.boot
             # Not every broker retains the states that devices published before this coordinator was there.
             self._presence.resend_vitals()
@@ -282,6 +288,8 @@ class Agent:
     def _on_request(self, envelope: Envelope, request: WorkRequest, now: float) -> list[Effect]:
         if not self._tasks:
             return []  # not ready yet; the coordinator asks again
+        if not self._leader.admits(request.leader_epoch):
+            return []
         plan = plan_download(request, self._runner.held_version, self._job.max_blob_bytes)
         decision = self._limits.refusal(envelope.task, request) or self._storage_decision(envelope, request, plan)
         decision = decision or self._owner.decide(envelope.task, expected_bytes(request, plan), now)

@@ -33,6 +33,7 @@ from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.collect import FactCollector, FactWatcher
 from fedpatch.device_agent.settings import AgentSettings
+from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.model_cache import DIRECTORY as HELD_DIRECTORY
 from fedpatch.device_agent.state.status_file import (
@@ -209,6 +210,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         ),
         housekeeping=Housekeeping(trainer, IdleTimer(settings.idle_release_s), ports.manager, metrics=metrics),
         status=StatusFile(directory, fixed),
+        leader=LeaderEpoch(directory, identity.fleet),
         clock=ports.clock,
     )
 

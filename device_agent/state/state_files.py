@@ -64,6 +64,11 @@ STATE_FILES: Sequence[StateFile] = (
     ),
     StateFile("downloads", "received chunks of a global model of more than 1 MiB", "downloaded again"),
     StateFile("status.json", "for `fedpatch-agent status`", "written again"),
+    StateFile(
+        "leader-epoch",
+        "highest epoch of the fleet's [leaders](../how-to/standby.md)",
+        "a former leader is recognised again after the next request of its successor",
+    ),
     StateFile("usage.json", "today's use of the allowance", "counted from zero"),
     StateFile("agent.lock", "lock of the running agent", "none, unless two agents start"),
 )

@@ -227,6 +227,7 @@ class WorkRequest:
             without EVALUATE_FEATURE is never asked. Left out of other requests, whose bytes stay those of earlier versions.
         counted: By a plan with control variates the last round of the run whose aggregate has an update of this device, 0 for
             none: the device goes on with the control variate after it. Left out of other requests.
+        leader_epoch: As in CoordinatorState; a device ignores a request with a lower one than it has seen.
     """
 
     schema: Digest
@@ -243,6 +244,7 @@ class WorkRequest:
     secure: SecureTerms | None = None
     evaluate: bool | UnsetType = UNSET
     counted: Count | UnsetType = UNSET
+    leader_epoch: Count | UnsetType = UNSET
 
     @property
     def evaluates(self) -> bool:
@@ -367,10 +369,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """Retained presence of the coordinator. `boot` is new at each start, which identifies the last will of an earlier start."""
+    """Retained presence of the coordinator. `boot` is new at each start, which identifies the last will of an earlier start.
+
+    `leader_epoch` numbers the coordinators that took turns in leading a fleet with standbys; left out by others.
+    """
 
     online: bool
     boot: Word
+    leader_epoch: Count | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

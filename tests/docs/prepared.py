@@ -10,6 +10,7 @@ PLAYED_ELSEWHERE = {
     "docs/how-to/console.md": "tests/coordinator/console/test_terms.py",
     "docs/how-to/home-assistant.md": "tests/device_agent/bus",
     "docs/how-to/postgresql.md": "tests/system/test_postgresql.py",
+    "docs/how-to/standby.md": "tests/system/test_standby.py",
     "docs/how-to/trackers.md": "tests/shared/trackers",
 }
 

@@ -36,7 +36,7 @@ def text(tmp_path_factory) -> str:
         played.run()
     played.agenda.now += 10.0
     played.look()
-    stop, url = serve(metrics, parse_address("127.0.0.1:0"))
+    stop, url = serve(metrics.registry, parse_address("127.0.0.1:0"))
     try:
         return fetch(url)
     finally:

@@ -50,6 +50,8 @@ _PLAIN_GAUGES = {
     "state_free_bytes": 5 * _GIB,
     "state_size_bytes": 20 * _GIB,
     "broker_connected": 1,
+    "leader": 1,
+    "leader_epoch": 0,
     "device_series": len(DEVICES),
     "devices_without_series": 0,
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -83,6 +85,16 @@ class S3Server:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"weed did not start:\n{log.read_text()}")
             time.sleep(0.05)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It takes connections and answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it like a power cut."""

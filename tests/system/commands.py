@@ -126,8 +126,12 @@ class Command:
 
     def terminate(self) -> Done:
         """Ask it to end, as a service manager would; what came of it."""
-        self._process.terminate()
+        self.ask_to_end()
         return self.done()
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, and do not wait."""
+        self._process.terminate()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -168,10 +168,10 @@ class Fleet:
         return agent
 
     def coordinator(self, state_dir: Path, /, **terms: Any) -> Command:
-        """`fedpatch run --json` for this fleet; `terms` are options with underscores, and `program`."""
+        """`fedpatch run --json` for this fleet; `terms` are options with underscores (True: a flag), and `program`."""
         program = terms.pop("program", "fedpatch")
         given = {"broker": self.broker, "fleet": self.name, "state-dir": state_dir, **terms}
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        options = [f"--{name.replace('_', '-')}{'' if value is True else f'={value}'}" for name, value in given.items()]
         return Command(program, "run", "--json", *self.plain, *options)
 
     def settings(self, state_dir: Path, task: str, **terms: Any) -> RunSettings:

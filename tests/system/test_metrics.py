@@ -129,6 +129,8 @@ def test_metrics_count_updates_devices_and_bytes(watched):
     for fact, expected in {
         "sum(fedpatch_devices)": len(DEVICES),
         "fedpatch_broker_connected": 1,
+        "fedpatch_leader": 1,
+        "fedpatch_leader_epoch": 0,
         "count(fedpatch_device_round_seconds > 0)": len(DEVICES),
         "count(fedpatch_device_state == 1)": len(DEVICES),
         "count(fedpatch_user_accuracy > 0)": 6,

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.device.light_devices import LightDevices
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
 from fedpatch.coordinator.runtime.run_execution import run_directory
+from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.tasks.bundled.digits import TASK
 from tests.support.brokers import Mosquitto
 from tests.support.s3_server import SECRET, S3Server
@@ -102,3 +104,27 @@ def test_kills_of_coordinator_and_store_lose_no_committed_update(
     local = tmp_path / "model.npz"
     np.savez(local, **dict(model))
     assert_complete(stage, Done(done.code, json.dumps({**done.document, "model": str(local)}), done.err))
+
+
+@pytest.mark.slow
+def test_terminated_coordinator_waits_seconds_for_a_store_that_does_not_answer_and_loses_nothing(
+    stage: Stage, s3: str, s3_server: S3Server
+):
+    _, bob = stage.start_agents()
+    stage.hold("ann", round=2, step=3)
+    with stage.begin(rounds=2, blobs=s3) as coordinator:
+        stage.wait_held("ann", coordinator)
+        bob.wait(lambda: bob.log.count("job over: committed") == 2, "has done its part")
+        with s3_server.frozen():
+            stage.holds["ann"].release()
+            stage.fleet.agents["ann"].wait(
+                lambda: stage.fleet.agents["ann"].status.get("state") == "uploading", "sends"
+            )
+            time.sleep(1.0)
+            asked_at = time.monotonic()
+            ended = coordinator.terminate()
+            took_s = time.monotonic() - asked_at
+    assert (ended.code, took_s < 10.0) == (EXIT_INTERRUPTED, True), (took_s, ended.err)
+    done = stage.resumed()
+    assert "round 2 goes on with" in done.err
+    assert [(one["round"], one["reported"]) for one in done.document["rounds"]] == [(1, 2), (2, 2)]

@@ -143,6 +143,10 @@ CREATE TABLE carried_work (
     PRIMARY KEY (run, device)
 );
 """
+# The coordinators that took turns in leading a fleet (coordinator.storage.database.leadership); empty in SQLite.
+_VERSION_10 = """
+CREATE TABLE leaders (fleet TEXT PRIMARY KEY NOT NULL, epoch BIGINT NOT NULL, holder TEXT NOT NULL);
+"""
 # Entry i brings version i + 1 to i + 2, in one transaction and after a copy was kept. What was released is not changed.
 _MIGRATIONS: tuple[str, ...] = (
     _VERSION_2,
@@ -153,6 +157,7 @@ _MIGRATIONS: tuple[str, ...] = (
     _VERSION_7,
     _VERSION_8,
     _VERSION_9,
+    _VERSION_10,
 )
 SCHEMA_VERSION = 1 + len(_MIGRATIONS)
 VALUES_SINCE = 4

@@ -3,6 +3,10 @@
 Each transaction is on the server's disk when it returns (synchronous_commit). A connection that is lost is made again, for
 PATIENCE_S, and the transaction is repeated, unless the server had committed it: `pg_xact_status` says so of a COMMIT whose
 answer was lost. An advisory lock of the session lets one coordinator lead a fleet; it is taken again with the connection.
+
+With standbys the lock is in a session of its own (coordinator.storage.database.leadership), and each transaction first locks
+the row of the fleet's leader, shared, and compares its epoch. The next leader raises the epoch by an update of that row, which
+waits for such transactions and is waited for by later ones, so none of a lower epoch commits after it.
 """
 
 from __future__ import annotations
@@ -16,18 +20,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, make_url, select, text
+from sqlalchemy import Connection, Engine, Executable, NullPool, create_engine, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from fedpatch.coordinator.storage.database.migrations import SCHEMA_VERSION, script
-from fedpatch.coordinator.storage.database.tables import METADATA, runs
-from fedpatch.coordinator.storage.database.transactions import Database, T, in_use
-from fedpatch.shared.errors import StateError, UsageError
+from fedpatch.coordinator.storage.database.tables import METADATA, leaders, runs
+from fedpatch.coordinator.storage.database.transactions import Database, T, in_use, insert
+from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
 
 PATIENCE_S = 60.0
 """How long a lost connection is tried again, in seconds."""
 
 _PAUSE_S = 0.25
+_ENDING_S = 3.0  # when the process shall end
 _CONNECT_ARGS = {
     "connect_timeout": 10,
     "keepalives_idle": 20,
@@ -35,9 +40,13 @@ _CONNECT_ARGS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+LEASE_S = 5.0
+"""Seconds without a sign of life after which the server ends the sessions of a leader with standbys."""
+_FENCED = f"SET idle_in_transaction_session_timeout = '{LEASE_S:g}s'"
 _LOCK = "fedpatch fleet "
 # The server notices the end of a session a moment after the process that had it.
 _LOCK_PAUSES_S = (0.05, 0.2, 1.0)
+_HIGHEST_OF_RUNS = select(func.coalesce(func.max(runs.c.epoch), 0)).scalar_subquery()
 _UNDONE = {"40001", "40P01"}  # serialization failure, deadlock: the server has undone the transaction
 _UNDONE_TIMES = 5
 _REMEDIES = {
@@ -46,7 +55,7 @@ _REMEDIES = {
     "53100": "make room on the server's disk",
     "42P01": "its tables are gone; restore a backup, or use an empty database and `fedpatch runs --rebuild`",
 }
-_UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
+UNREACHABLE = "make sure that the server runs and lets this user in (a password: ~/.pgpass or PGPASSWORD)"
 
 _log = logging.getLogger("fedpatch.registry")
 
@@ -67,10 +76,11 @@ class PostgresDatabase(Database):
     _begin = "BEGIN"
 
     def __init__(self, path: Path, url: str, *, readonly: bool = False) -> None:
-        self._engine = _engine(url)
+        self._engine = make_engine(url)
         self._readonly = readonly
         self._patience_s = 0.0 if readonly else PATIENCE_S
         self._fleets: set[str] = set()
+        self._fence: tuple[str, int] | None = None
         self._in_doubt: str | None = None
         self._done: object = None
         self._lost: DBAPIError | None = None
@@ -111,7 +121,7 @@ class PostgresDatabase(Database):
                 raise StateError(
                     f"{self.name}: refused ({said}); what it belongs to is not in this registry"
                 ) from error
-            raise StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, _UNREACHABLE)}") from error
+            raise StateError(f"{self.name}: cannot be used: {said}; {_REMEDIES.get(state, UNREACHABLE)}") from error
 
     def damaged(self, why: object) -> StateError:
         """Return the error for damaged content."""
@@ -126,20 +136,23 @@ class PostgresDatabase(Database):
         query = "SELECT CAST(pg_current_wal_insert_lsn() - '0/0' AS bigint) AS position"
         return int(self.read(text(query))[0]["position"])
 
-    def lead(self, fleet: str) -> None:
-        """Take the advisory lock of a fleet, until the database is closed.
-
-        Raises:
-            UsageError: Another session has it.
-        """
+    def lead(self, fleet: str, epoch: int | None = None) -> None:
+        """As Database.lead: take the advisory lock of a fleet, until the database is closed, or write in an epoch."""
+        if epoch is not None:
+            self._fence = (fleet, epoch)
+            with self.errors():
+                self._connection.exec_driver_sql(_FENCED)
+            return
         with self.errors():
             for pause_s in (*_LOCK_PAUSES_S, None):
-                if _lock(self._connection, fleet):
+                if lock(self._connection, fleet):
                     break
                 if pause_s is None:
                     raise UsageError(in_use(self.name, fleet))
                 time.sleep(pause_s)
         self._fleets.add(fleet)
+        if known_leader(self._connection, fleet)[0]:  # one that was paused writes no more
+            self.change(lambda db: next_epoch(db, fleet, ""))
 
     def close(self) -> None:
         """Release the connection and its locks."""
@@ -153,7 +166,16 @@ class PostgresDatabase(Database):
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
         self._in_doubt = None
-        return super()._transaction(lambda db: self._noted(work(db)))
+        return super()._transaction(lambda db: self._noted(self._fenced(work, db)))
+
+    def _fenced(self, work: Callable[[Connection], T], db: Connection) -> T:
+        """Do `work` as the leader of the present epoch; raise LeadershipLost in a later one."""
+        if self._fence is not None:
+            fleet, epoch = self._fence
+            present = db.scalar(select(leaders.c.epoch).where(leaders.c.fleet == fleet).with_for_update(read=True))
+            if present != epoch:
+                raise LeadershipLost(lost_to(self.name, fleet, epoch, present))
+        return work(db)
 
     def _noted(self, done: T) -> T:
         """Note the number of the transaction that is about to be committed, and its result."""
@@ -195,7 +217,7 @@ class PostgresDatabase(Database):
                 committed = self._take_up()
                 break
             except (DBAPIError, _NotYet) as error:
-                if time.monotonic() - since >= patience_s:
+                if time.monotonic() - since >= (_ENDING_S if self.ending.is_set() else patience_s):
                     raise (error.final if isinstance(error, _NotYet) else lost) from None
                 time.sleep(_PAUSE_S)
         self._patience_s, self._lost = 0.0 if self._readonly else PATIENCE_S, None
@@ -211,17 +233,19 @@ class PostgresDatabase(Database):
             " WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
         )
         for fleet in self._fleets:
-            if not _lock(self._connection, fleet):
+            if not lock(self._connection, fleet):
                 raise _NotYet(StateError(in_use(self.name, fleet)))
         status = self._status_in_doubt()
+        if self._fence is not None:
+            self._connection.exec_driver_sql(_FENCED)
         if status is None:  # a commit in doubt may itself have begun an epoch
             for run, epoch in self._connection.execute(select(runs.c.id, runs.c.epoch).where(runs.c.id.in_(self.led))):
-                if epoch > self.led[run]:
+                if epoch > self.led[run] and self._fence is None:
                     raise StateError(
                         f"{self.name}: another fedpatch has gone on with run {run} meanwhile; end this one"
                     )
         if status == "in progress":
-            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {_UNREACHABLE}"))
+            raise _NotYet(StateError(f"{self.name}: a commit is still in progress; {UNREACHABLE}"))
         return status == "committed"
 
     def _status_in_doubt(self) -> str | None:
@@ -274,9 +298,18 @@ class _NotYet(Exception):
         self.final = final
 
 
-def _engine(url: str) -> Engine:
-    # By its own name, a session can be ended by its successor.
-    arguments = {**_CONNECT_ARGS, "application_name": f"fedpatch {secrets.token_hex(4)}"}
+def make_engine(url: str, name: str = "fedpatch", **arguments: Any) -> Engine:
+    """Return an engine whose sessions have a name of their own, by which a successor can end them.
+
+    Args:
+        url: URL of the database.
+        name: Beginning of the sessions' name.
+        arguments: Arguments of the connection in place of the usual ones.
+
+    Raises:
+        UsageError: psycopg is not installed, or the URL cannot be used.
+    """
+    arguments = {**_CONNECT_ARGS, "application_name": f"{name} {secrets.token_hex(4)}", **arguments}
     try:
         return create_engine(
             make_url(url).set(drivername="postgresql+psycopg"),
@@ -304,6 +337,47 @@ def _version(db: Connection, name: str) -> int:
     return int(version)
 
 
-def _lock(db: Connection, fleet: str) -> bool:
+def lock(db: Connection, fleet: str) -> bool:
+    """Try to take the advisory lock of a fleet for a session; return whether it has it."""
     query = text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
     return bool(db.execute(query, {"name": _LOCK + fleet}).scalar())
+
+
+def known_leader(db: Connection, fleet: str) -> tuple[int, str]:
+    """Return epoch and name of the last leader of a fleet with standbys; 0 and "" without one, or without tables."""
+    if db.exec_driver_sql("SELECT to_regclass('leaders')").scalar() is None:
+        return 0, ""
+    found = db.execute(select(leaders.c.epoch, leaders.c.holder).where(leaders.c.fleet == fleet)).first()
+    return (0, "") if found is None else (found.epoch, found.holder)
+
+
+def next_epoch(db: Connection, fleet: str, holder: str) -> int:
+    """Begin the next epoch of a fleet's leaders; transactions of earlier ones are refused from now on.
+
+    Args:
+        db: The connection, whose session has the fleet's lock.
+        fleet: Name of the fleet.
+        holder: Name of the leader, for people.
+
+    Returns:
+        The epoch, higher than all before, and than those of runs: a registry that was rebuilt has these alone.
+    """
+    row = insert(db, leaders).values(fleet=fleet, epoch=_HIGHEST_OF_RUNS + 1, holder=holder)
+    changed = {"epoch": func.greatest(leaders.c.epoch, _HIGHEST_OF_RUNS) + 1, "holder": holder}
+    again = row.on_conflict_do_update(index_elements=["fleet"], set_=changed)
+    return int(db.execute(again.returning(leaders.c.epoch)).scalar_one())
+
+
+def lost_to(name: str, fleet: str, epoch: int, present: int | None) -> str:
+    """Return the message for a former leader.
+
+    Args:
+        name: Name of the database.
+        fleet: Name of the fleet.
+        epoch: Epoch of the former leader.
+        present: The present epoch.
+    """
+    return (
+        f"{name}: another coordinator leads fleet {fleet!r} (epoch {present}, this one had {epoch}); nothing of this one is "
+        "written any more; start it again as a standby"
+    )

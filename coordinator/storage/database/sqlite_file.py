@@ -197,7 +197,7 @@ class SqliteDatabase(Database):
         with self.errors():
             return int(self.driver.execute("PRAGMA data_version").fetchone()[0])
 
-    def lead(self, fleet: str) -> None:
+    def lead(self, fleet: str, epoch: int | None = None) -> None:
         """Do nothing: the state directory has a lock file for each fleet."""
 
     def close(self) -> None:

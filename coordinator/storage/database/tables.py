@@ -142,3 +142,4 @@ carried_work = _table(
     _text("base"),
     _text("encoding"),
 )
+leaders = _table("leaders", _key("fleet"), _count("epoch"), _text("holder"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,6 +35,7 @@ class Database(ABC):
     Attributes:
         name: Name of the database in messages.
         is_copy: Whether a copy has just replaced a damaged registry.
+        ending: Set when the process shall end: nobody waits long for a lost connection from then on.
         led: Epochs of the runs that are led through this connection: a later one in the registry is another coordinator's.
     """
 
@@ -43,6 +45,7 @@ class Database(ABC):
         self.path = path
         self.name = str(path)
         self.is_copy = False
+        self.ending = threading.Event()
         self.led: dict[str, int] = {}
         self._connection = connection
 
@@ -87,8 +90,13 @@ class Database(ABC):
         """Return a number that differs after another process has changed the database."""
 
     @abstractmethod
-    def lead(self, fleet: str) -> None:
+    def lead(self, fleet: str, epoch: int | None = None) -> None:
         """Keep other coordinators of a fleet from this database until it is closed.
+
+        Args:
+            fleet: Name of the fleet.
+            epoch: Epoch of a leader with standbys, which has the lock elsewhere (coordinator.storage.database.leadership): from
+                now on `change` raises LeadershipLost once a later epoch has begun. None without standbys.
 
         Raises:
             UsageError: Another one is at work.

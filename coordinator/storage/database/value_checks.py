@@ -169,6 +169,12 @@ def _check_offence_row(row: Row) -> None:
     _require_text(row["last"], "last")
 
 
+def _check_leader_row(row: Row) -> None:
+    _require_name(row["fleet"], "fleet")
+    _require_count(row["epoch"], "epoch", least=1)
+    _require_text(row["holder"], "holder")
+
+
 _CHECKS: Mapping[str, Callable[[Row], None]] = {
     "runs": _check_run_row,
     "rounds": _check_round_row,
@@ -180,6 +186,7 @@ _CHECKS: Mapping[str, Callable[[Row], None]] = {
     "carried_work": _check_carried_row,
     "holds": _check_hold_row,
     "offences": _check_offence_row,
+    "leaders": _check_leader_row,
 }
 
 

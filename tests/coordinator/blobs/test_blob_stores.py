@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -15,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpatch.coordinator.blobs import object_blobs
-from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, url_problem
+from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, open_blobs, run_blobs, url_problem
 from fedpatch.coordinator.blobs.file_blobs import FileBlobs
-from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
+from fedpatch.coordinator.blobs.object_blobs import ENDING_S, ObjectBlobs
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.runtime.update_store import ReadAhead
 from fedpatch.coordinator.storage.checkpoint import load_checkpoint, save_checkpoint, store_update
+from fedpatch.coordinator.storage.epoch_folders import BlobPlaces, keys_of
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StoreUnavailable, UsageError
 from tests.coordinator.effect_runners import Bench
@@ -238,3 +240,54 @@ def test_checkpoint_that_the_store_refuses_leaves_the_one_before(s3, prepared: P
     with pytest.raises(StoreUnavailable, match="AccessDenied"):
         save_checkpoint(open_blobs(s3, Path("r-1")), prepared.initial, prepared.public, {"later": 1})
     assert load_checkpoint(blobs)[2] == {}
+
+
+def test_request_that_the_store_never_answers_is_abandoned_soon_after_the_process_shall_end(s3, monkeypatch):
+    ending = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        blobs = open_blobs(s3, Path("r-1"), ending=ending)
+        threading.Timer(0.5, ending.set).start()
+        since = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            blobs.put("a", b"x")
+        assert time.monotonic() - since < 0.5 + ENDING_S + 1.0
+
+
+@pytest.mark.parametrize("before", [None, 6])
+def test_next_leader_has_all_blobs_in_a_folder_of_its_own_where_the_one_before_does_not_write(
+    store: str, tmp_path: Path, before: int | None
+):
+    """`before` is the epoch of the leader before; None: a coordinator without standbys."""
+    run = tmp_path / "r-1"
+    former = open_blobs(store, run, before)
+    for key in ("checkpoint-000001.fp", "updates/000002/pi-1.fp", "privacy-book.fp"):
+        former.put(key, key.encode())
+    places = BlobPlaces(store, run, 7)
+    own = places.move_in(before or 6)
+    former.put("updates/000002/pi-1.fp", b"late")
+    former.put("checkpoint-000002.fp", b"late")
+    assert own.list() == ["checkpoint-000001.fp", "privacy-book.fp", "updates/"]
+    assert own.get("updates/000002/pi-1.fp") == b"updates/000002/pi-1.fp"
+    assert run_blobs({"blobs": store}, run, 7).where() == own.where()
+    places.drop_earlier(before or 6)
+    left = {
+        key.partition("/")[0]
+        for name in open_blobs(store, run).list()
+        for key in keys_of(open_blobs(store, run), name.rstrip("/"))
+    }
+    assert left == ({"epoch-000007"} if before is None else {"epoch-000006", "epoch-000007"})
+
+
+def test_run_that_is_resumed_without_standbys_moves_back(store: str, tmp_path: Path):
+    run = tmp_path / "r-1"
+    open_blobs(store, run).put("checkpoint-000001.fp", b"old")
+    open_blobs(store, run, 7).put("checkpoint-000002.fp", b"new")
+    own = BlobPlaces(store, run).move_in(7)
+    assert [name for name in own.list() if not name.startswith(EPOCH)] == ["checkpoint-000002.fp"]
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a store that several machines reach."""
+    return f"file://{tmp_path}/shared" if request.param == "file" else str(request.getfixturevalue("s3"))

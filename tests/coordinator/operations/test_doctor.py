@@ -31,6 +31,7 @@ from fedpatch.shared.wire.messages import (
 from fedpatch.shared.wire.plan_terms import CONTROL, PLAN_TERMS
 from tests.support.brokers import HOST, Mosquitto, client, free_port
 from tests.support.checkups import FLEET, patient_doctors, quiet_checkup
+from tests.support.postgresql import PostgresServer
 
 TASKS = """
 from dataclasses import replace
@@ -221,3 +222,12 @@ def test_without_a_broker_the_other_checks_go_on(settings):
     found = find(settings)
     assert (found["broker_port"].verdict, found["devices"].verdict) == ("fail", "skip")
     assert found["task"].verdict == found["state_dir"].verdict == "ok"
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["reached", "away"])
+def test_leader_of_a_fleet_with_standbys_is_named(settings: RunSettings, postgres: PostgresServer, reached: bool):
+    url = postgres.url() if reached else "postgresql://fedpatch@/fedpatch?host=/nowhere"
+    found = find(replace(settings, standby=True, state=url, blobs=f"file://{settings.state_dir}/blobs"))["leader"]
+    expected = ("ok", "no coordinator has led the fleet yet") if reached else ("fail", "cannot be used")
+    assert found.verdict == expected[0]
+    assert expected[1] in found.detail

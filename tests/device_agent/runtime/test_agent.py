@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET, UnsetType
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.job_state_machine import Job
@@ -16,6 +17,7 @@ from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer
+from fedpatch.device_agent.state.leader_epoch import FILE, LeaderEpoch
 from fedpatch.device_agent.state.status_file import StatusFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
@@ -92,6 +94,7 @@ def played(tmp_path, monkeypatch):
             presence=Presence(identity, wire, DuplicateIdDetector(identity.boot, 3600.0), vitals),
             housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
             status=StatusFile(tmp_path, {}),
+            leader=LeaderEpoch(tmp_path, "lab"),
         )
         own = DeviceState(online=True, boot=identity.boot)
         for event in (CONNECTED, *events, Stop(7)):
@@ -116,6 +119,34 @@ def test_a_training_process_that_fails_costs_the_round_and_not_the_agent(played,
         Accept(10),
         Progress(JobPhase.TRAINING, 0, 1),
     ]
+
+
+def led(epoch: int | UnsetType, number: int = 1) -> list[Received]:
+    """A request for a round, and the chunks of its model, of the leader of an epoch."""
+    return asked(number, epoch=1, request=replace(REQUEST, leader_epoch=epoch))
+
+
+def test_request_of_a_former_leader_is_ignored_also_after_a_restart(played):
+    work = [Accept(10), Progress(JobPhase.TRAINING, 0, 1)]
+    assert played(READY, *led(7)) == work
+    assert played(READY, *led(6)) == []
+    assert played(READY, *led(UNSET)) == work
+    assert played(READY, *led(8)) == work
+    assert played(READY, *led(7)) == []
+
+
+def test_presence_of_a_former_leader_is_ignored(played):
+    former, now = (stated(CoordinatorState(online=True, boot=f"{n}" * 16, leader_epoch=n)) for n in (6, 7))
+    wire = Wire()
+    played(now, former, READY, *led(6), wire=wire)
+    assert wire.up == []
+
+
+@pytest.mark.parametrize("content", ["", "lab", "lab seven", "\udc80", "another-fleet 9"])
+def test_note_of_the_epoch_that_is_damaged_or_of_another_fleet_is_no_epoch(tmp_path: Path, content: str):
+    (tmp_path / FILE).write_text(content, errors="surrogateescape")
+    assert LeaderEpoch(tmp_path, "lab").admits(1)
+    assert not LeaderEpoch(tmp_path, "lab").admits(0)
 
 
 @pytest.mark.parametrize(

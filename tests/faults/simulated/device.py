@@ -15,6 +15,7 @@ from fedpatch.device_agent.runtime.effect_runner import EffectRunner as Hands
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
+from fedpatch.device_agent.state.leader_epoch import LeaderEpoch
 from fedpatch.device_agent.state.masking_file import MaskingFile
 from fedpatch.device_agent.state.storage_check import Storage
 from fedpatch.shared.app.files import remove_unfinished
@@ -118,6 +119,7 @@ class SimulatedDevice:
             presence=Presence(identity, link, DuplicateIdDetector(identity.boot, 180.0), masks=True),
             housekeeping=Housekeeping(trainer, IdleTimer(0.0), ServiceManager()),
             status=status,
+            leader=LeaderEpoch(self.directory, identity.fleet),
             clock=self._clock,
         )
         self.agent.start()

@@ -1,0 +1,259 @@
+"""Which of several coordinators leads a fleet: an advisory lock in PostgreSQL, held by a session that has no other work.
+
+The leader uses the session once in CHECK_S. The server ends a session that is idle for LEASE_S, and with it the lock: that of a
+leader that was killed at once, that of one that is paused or cut off after LEASE_S. The lock alone decides nothing: a former
+leader is refused by its epoch (Database.begin_epoch), in the database, in the keys of objects and by devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from fedpatch.coordinator.storage.database.postgresql import (
+    LEASE_S,
+    UNREACHABLE,
+    known_leader,
+    lock,
+    lost_to,
+    make_engine,
+    next_epoch,
+)
+from fedpatch.shared.errors import LeadershipLost, StateError, UsageError
+
+CHECK_S = 1.0
+TRY_S = 0.5
+"""Seconds between attempts of a standby."""
+_AFTER_OUTAGE_S = 2.0
+"""Seconds in which a leader may take its lock again before a standby tries."""
+_LEAST_VERSION = 140_000  # idle_session_timeout
+_CONNECT_ARGS = {
+    "connect_timeout": 3,
+    "keepalives_idle": 1,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": int(1000 * LEASE_S),
+}
+_SETTINGS = (
+    f"SET idle_session_timeout = '{LEASE_S:g}s'",
+    f"SET statement_timeout = '{2 * LEASE_S:g}s'",  # of a transaction that a paused leader has open
+    f"SET tcp_user_timeout = '{LEASE_S:g}s'",
+    "SET tcp_keepalives_idle = 1",
+    "SET tcp_keepalives_interval = 1",
+    "SET tcp_keepalives_count = 3",
+)
+_END_EARLIER = text(
+    "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity"
+    " WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
+)
+
+_SESSIONS = text(
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = a.pid AND locktype = 'advisory' AND granted)"
+    " FROM pg_stat_activity AS a WHERE application_name LIKE :name"
+)
+
+_log = logging.getLogger("fedpatch.leader")
+
+
+class Leadership:
+    """The lock of one fleet; a context manager that releases it.
+
+    Args:
+        url: URL of the database.
+        fleet: Name of the fleet.
+
+    Attributes:
+        holder: Name of this coordinator, for people.
+        epoch: Its epoch; 0 before it leads.
+        led_by: Epoch and name of the leader before.
+
+    Raises:
+        UsageError: psycopg is not installed, or the server is too old.
+        StateError: The database cannot be reached.
+    """
+
+    def __init__(self, url: str, fleet: str) -> None:
+        self._url = url
+        self._fleet = fleet
+        self.holder = socket.gethostname()
+        self.epoch = 0
+        self.led_by = (0, "")
+        self._engine = make_engine(url, _name(fleet), **_CONNECT_ARGS)
+        self._session: Connection | None = None
+        self._proved_at = 0.0
+        self._why = ""
+        self._closing = threading.Event()
+        self._on_loss: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=self._watch, name="leadership", daemon=True)
+        try:
+            self._session = self._connect()
+        except SQLAlchemyError as error:
+            raise _unusable(url, error) from error
+
+    @property
+    def leads(self) -> bool:
+        """Whether the server has confirmed the lock within LEASE_S, as far as this process knows."""
+        return self.epoch > 0 and not self._why and time.monotonic() < self._proved_at + LEASE_S
+
+    def must_lead(self) -> None:
+        """Raise LeadershipLost if another coordinator has taken over."""
+        if self._why:
+            raise LeadershipLost(self._why)
+
+    def wait(self, say: Callable[[str], None], ending: threading.Event) -> bool:
+        """Wait for the lock; return whether another coordinator had it at first.
+
+        Args:
+            say: Takes a message for the operator.
+            ending: Set when the process shall end.
+
+        Raises:
+            KeyboardInterrupt: The process shall end.
+        """
+        waited, since = False, time.monotonic()
+        while not self._take():
+            if not waited:
+                epoch, holder = self.led_by
+                by = f"{holder} leads it (epoch {epoch})" if holder else "another coordinator leads it"
+                say(f"standby of fleet {self._fleet!r}: {by}; waiting to take over")
+            waited = True
+            if ending.wait(TRY_S):
+                raise KeyboardInterrupt
+        if waited:
+            say(f"taking over fleet {self._fleet!r} after {time.monotonic() - since:.0f} s as a standby")
+        return waited
+
+    def begin(self) -> None:
+        """Begin an epoch, in a database that has its tables; from now on the lock is looked at once in CHECK_S."""
+        assert self._session is not None
+        try:
+            self.epoch = next_epoch(self._session, self._fleet, self.holder)
+        except SQLAlchemyError as error:
+            raise _unusable(self._url, error) from error
+        self._thread.start()
+
+    def on_loss(self, call: Callable[[], object]) -> None:
+        """Have `call` called, in a thread of its own, when another coordinator has taken over."""
+        self._on_loss = call
+        if self._why:
+            call()
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * LEASE_S)
+        self._end_session()
+
+    def __enter__(self) -> Leadership:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self) -> bool:
+        """Try to take the lock; connect again where the session has ended."""
+        try:
+            if self._session is None:
+                self._session = self._connect()
+            began = time.monotonic()
+            self.led_by = known_leader(self._session, self._fleet)
+            if lock(self._session, self._fleet):
+                self._proved_at = began
+                return True
+        except SQLAlchemyError as error:
+            _log.warning("%s: %s; trying again", self._url, _in_words(error))
+            self._end_session()
+            time.sleep(_AFTER_OUTAGE_S)
+        return False
+
+    def _watch(self) -> None:
+        """Use the session, so that the lock stays; take the lock again after a lost session, unless another leader has."""
+        while not self._closing.wait(CHECK_S if self._session is not None else TRY_S):
+            try:
+                began = time.monotonic()
+                if self._session is None:
+                    self._session = self._connect()
+                    self._take_again(self._session)
+                else:
+                    self._session.exec_driver_sql("SELECT 1")
+                self._proved_at = began
+            except SQLAlchemyError as error:
+                if self._session is not None:
+                    said = _in_words(error)
+                    _log.warning("%s: the lock of the leader is lost (%s); taking it again", self._url, said)
+                self._end_session()
+            except LeadershipLost as error:
+                self._why = str(error)
+                self._end_session()
+                self._on_loss()
+                return
+
+    def _take_again(self, session: Connection) -> None:
+        session.execute(_END_EARLIER)
+        present, _ = known_leader(session, self._fleet)
+        # Whoever has the lock is about to begin an epoch.
+        if present != self.epoch or not lock(session, self._fleet):
+            raise LeadershipLost(lost_to(self._url, self._fleet, self.epoch, max(present, self.epoch + 1)))
+        if known_leader(session, self._fleet)[0] != self.epoch:  # begun before the lock was free again
+            raise LeadershipLost(lost_to(self._url, self._fleet, self.epoch, self.epoch + 1))
+        _log.warning("%s: the lock of the leader is taken again", self._url)
+
+    def _connect(self) -> Connection:
+        session = self._engine.connect()
+        version = int(session.exec_driver_sql("SHOW server_version_num").scalar_one())
+        if version < _LEAST_VERSION:
+            session.close()
+            raise UsageError(f"{self._url}: --standby needs PostgreSQL 14 or later; this is {version // 10_000}")
+        for setting in _SETTINGS:
+            session.exec_driver_sql(setting)
+        return session
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(SQLAlchemyError):
+                session.close()
+
+
+def leader_in_words(url: str, fleet: str) -> str:
+    """Return who leads a fleet and how many coordinators wait; "" for a fleet without standbys.
+
+    Args:
+        url: URL of the database.
+        fleet: Name of the fleet.
+
+    Raises:
+        StateError: The database cannot be reached.
+    """
+    try:
+        with make_engine(url).connect() as db:
+            epoch, holder = known_leader(db, fleet)
+            sessions = db.execute(_SESSIONS, {"name": f"{_name(fleet)} %"}).scalars().all()
+    except SQLAlchemyError as error:
+        raise _unusable(url, error) from error
+    if not epoch and not sessions:
+        return ""
+    leader = f"{holder or 'a coordinator without --standby'} leads" if any(sessions) else "nobody leads"
+    return f"{leader} fleet {fleet!r} (epoch {epoch}); standbys: {len(sessions) - sum(sessions)}"
+
+
+def _in_words(error: SQLAlchemyError) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split())
+
+
+def _unusable(url: str, error: SQLAlchemyError) -> StateError:
+    return StateError(f"{url}: cannot be used: {_in_words(error)}; {UNREACHABLE}")
+
+
+def _name(fleet: str) -> str:
+    """Return the beginning of the sessions' name; PostgreSQL cuts names at 63 bytes, and a fleet's may be longer."""
+    return f"fedpatch leader {hashlib.sha256(fleet.encode()).hexdigest()[:8]}"

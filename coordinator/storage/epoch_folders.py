@@ -1,0 +1,85 @@
+"""The folders of a run's leaders: each leader with standbys has one, and no other one writes there.
+
+    RUN/epoch-000007/checkpoint-000012.fp ...
+
+A leader copies the folder of its predecessor into its own and then writes its epoch into the row of the run, which says from
+then on where the state is. So nobody reads an object of a former leader that wakes up, and the store need not refuse it: not
+every S3 server knows conditional requests. A run that is resumed without standbys moves back to `RUN/`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, epoch_folder, open_blobs, run_blobs
+
+
+@dataclass(frozen=True)
+class BlobPlaces:
+    """Where the blobs of a run are, by epoch.
+
+    Attributes:
+        url: The setting `blobs`; None: the run's directory.
+        directory: Directory of the run, which has the run's name.
+        leader_epoch: Epoch of this process, if it leads a fleet with standbys.
+        ending: Set when the process shall end.
+    """
+
+    url: str | None
+    directory: Path
+    leader_epoch: int | None = None
+    ending: threading.Event | None = None
+
+    def own(self) -> BlobStore:
+        """Return the store that this process reads and writes."""
+        return open_blobs(self.url, self.directory, self.leader_epoch, self.ending)
+
+    def move_in(self, before: int) -> BlobStore:
+        """Copy all blobs of a run into this process's store, and leave those at the source; return the store.
+
+        Args:
+            before: Epoch of the run in the registry.
+
+        Raises:
+            StateError, StoreUnavailable: As the stores.
+        """
+        source, target = run_blobs({"blobs": self.url}, self.directory, before), self.own()
+        if source.where() == target.where():
+            return target
+
+        def copy(key: str) -> None:
+            blob = source.get(key)
+            if blob is not None:  # a former leader has just deleted it
+                target.put(key, blob)
+
+        target.delete(*(name for name in target.list() if not name.startswith(EPOCH)))
+        with ThreadPoolExecutor(max(1, target.concurrency), "fedpatch-move") as executor:
+            for _ in executor.map(copy, list(keys_of(source))):
+                pass
+        return target
+
+    def drop_earlier(self, before: int) -> None:
+        """Delete the blobs of earlier leaders except the last one, which a reader may be reading.
+
+        Args:
+            before: Epoch of the leader before.
+        """
+        if self.leader_epoch is None:
+            return
+        root = open_blobs(self.url, self.directory, None, self.ending)
+        kept = {f"{epoch_folder(epoch)}/" for epoch in (before, self.leader_epoch)}
+        root.delete(*(name for name in root.list() if name not in kept))
+
+
+def keys_of(blobs: BlobStore, folder: str = "") -> Iterator[str]:
+    """Yield the keys below a folder, without the folders of leaders."""
+    for name in blobs.list(folder):
+        key = f"{folder}/{name}".lstrip("/")
+        if not name.endswith("/"):
+            yield key
+        elif not name.startswith(EPOCH):
+            yield from keys_of(blobs, key.rstrip("/"))

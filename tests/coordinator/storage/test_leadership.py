@@ -1,0 +1,224 @@
+"""Who leads a fleet: the lock, the epoch, and the law that a lower epoch commits nothing after a higher one has begun."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, func, select
+
+from fedpatch.coordinator.storage.database import leadership as module
+from fedpatch.coordinator.storage.database.leadership import Leadership, leader_in_words
+from fedpatch.coordinator.storage.database.opening import URL_FILE
+from fedpatch.coordinator.storage.database.postgresql import make_engine, next_epoch
+from fedpatch.coordinator.storage.database.tables import offences
+from fedpatch.coordinator.storage.database.transactions import insert
+from fedpatch.coordinator.storage.run_registry import Registry
+from fedpatch.shared.errors import LeadershipLost, UsageError
+from tests.coordinator.registry_builders import new_run
+from tests.support.postgresql import PostgresServer
+
+FLEET = "lab"
+BEFORE, LOCKED, WRITTEN = "before its transaction", "with the epoch compared", "before its commit"
+_BLOCKED_S = 0.05
+NEVER = threading.Event()
+
+writes = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from([BEFORE, LOCKED, WRITTEN, None])), min_size=1, max_size=8
+)
+
+
+def wait_until(fits: Callable[[], object], patience_s: float = 20.0) -> None:
+    give_up_at = time.monotonic() + patience_s
+    while not fits():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+class Leaders:
+    """Two coordinators with a registry each; rows of `offences` have the epoch of their writer in `count`."""
+
+    def __init__(self, url: str, path: Path, stack: ExitStack) -> None:
+        self.registries = [stack.enter_context(Registry(path)) for _ in range(2)]
+        self.epochs = [0, 0]
+        self.session = stack.enter_context(make_engine(url).connect())
+        self._rows = 0
+
+    def take(self, who: int) -> None:
+        """Begin the next epoch, for `who`; check that no transaction of an earlier one commits from now on."""
+        self.epochs[who] = epoch = next_epoch(self.session, FLEET, "")
+        self.at_the_beginning = {"epoch": epoch, "before": self.written_below(epoch)}
+        self.registries[who].lead(FLEET, epoch)
+
+    def write(self, who: int, at: Callable[[str], None]) -> None:
+        """Write a row in the epoch of `who`; `at` is called at the moments of its transaction."""
+        self._rows += 1
+
+        def work(db: Connection) -> None:
+            at(LOCKED)
+            row = {"fleet": FLEET, "id": f"row-{self._rows}", "count": self.epochs[who], "last": ""}
+            db.execute(insert(db, offences).values(row))
+            at(WRITTEN)
+
+        at(BEFORE)
+        self.registries[who]._db.change(work)
+
+    def written_below(self, epoch: int) -> int:
+        found = self.session.scalar(select(func.count()).where(offences.c.count < epoch))
+        return int(found or 0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(writes=writes)
+def test_lower_epoch_commits_nothing_after_a_higher_one_has_begun(
+    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, str | None]]
+):
+    """Each write is of one of the two; at a moment of its transaction the other one takes over, or nobody does."""
+    path = postgres.state(tmp_path_factory.mktemp("state"))
+    with ExitStack() as stack:
+        both = Leaders((path.parent / URL_FILE).read_text(), path, stack)
+        both.take(0)
+        both.take(1)
+        for who, moment in writes:
+            threads: list[threading.Thread] = []
+
+            def at(now: str, who: int = who, moment: str | None = moment, threads: Any = threads) -> None:
+                if now == moment:
+                    threads.append(threading.Thread(target=both.take, args=(1 - who,)))
+                    threads[0].start()
+                    threads[0].join(_BLOCKED_S)
+
+            led = both.epochs[who] > both.epochs[1 - who]
+            if led and moment != BEFORE:
+                both.write(who, at)
+            else:
+                with pytest.raises(LeadershipLost, match=f"another coordinator leads fleet '{FLEET}'"):
+                    both.write(who, at)
+            for thread in threads:
+                thread.join()
+            begun = both.at_the_beginning
+            assert both.written_below(begun["epoch"]) == begun["before"]
+
+
+@pytest.fixture
+def url(postgres: PostgresServer, tmp_path: Path) -> str:
+    """A database with the tables of a registry."""
+    path = postgres.state(tmp_path / "state")
+    Registry(path).close()
+    return (path.parent / URL_FILE).read_text()
+
+
+def sleepless(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHECK_S", "TRY_S", "_AFTER_OUTAGE_S"):
+        monkeypatch.setattr(module, name, 0.02)
+
+
+def end_leader(postgres: PostgresServer, leader: Leadership) -> None:
+    assert leader._session is not None
+    pid = leader._session.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    with postgres.session() as session:
+        session.execute(b"SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+
+def test_second_coordinator_waits_until_the_first_releases_the_lock(url: str, monkeypatch: pytest.MonkeyPatch):
+    sleepless(monkeypatch)
+    said: list[str] = []
+    with Leadership(url, FLEET) as first, Leadership(url, FLEET) as second, Leadership(url, "other fleet") as other:
+        assert not first.wait(said.append, NEVER)
+        first.begin()
+        assert (first.leads, second.leads, other.wait(said.append, NEVER)) == (True, False, False)
+        assert leader_in_words(url, FLEET) == f"{first.holder} leads fleet 'lab' (epoch 1); standbys: 1"
+        waiting = threading.Thread(target=second.wait, args=(said.append, NEVER))
+        waiting.start()
+        wait_until(lambda: said)
+        first.close()
+        waiting.join()
+        second.begin()
+        assert second.epoch == 2
+        assert said[0] == f"standby of fleet 'lab': {first.holder} leads it (epoch 1); waiting to take over"
+
+
+def test_standby_that_shall_end_waits_no_longer(url: str):
+    ending = threading.Event()
+    with Leadership(url, FLEET) as first, Leadership(url, FLEET) as second:
+        first.wait(print, NEVER)
+        ending.set()
+        with pytest.raises(KeyboardInterrupt):
+            second.wait(print, ending)
+
+
+def test_leader_takes_its_lock_again_after_the_server_has_ended_its_session(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    sleepless(monkeypatch)
+    with Leadership(url, FLEET) as leader:
+        leader.wait(print, NEVER)
+        leader.begin()
+        end_leader(postgres, leader)
+        wait_until(lambda: "the lock of the leader is taken again" in caplog.text)
+        wait_until(lambda: leader.leads)
+        leader.must_lead()
+
+
+def test_leader_whose_fleet_has_another_one_notices_it_and_says_so_once(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+):
+    sleepless(monkeypatch)
+    lost: list[int] = []
+    with Leadership(url, FLEET) as leader, Leadership(url, FLEET) as other:
+        leader.wait(print, NEVER)
+        leader.begin()
+        leader.on_loss(lambda: lost.append(1))
+        monkeypatch.setattr(module, "TRY_S", 0.5)
+        end_leader(postgres, leader)
+        wait_until(other._take)
+        other.begin()
+        wait_until(lambda: lost)
+        with pytest.raises(LeadershipLost, match=r"epoch 2, this one had 1\); nothing of this one is written any more"):
+            leader.must_lead()
+        assert (leader.leads, lost) == (False, [1])
+
+
+def test_leader_without_a_sign_of_the_server_for_a_lease_does_not_count_as_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "CHECK_S", 60.0)
+    monkeypatch.setattr(module, "LEASE_S", 0.2)
+    with Leadership(url, FLEET) as leader:
+        leader.wait(print, NEVER)
+        leader.begin()
+        wait_until(lambda: not leader.leads)
+
+
+def test_epoch_is_above_those_of_all_runs_where_the_database_was_rebuilt(url: str, tmp_path: Path):
+    with Registry(tmp_path / "state" / "registry.sqlite3") as registry, Leadership(url, FLEET) as leader:
+        run = new_run(registry).id
+        for _ in range(6):
+            registry.next_epoch(run)
+        leader.wait(print, NEVER)
+        leader.begin()
+        assert leader.epoch == 8
+        registry.lead(FLEET, leader.epoch)
+        assert registry.next_epoch(run) == 8
+
+
+def test_coordinator_without_standbys_refuses_the_writes_of_a_former_leader(url: str, tmp_path: Path):
+    path = tmp_path / "state" / "registry.sqlite3"
+    with Registry(path) as former, Registry(path) as plain:
+        with Leadership(url, FLEET) as leader:
+            leader.wait(print, NEVER)
+            leader.begin()
+            former.lead(FLEET, leader.epoch)
+            with pytest.raises(UsageError, match="another fedpatch is working with fleet 'lab'"):
+                plain.lead(FLEET)
+        plain.lead(FLEET)
+        with pytest.raises(LeadershipLost):
+            new_run(former)
+        assert new_run(plain).epoch == 1

@@ -1,0 +1,48 @@
+"""Two coordinators with standby under drawn faults: one seed here, `make faults` plays a dozen (about 40 faults)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.schedules import seeds
+from tests.faults.standby_drill import Fault, Place, draw
+from tests.support.postgresql import postgres_server
+from tests.support.s3_server import S3Server
+
+SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "1"))
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Outlasts the test where a schedule failed."""
+    found = Path(tempfile.mkdtemp(prefix="fedpatch-standby-"))
+    yield found
+    if not list(found.rglob("what.txt")):
+        shutil.rmtree(found, ignore_errors=True)
+
+
+def test_the_schedules_of_make_faults_have_each_fault():
+    assert {strike.fault for seed in range(12) for strike in draw(seed)} == set(Fault)
+
+
+@pytest.mark.faults
+@pytest.mark.broker
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(200 + 250 * len(SEEDS))
+def test_faults_of_leader_standby_database_and_store_leave_the_bits_of_an_undisturbed_run(
+    directory: Path, s3: str, s3_server: S3Server
+):
+    failed: list[str] = []
+    with postgres_server() as server, Place(directory, server, s3_server, s3) as place:
+        for seed in SEEDS:
+            outcome = place.play(seed)
+            if outcome.problems:
+                failed.append("\n".join([f"seed {seed}, kept in {directory}", *outcome.diary, *outcome.problems]))
+    assert not failed, "\n\n".join(failed)
