@@ -164,6 +164,19 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     )
     max_model_mib: int = setting(512, group=_WORK, ge=1, le=2048, unit="MiB", help="Largest accepted model.")
 
+    models_by_url: bool = setting(
+        True,
+        group=CONNECTION,
+        help="Fetch models from the web server or object store that the coordinator names, where it names one; false: only "
+        "from the broker.",
+    )
+    models_ca_file: Path | None = setting(  # noqa: RUF009  (a path does not change)
+        None,
+        group=CONNECTION,
+        default_means="the system's, and ca_file",
+        help="Trusted CA certificate of that server, PEM.",
+    )
+
     keep_models: int = setting(
         3,
         group=_MODEL,

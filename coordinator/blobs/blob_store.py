@@ -106,25 +106,35 @@ def run_blobs(settings: Mapping[str, Any], directory: Path) -> BlobStore:
     return open_blobs(settings.get("blobs"), directory)
 
 
-def open_blobs(url: str | None, directory: Path) -> BlobStore:
-    """Return the blob store of a run.
+def open_blobs(
+    url: str | None,
+    directory: Path,
+    *,
+    modes: tuple[int, int] = (0o600, 0o700),
+    retry_s: float = 90.0,
+    setting: str = "blobs",
+) -> BlobStore:
+    """Return the blob store of a run, or of the models that devices fetch by URL.
 
     Args:
-        url: The setting `blobs`; None: the run's directory.
+        url: The setting; None: the run's directory.
         directory: Directory of the run, which has the run's name.
+        modes: Permissions of files and of directories.
+        retry_s: Seconds for which a request to an object store is repeated.
+        setting: Name of the setting, for messages.
 
     Raises:
         UsageError: The URL cannot be used, or the extra is not installed.
     """
     if url is None:
-        return FileBlobs(directory)
+        return FileBlobs(directory, modes)
     if problem := url_problem(url):
-        raise UsageError(f"blobs: {problem}")
+        raise UsageError(f"{setting}: {problem}")
     parts = urlsplit(url)
     if parts.scheme == "file":
-        return FileBlobs(Path(parts.path) / directory.name)
+        return FileBlobs(Path(parts.path) / directory.name, modes)
     try:
         from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
     except ImportError as error:
-        raise UsageError(f"blobs: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
-    return ObjectBlobs(parts.netloc, "/".join(filter(None, (*parts.path.split("/"), directory.name))))
+        raise UsageError(f"{setting}: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
+    return ObjectBlobs(parts.netloc, "/".join(filter(None, (*parts.path.split("/"), directory.name))), retry_s)

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
+from obstore import sign
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
@@ -25,6 +26,7 @@ _MAX_PAUSE_S = 5.0
 _MAX_RETRIES = 10_000  # the time is the bound
 _TIMEOUT_S = 30.0  # of one request; shorter than the bound, so that one without an answer is repeated too
 _CONCURRENCY = 8
+_MOST_SIGNED_S = 7 * 24 * 3600.0  # AWS takes no longer one
 _PROBE = "write-check"
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -112,6 +114,11 @@ class ObjectBlobs:
                 if _code(error) == "NoSuchBucket":
                     raise
         return None
+
+    def sign(self, key: str, valid_s: float) -> str:
+        """Return a URL by which everybody can read an object for `valid_s` seconds, 7 days at most."""
+        with self._refusals(key):
+            return str(sign(self._store, "GET", key, timedelta(seconds=min(valid_s, _MOST_SIGNED_S))))
 
     def list(self, folder: str = "") -> list[str]:
         """Return the names below a prefix, to the next slash."""

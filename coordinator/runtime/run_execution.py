@@ -13,6 +13,7 @@ from typing import Any
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
+from fedpatch.coordinator.blobs.served_models import MARGIN_S, ServedModels, open_served
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
@@ -133,6 +134,8 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     prepared = ports.prepare(settings)
     state_dir = settings.state_dir.absolute()
     open_blobs(settings.blobs, state_dir / "new").check()
+    if (served := open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)) is not None:
+        served.check()
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:
         # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
@@ -331,7 +334,7 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "state", "ca_dir"}
     free |= {"metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     free |= {"evaluate_every", "evaluate_participation"}
-    free |= {"tracker", "traces"}
+    free |= {"tracker", "traces", "models_store", "models_url"}
     # The default of this protection has changed: a run of an earlier version continues with the present one.
     free |= {"norm_bound"}
     now = public_values(settings)
@@ -397,7 +400,8 @@ def _play_rounds(
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
-    publisher = make_publisher(settings.fleet, state_dir, connection)
+    served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s + MARGIN_S)
+    publisher = make_publisher(settings.fleet, state_dir, connection, served)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -479,7 +483,9 @@ def _engine(
     )
 
 
-def make_publisher(fleet: str, state_dir: Path, connection: Connection) -> ModelPublisher:
+def make_publisher(
+    fleet: str, state_dir: Path, connection: Connection, served: ServedModels | None = None
+) -> ModelPublisher:
     """Return the publisher of a fleet.
 
     Each broker has a note file of its own, so that none forgets what another one retains.
@@ -488,12 +494,14 @@ def make_publisher(fleet: str, state_dir: Path, connection: Connection) -> Model
         fleet: Name of the fleet.
         state_dir: Directory of the note file.
         connection: The connection to the broker.
+        served: Where devices fetch models by URL.
     """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     return ModelPublisher(
         connection.link,
         fleet,
         state_dir / f"published-{fleet}-{broker}.txt",
+        served=served,
         retain=connection.established.retain_available,
         clock=connection.ports.clock,
         sleep=connection.ports.sleep,

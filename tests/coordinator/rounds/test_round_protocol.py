@@ -12,6 +12,7 @@ from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
+from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
@@ -67,7 +68,7 @@ class TestInvitations:
         fleet.note_version("b", model().digest)
         delta = ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))
         journal = RoundJournal(1, 4, tuple("abcd"), base="")
-        made = Invitations(spec, fleet, journal, model(), [delta])
+        made = Invitations(spec, fleet, journal, ModelPublished(model(), [delta]))
         assert [made.size_bytes(device) for device in "abcd"] == [40, 0, 250, 250]
         assert [made.request(device, 1.0).deltas for device in "abcd"] == [(delta,), (), (delta,), ()]
         assert made.with_encodings(journal).negotiated == {"d": "fp32"}
@@ -80,7 +81,7 @@ class TestInvitations:
         for device in "ab":
             fleet.note_version(device, "77" * 32)
         delta = ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))
-        made = Invitations(spec, fleet, RoundJournal(1, 4, tuple("ab"), base=""), model(), [delta])
+        made = Invitations(spec, fleet, RoundJournal(1, 4, tuple("ab"), base=""), ModelPublished(model(), [delta]))
         requests = [made.request(device, 1.0) for device in "ab"]
         assert [one.encoding for one in requests] == [wanted, "fp32+zstd"]
         assert [one.deltas for one in requests] == [(delta,), ()]
@@ -122,7 +123,7 @@ class TestInvitations:
         plan = replace(run_spec().plan, moments=("control",))
         for spec, expected in ((run_spec(), [UNSET, UNSET]), (run_spec(plan=plan), [7, 0])):
             journal = RoundJournal(9, 2, ("a", "b"), base="")
-            invitations = Invitations(spec, Fleet(TASK), journal, model(), counted={"a": 7})
+            invitations = Invitations(spec, Fleet(TASK), journal, ModelPublished(model(), counted={"a": 7}))
             found = [invitations.request(device, 10.0).counted for device in "ab"]
             assert found == expected
 
