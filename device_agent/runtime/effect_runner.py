@@ -275,6 +275,7 @@ class EffectRunner:
             case WriteChunk() if self._downloads is not None:
                 self._downloads.write(effect.chunk)
                 self._usage.moved(len(effect.chunk.data))
+                self.times.downloaded["mqtt" if self._fetch is None else "url"] += len(effect.chunk.data)
             case StartTraining():
                 return self._train(effect)
             case SpoolUpdate():

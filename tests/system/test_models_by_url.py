@@ -179,12 +179,16 @@ class TestAgents:
             with Fleet(mosquitto.url, tmp_path / name, name=name) as fleet:
                 allowed = ["--max-mib-per-day", "5", *trust]
                 agent = fleet.start("ann", MEDIUM, "client:1,seed=0", admission="preferences", options=allowed)
-                terms = {**PATIENT, "wait_s": 8, "encoding": "fp32", **served}
+                agent.wait_ready()
+                terms = {**PATIENT, "wait_s": 5, "strategy": "fedavg", "encoding": "fp32", **served}
                 with fleet.coordinator(
                     tmp_path / name / "state", task=MEDIUM, devices=1, rounds=2, **terms
                 ) as coordinator:
                     done = coordinator.done()
+                assert (agent.state_dir / "usage.json").exists(), done.err + agent.log
                 spent = json.loads((agent.state_dir / "usage.json").read_text())["latest"]["spent"]["traffic_bytes"]
-                refusals.append((len(done.document["rounds"]), spent, "max_mib_per_day" in agent.log + done.err))
-        assert refusals[0] == refusals[1]
-        assert refusals[0][1] > 2 * 1_900_000
+                refusals.append((outcomes(done.document), spent, agent.status["unwilling"]))
+        (rounds, spent, (why,)), by_url = refusals
+        assert by_url == refusals[0]
+        assert rounds[0] == (1, "aggregated", 1) and "aggregated" not in [one[1] for one in rounds[1:]]
+        assert spent > 2 * 1_900_000 and "max_mib_per_day is 5" in why
