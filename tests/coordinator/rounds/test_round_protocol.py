@@ -18,6 +18,7 @@ from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     ENCODINGS,
+    URL_FEATURE,
     Accept,
     Ack,
     Cancel,
@@ -85,6 +86,25 @@ class TestInvitations:
         requests = [made.request(device, 1.0) for device in "ab"]
         assert [one.encoding for one in requests] == [wanted, "fp32+zstd"]
         assert [one.deltas for one in requests] == [(delta,), ()]
+
+    def test_only_devices_that_fetch_get_urls_and_a_model_with_chunks_is_resent_as_without(self):
+        fleet = Fleet(TASK)
+        fleet.update("a", fleet.relevant(replace(there(), features=(URL_FEATURE,))))
+        fleet.update("b", there())
+        published = ModelPublished(model(), urls={model().digest: "https://cdn.example/ab"})
+        need = Need(model().digest, b"\x07")
+        for devices, resent in (("ab", []), ("a", [ResendChunks(model().digest, (0, 1, 2))])):
+            journal = RoundJournal(1, 2, tuple(devices), base="")
+            made = Invitations(run_spec(), fleet, journal, published, 10.0)
+            assert [made.request(device, 1.0).model.url for device in devices] == [
+                "https://cdn.example/ab",
+                UNSET,
+            ][: len(devices)]
+            assert made.common_request.model.url is UNSET
+            # Chunks that were just published are on their way; of those that were not, the first request has all published.
+            large = FAN_OUT_BYTES_S
+            assert made.resend_due(need, 10.5, waiting=int(large)) == resent
+            assert made.resend_due(need, 10.9, waiting=int(large)) == []
 
     def test_missing_chunks_are_resent_by_the_number_of_devices_without_the_model(self, monkeypatch):
         """Those that are invited, and those that have accepted."""
