@@ -104,7 +104,7 @@ class ModelPublished:
     secure: SecureTerms | None = None
     version: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
-    urls: Mapping[str, str] = field(default_factory=dict)
+    urls: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

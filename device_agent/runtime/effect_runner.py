@@ -436,6 +436,7 @@ class EffectRunner:
             self._waiting, self._waiting_is_paused = effect, False
             return []
         plan = effect.plan
+        steps = [replace(one, manifest=one.manifest.at(None)) for one in plan.steps]  # URLs stay in this process
         self._link.unsubscribe(*self._filters(self._downloads))
         places = self._end_fetch()
         if not self._downloads.verified():
@@ -462,7 +463,7 @@ class EffectRunner:
                 make_model=due,
                 model_path="" if plan.held else str(self._downloads.path(command.base)),
                 held=plan.held,
-                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),
+                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in steps),
                 download_s=effect.download_s,
                 independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
                 ends_at=effect.ends_at,

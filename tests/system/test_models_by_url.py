@@ -92,9 +92,7 @@ def test_old_device_gets_chunks_beside_devices_that_fetch(mosquitto: Mosquitto, 
     assert new.report.fetched_bytes > 2 * ROUNDS * MODEL_BYTES and new.report.received_bytes < MODEL_BYTES / 4
 
 
-def test_server_that_dies_in_mid_download_costs_no_round_and_no_chunk_twice(
-    mosquitto: Mosquitto, nginx: Nginx, tmp_path: Path
-):
+def test_server_that_dies_in_mid_download_costs_no_round(mosquitto: Mosquitto, nginx: Nginx, tmp_path: Path):
     """The missing chunks come over MQTT; the model is that of a run without a server."""
     nginx.restart("limit_rate 50k;")
     killer = threading.Thread(target=_stop_when_serving, args=(nginx,))

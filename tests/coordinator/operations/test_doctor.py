@@ -141,9 +141,11 @@ def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema,
 
 @pytest.mark.broker
 def test_devices_that_fetch_no_models_by_url_are_named_where_a_store_serves_them(settings, schema, tmp_path):
-    served = {"models_store": f"file://{tmp_path}/models", "models_url": "https://cdn.example/"}
     with published(settings, pi_1=state(schema), pi_2=state(schema, features=(URL_FEATURE,))) as there:
-        plain, found = find(there), find(replace(there, **served))
+        plain, found = (
+            find(there),
+            find(replace(there, models_store=f"file://{tmp_path}/models", models_url="https://cdn.example/")),
+        )
     assert "device_url" not in plain and "models_store" not in plain
     assert found["models_store"].verdict == "ok"
     assert found["device_url"].verdict == "warn"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
 from time import sleep
 
 import pytest
@@ -23,6 +21,7 @@ from fedpatch.shared.wire.messages import Manifest
 from tests.support.brokers import HOST, PATIENCE_S
 from tests.support.nginx import Nginx
 from tests.support.s3_server import S3Server
+from tests.support.web_server import sends, server
 
 BLOB = random.Random(1).randbytes(250_000)
 CHUNK_BYTES = 16_384
@@ -46,43 +45,13 @@ def fetch(
     return chunks, event
 
 
+def unwanted(event: FetchEvent) -> None:
+    """Of a fetch that must not begin."""
+    raise AssertionError(event)
+
+
 def right(index: int) -> bytes:
     return BLOB[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-
-
-@contextmanager
-def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """The URL of a server on loopback that answers as it likes."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer((HOST, 0), Handler) as made:
-        made.daemon_threads = True
-        thread = Thread(target=made.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://{HOST}:{made.server_port}/demo/{MANIFEST.digest}"
-        finally:
-            made.shutdown()
-            thread.join()
-
-
-def sends(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, value in {"Content_Length": str(len(body)), **headers}.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +182,7 @@ def test_certificate_of_an_unknown_ca_is_refused(served):
 )
 def test_url_that_must_not_be_used_is_not_asked_for(url, caplog):
     """Without `insecure`, and with a broker that is not on this machine."""
-    fetcher = ModelFetcher(pytest.fail)
+    fetcher = ModelFetcher(unwanted)
     assert fetcher.begin([MANIFEST.at(url)], {MANIFEST.digest: set()}) is None
     assert "secret" not in caplog.text and "downloading by MQTT" in caplog.text
 
@@ -222,7 +191,7 @@ def test_url_that_must_not_be_used_is_not_asked_for(url, caplog):
     ("manifest", "have"), [(MANIFEST, set()), (MANIFEST.at("https://cdn.example/ab"), ALL)], ids=["no URL", "complete"]
 )
 def test_blob_without_url_or_missing_chunks_needs_no_fetch(manifest: Manifest, have: set[int], caplog):
-    assert ModelFetcher(pytest.fail).begin([manifest], {MANIFEST.digest: have}) is None
+    assert ModelFetcher(unwanted).begin([manifest], {MANIFEST.digest: have}) is None
     assert not caplog.records
 
 
