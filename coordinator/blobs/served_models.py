@@ -6,6 +6,7 @@ Keys are `FLEET/DIGEST`: a digest is known to those who may read the fleet's mes
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ MARGIN_S = 3600.0
 """How long a presigned URL outlives the deadline of a round: pauses of a round prolong it."""
 _PUBLIC_FILE, _PUBLIC_DIRECTORY = 0o644, 0o755
 _RETRY_S = 10.0  # of a request; chunks on the broker replace a store that stays away longer
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger("fedpatch.publisher")
 
@@ -52,11 +55,11 @@ class ServedModels:
         """
         urls: dict[str, str] = {}
         try:
-            if self._stored is None:  # an earlier process may have left some
-                self._stored = set(self._store.list())
+            if self._stored is None:  # an earlier process may have left some; what others put there stays
+                self._stored = set(filter(_DIGEST.fullmatch, self._store.list()))
             for digest, data in contents.items():
                 if digest not in self._stored:
-                    self._store.put(digest, data, durable=False)
+                    self._store.put(digest, data)
                     self._stored.add(digest)
                 urls[digest] = self._url_of(digest)
             self._store.delete(*self._stored - contents.keys())

@@ -246,7 +246,9 @@ class ModelFetch:
             have.add(index)
             self._last_chunk_at = time.monotonic()
             self._events(ChunkFetched(self, Chunk(blob.digest, index, blob.chunk_count, data)))
-        if not response.isclosed():
+        if response.length == 0:  # read1 does not close it after the last byte
+            response.close()
+        else:
             self._disconnect()
 
     def _chunks(

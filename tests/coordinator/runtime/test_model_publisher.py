@@ -65,14 +65,16 @@ class TestServed:
 
     def test_store_holds_the_blobs_of_the_last_call_and_none_after_the_end(self, served, link, store):
         store.mkdir()
-        (store / "left-by-a-killed-coordinator").write_bytes(b"")
+        (store / ("ab" * 32)).write_bytes(b"of a coordinator that was killed")
+        (store / "of-somebody-else").mkdir()
         other = model(b"n" * 150)
         served.publish(Blob(BLOB, model()), [Blob(b"n" * 150, other)], chunks=False)
-        assert {path.name for path in store.iterdir()} == {model().digest, other.digest}
+        assert {path.name for path in store.iterdir()} == {model().digest, other.digest, "of-somebody-else"}
         served.publish(Blob(b"n" * 150, other), chunks=False)
-        assert {path.name for path in store.iterdir()} == {other.digest}
+        assert {path.name for path in store.iterdir()} == {other.digest, "of-somebody-else"}
         served.close()
-        assert list(store.iterdir()) == link.published == []
+        assert [path.name for path in store.iterdir()] == ["of-somebody-else"]
+        assert link.published == []
 
     def test_model_that_the_store_refuses_is_published_in_chunks(self, served, link, store, caplog):
         store.touch()
