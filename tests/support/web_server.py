@@ -10,6 +10,11 @@ from threading import Thread
 from tests.support.brokers import HOST
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that has enough closes its connection."""
+
+
 @contextmanager
 def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
     """The URL of a server on loopback that answers as it likes."""
@@ -23,7 +28,7 @@ def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer((HOST, 0), Handler) as made:
+    with _Server((HOST, 0), Handler) as made:
         made.daemon_threads = True
         thread = Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
