@@ -307,7 +307,7 @@ mosquitto: ## install the broker that most tests use (where that needs no passwo
 		echo "make: on Debian: apt install mosquitto mosquitto-clients"
 	fi
 
-system-deps: mosquitto ## install brokers, Prometheus, PostgreSQL, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
@@ -364,6 +364,9 @@ system-deps: mosquitto ## install brokers, Prometheus, PostgreSQL, faketime, tmu
 		echo "make: no Prometheus here, so the tests that let it read the metrics will be skipped"
 		echo "make: on Debian: apt install prometheus (that starts it as a service, too)"
 	fi
+	found() { command -v nginx; } >/dev/null
+	found || install_asleep nginx nginx.service || true
+	found || echo "make: no nginx here, so the tests of models by URL will be skipped (on Debian: apt install nginx)"
 	# Erlang's epmd may be wanted by others who were here before.
 	found() { command -v erl && compgen -G '/usr/lib/*/ejabberd-*/ebin'; } >/dev/null
 	if ! found; then

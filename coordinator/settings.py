@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from fedpatch.coordinator.aggregation.limit_settings import parse_aggregate_rule, parse_examples_cap, parse_norm_bound
 from fedpatch.coordinator.aggregation.privacy_policy import MECHANISMS, settings_problems
 from fedpatch.coordinator.blobs.blob_store import url_problem
+from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.buffered.carried_work import MAX_STALENESS
 from fedpatch.coordinator.cohort.quorum import HELP
 from fedpatch.coordinator.masking.group_drawing import largest_group
@@ -587,6 +588,18 @@ class RunSettings(RoundSettings, BrokerSettings):
         default_means="the state directory",
         help="Store of checkpoints, updates, deltas and models: s3://BUCKET/PREFIX (extra s3, AWS_* environment) or file:///DIR.",
     )
+    models_store: str | None = setting(
+        None,
+        group=_TRANSFER,
+        default_means="the broker only",
+        help="Store from which devices fetch models by URL, not through the broker: s3://BUCKET/PREFIX or file:///DIR.",
+    )
+    models_url: str | None = setting(
+        None,
+        group=_TRANSFER,
+        default_means="presigned URLs of the bucket",
+        help="HTTPS URL of the web server or CDN that serves models_store.",
+    )
     state: str | None = setting(
         None,
         group="State",
@@ -611,6 +624,8 @@ class RunSettings(RoundSettings, BrokerSettings):
         problems = [*super().check(), *(self.unevaluable() if self.evaluate_every else ())]
         if self.blobs is not None and (problem := url_problem(self.blobs)):
             problems.append(("blobs", problem))
+        if served := served_problem(self.models_store, self.models_url, blobs=self.blobs, insecure=self.insecure):
+            problems.append(served)
         if self.state is not None and (problem := database_problem(self.state, insecure=self.insecure)):
             problems.append(("state", problem, "insecure"))
         if self.standby and self.state is None:

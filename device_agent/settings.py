@@ -125,6 +125,17 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
     )
     max_model_mib: int = _work(512, ge=1, le=2048, unit="MiB", help="Largest accepted model.")
 
+    models_by_url: bool = _connection(
+        True,
+        help="Fetch models from the web server or object store that the coordinator names, where it names one; false: only "
+        "from the broker.",
+    )
+    models_ca_file: Path | None = _connection(
+        None,
+        default_means="the system's, and ca_file",
+        help="Trusted CA certificate of that server, PEM.",
+    )
+
     keep_models: int = _model(3, ge=0, le=1000, unit="models", help="Kept personal models; 0: none is made.")
     model_every_s: float = _model(
         0.0,

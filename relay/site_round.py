@@ -236,7 +236,7 @@ class SiteAggregator(Aggregator):
         self._began_at = now()
         self._members = self._steps = 0
 
-    def publish(self, publisher: ModelPublisher) -> ModelPublished:
+    def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
         """Publish the parent's model under its own digest. Raises BrokerError if the broker refuses a chunk."""
         publisher.publish(self._parent.blob)
         self.base = self._parent.blob.manifest.digest

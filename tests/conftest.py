@@ -22,6 +22,7 @@ from fedpatch.device_agent.training import model_export
 from fedpatch.shared.app.plugins import disable_ort_telemetry
 from tests.support.brokers import Mosquitto
 from tests.support.examples import QUICK
+from tests.support.nginx import Nginx
 from tests.support.programs import Program
 from tests.support.s3_server import S3Server
 from tests.support.same_examples import forget_what_is_loaded
@@ -158,6 +159,13 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"s3://fleet/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def nginx() -> Iterator[Nginx]:
+    """A running web server."""
+    with Nginx() as server:
+        yield server
 
 
 @pytest.fixture

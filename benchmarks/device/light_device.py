@@ -9,7 +9,8 @@ import hashlib
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from benchmarks.device.light_updates import StandInUpdates
 from fedpatch.device_agent.job.download_plan import plan_download
@@ -32,6 +33,7 @@ from fedpatch.device_agent.job.job_effects import (
 from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
+    DownloadByBroker,
     DownloadDamaged,
     DownloadStarted,
     Event,
@@ -44,6 +46,7 @@ from fedpatch.device_agent.job.job_events import (
 )
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.masking.masking_state_machine import MaskingRounds
+from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent, ModelFetch, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared import __version__
 from fedpatch.shared.masking.masked_blob import mask_blob
@@ -57,6 +60,7 @@ from fedpatch.shared.wire.messages import (
     ENCODINGS,
     MASKED_FEATURE,
     MAX_BLOB_BYTES,
+    URL_FEATURE,
     CoordinatorState,
     DeviceState,
     Envelope,
@@ -83,6 +87,8 @@ class Tally:
     sent_bytes: int = 0
     received: int = 0
     received_bytes: int = 0
+    fetched_bytes: int = 0
+    downloads_s: list[float] = field(default_factory=list)
 
 
 class ModelChunks:
@@ -102,20 +108,28 @@ class ModelChunks:
 
 
 class LightDevice:
-    """One device. `events` gets what its link says; the thread that owns the device hands it to `handle`, and calls `tick`."""
+    """One device. `events` gets what its link says; the thread that owns the device hands it to `handle`, and calls `tick`.
 
-    def __init__(
+    With `ca_file` it fetches models by URL, from servers whose certificate is of that CA.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the devices of a process share
         self,
         identity: Identity,
         *,
         broker: str,
-        events: Callable[[LightDevice, LinkEvent], None],
+        events: Callable[[LightDevice, LinkEvent | FetchEvent], None],
         capability: TaskCapability,
         updates: StandInUpdates,
         chunks: ModelChunks,
         tally: Tally,
         profile: BrokerProfile = UNLIMITED,
+        ca_file: Path | None = None,
     ) -> None:
+        self._fetch: ModelFetch | None = None
+        self._fetcher = None
+        if ca_file is not None:
+            self._fetcher = ModelFetcher(lambda event: events(self, event), ca_files=[ca_file], plain_loopback=True)
         self.me = identity
         self.connected = False
         self.job = Job(max_blob_bytes=MAX_BLOB_BYTES, masking=MaskingRounds(identity.device, os.urandom))
@@ -138,9 +152,12 @@ class LightDevice:
         )
         self.link.subscribe(*topics.device_filters(identity.fleet, identity.device))
 
-    def handle(self, event: LinkEvent, now: float) -> None:
-        """Something came over the link."""
+    def handle(self, event: LinkEvent | FetchEvent, now: float) -> None:
+        """Something came over the link, or by URL."""
         match event:
+            case ChunkFetched() | FetchEnded():
+                for one in self._on_fetch(event):
+                    self._perform(self.job.handle(one, now), now)
             case Connected():
                 self.connected = True
                 self._tally.connects += 1
@@ -170,12 +187,9 @@ class LightDevice:
         body = envelope.body
         if isinstance(body, WorkRequest):
             held = self._held if self._updates.has(self._held) else ""
-            self._perform(
-                self.job.handle(
-                    WorkRequested(envelope, self._tasks, _WILLING, plan_download(body, held, MAX_BLOB_BYTES)), now
-                ),
-                now,
-            )
+            plan = plan_download(body, held, MAX_BLOB_BYTES)
+            envelope = replace(envelope, body=body.at({}))
+            self._perform(self.job.handle(WorkRequested(envelope, self._tasks, _WILLING, plan), now), now)
         elif topic.kind == "down":
             self._perform(self.job.handle(MessageReceived(envelope), now), now)
         elif isinstance(body, CoordinatorState) and body.online and body.boot != self._coordinator_boot:
@@ -191,7 +205,7 @@ class LightDevice:
             tasks=self._tasks,
             encodings=ENCODINGS,
             job=self.job.status(),
-            features=(*DEVICE_FEATURES, MASKED_FEATURE),
+            features=(*DEVICE_FEATURES, MASKED_FEATURE, *((URL_FEATURE,) if self._fetcher else ())),
         )
         self._publish(topics.device_state(self.me.fleet, self.me.device), encode(Envelope(state)), retain=True)
 
@@ -209,9 +223,9 @@ class LightDevice:
             case SendMessage() | SendAfterSave():
                 self._publish(topics.up(self.me.fleet, self.me.device), encode(effect.envelope))
             case StartDownload():
-                return self._fetch(effect.blobs)
+                return self._begin_download(effect.blobs)
             case StopDownload():
-                self._unsubscribe()
+                self._end_download()
             case WriteChunk():
                 self._parts[effect.chunk.digest][effect.chunk.index] = self._chunks.same(effect.chunk)
             case StartTraining() | MaskUpdate():
@@ -227,17 +241,37 @@ class LightDevice:
                 self._held = ""
             case EndJob():
                 self._tally.outcomes[effect.outcome.partition(":")[0]] += 1
-                self._unsubscribe()
+                self._end_download()
                 self._update = None
         return []
 
-    def _fetch(self, blobs: Sequence[Manifest]) -> list[Event]:
-        self._unsubscribe()
+    def _begin_download(self, blobs: Sequence[Manifest]) -> list[Event]:
+        self._end_download()
         self._parts = {blob.digest: {} for blob in blobs}
-        self.link.subscribe(*self._filters())
-        return [DownloadStarted({})]
+        if self._fetcher is not None:
+            self._fetch = self._fetcher.begin(blobs, dict.fromkeys(self._parts, ()))
+        if self._fetch is None:
+            self.link.subscribe(*self._filters())
+        return [DownloadStarted({}, by_url=self._fetch is not None)]
 
-    def _unsubscribe(self) -> None:
+    def _on_fetch(self, event: FetchEvent) -> list[Event]:
+        if isinstance(event, ChunkFetched):
+            event.fetch.taken()
+        if event.fetch is not self._fetch:
+            return []
+        if isinstance(event, ChunkFetched):
+            self._tally.fetched_bytes += len(event.chunk.data)
+            return [ChunkReceived(event.chunk)]
+        if not event.problem:
+            return []
+        self._fetch = None
+        self.link.subscribe(*self._filters())
+        return [DownloadByBroker()]
+
+    def _end_download(self) -> None:
+        if self._fetch is not None:
+            self._fetch.stop()
+            self._fetch = None
         self.link.unsubscribe(*self._filters())
         self._parts = {}
 
@@ -249,7 +283,8 @@ class LightDevice:
 
     def _train(self, effect: StartTraining) -> Event:
         blobs = {digest: b"".join(parts[index] for index in sorted(parts)) for digest, parts in self._parts.items()}
-        self._unsubscribe()
+        self._tally.downloads_s.append(effect.download_s)
+        self._end_download()
         if any(hashlib.sha256(blob).hexdigest() != digest for digest, blob in blobs.items()):
             return DownloadDamaged()
         request = effect.request

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -48,16 +49,28 @@ class LightReport(Tally):
 
 
 class LightDevices:
-    """`count` devices, named light-1, light-2, ..., each with NUM_EXAMPLES examples of `task`; `profile` is the broker's."""
+    """`count` devices, named light-1, light-2, ..., each with NUM_EXAMPLES examples of `task`; `profile` is the broker's.
+
+    With `ca_file` they fetch models by URL. `first` is the number of the first one.
+    """
 
     def __init__(
-        self, *, broker: str, fleet: str, task: Task, count: int, processes: int, profile: str = "none"
+        self,
+        *,
+        broker: str,
+        fleet: str,
+        task: Task,
+        count: int,
+        processes: int,
+        profile: str = "none",
+        ca_file: Path | None = None,
+        first: int = 1,
     ) -> None:
         self.report = LightReport()
         schema = schema_of(task.build_model()).to_lists()
-        names = [f"light-{number}" for number in range(1, count + 1)]
+        names = [f"light-{number}" for number in range(first, first + count)]
         common = {"broker": broker, "fleet": fleet, "task": task.name, "schema": schema, "num_examples": NUM_EXAMPLES}
-        common["profile"] = profile
+        common |= {"profile": profile, "ca_file": None if ca_file is None else str(ca_file)}
         shares = [names[first::processes] for first in range(min(processes, count))]
         self._jobs = [{**common, "devices": share} for share in shares]
         self._processes: list[subprocess.Popen[str]] = []

@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.device.light_updates import StandInUpdates
 from benchmarks.device.process_memory import memory_bytes
+from fedpatch.device_agent.runtime.model_fetcher import FetchEvent
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.mqtt.broker_profile import PROFILES, UNLIMITED
 from fedpatch.shared.mqtt.client import LinkEvent
@@ -38,7 +40,7 @@ class LightProcess:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.tally = Tally()
-        self._inbox: SimpleQueue[tuple[LightDevice, LinkEvent] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[LightDevice, LinkEvent | FetchEvent] | None] = SimpleQueue()
         schema = Schema.from_lists(job["schema"])
         examples = int(job["num_examples"])
         make = partial(
@@ -49,6 +51,7 @@ class LightProcess:
             updates=StandInUpdates(schema, examples),
             chunks=ModelChunks(),
             tally=self.tally,
+            ca_file=Path(job["ca_file"]) if job.get("ca_file") else None,
             profile=PROFILES.get(job.get("profile", ""), UNLIMITED),
         )
         self._devices = [make(Identity.new(job["fleet"], name)) for name in job["devices"]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.coordinator import aggregation, rules
 from benchmarks.device import device
 from benchmarks.masking import cost, round_time, rounds
-from benchmarks.network import blob_stores, coordination_tables, registries
+from benchmarks.network import blob_stores, coordination_tables, models_by_url, registries
 from benchmarks.support.documents import Document, read_document
 from benchmarks.support.programs import ROOT
 from benchmarks.training import buffered_rounds, int8_models
@@ -29,6 +29,7 @@ TABLES: dict[str, Callable[[Document], Iterable[str]]] = {
     "masked-rounds": rounds.tables,
     "buffered-rounds": buffered_rounds.tables,
     "blob-stores": blob_stores.tables,
+    "models-by-url": models_by_url.tables,
     "int8-models": int8_models.tables,
 }
 _NAMES = {

@@ -121,33 +121,44 @@ def run_blobs(settings: Mapping[str, Any], directory: Path, epoch: int) -> BlobS
 
 
 def open_blobs(
-    url: str | None, directory: Path, leader_epoch: int | None = None, ending: threading.Event | None = None
+    url: str | None,
+    directory: Path,
+    leader_epoch: int | None = None,
+    ending: threading.Event | None = None,
+    *,
+    modes: tuple[int, int] = (0o600, 0o700),
+    retry_s: float = 90.0,
+    setting: str = "blobs",
 ) -> BlobStore:
-    """Return the blob store of a run.
+    """Return the blob store of a run, or of the models that devices fetch by URL.
 
     Args:
-        url: The setting `blobs`; None: the run's directory.
+        url: The setting; None: the run's directory.
         directory: Directory of the run, which has the run's name.
         leader_epoch: Epoch of a leader with standbys: its blobs are in a folder of its own, where a former leader does not
             write. None without standbys.
         ending: Set when the process shall end: requests to an object store are then abandoned after a moment.
+        modes: Permissions of files and of directories.
+        retry_s: Seconds for which a request to an object store is repeated.
+        setting: Name of the setting, for messages.
 
     Raises:
         UsageError: The URL cannot be used, or the extra is not installed.
     """
     if url is None:
-        return FileBlobs(directory)
+        return FileBlobs(directory, modes)
     if problem := url_problem(url):
-        raise UsageError(f"blobs: {problem}")
+        raise UsageError(f"{setting}: {problem}")
     parts = urlsplit(url)
     folder = (directory.name, *(() if leader_epoch is None else (epoch_folder(leader_epoch),)))
     if parts.scheme == "file":
-        return FileBlobs(Path(parts.path, *folder))
+        return FileBlobs(Path(parts.path, *folder), modes)
     try:
         from fedpatch.coordinator.blobs.object_blobs import ObjectBlobs
     except ImportError as error:
-        raise UsageError(f"blobs: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
-    return ObjectBlobs(parts.netloc, "/".join(filter(None, (*parts.path.split("/"), *folder))), ending=ending)
+        raise UsageError(f"{setting}: {url} needs the package {error.name}; pip install 'fedpatch[s3]'") from error
+    prefix = "/".join(filter(None, (*parts.path.split("/"), *folder)))
+    return ObjectBlobs(parts.netloc, prefix, retry_s, ending=ending)
 
 
 def epoch_folder(leader_epoch: int) -> str:

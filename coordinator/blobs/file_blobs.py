@@ -24,12 +24,14 @@ class FileBlobs:
 
     Args:
         directory: The directory.
+        modes: Permissions of files, and of directories less the umask.
     """
 
     concurrency = 1
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, modes: tuple[int, int] = (0o600, 0o700)) -> None:
         self._directory = directory
+        self._file_mode, self._directory_mode = modes
 
     def where(self, key: str = "") -> str:
         """Return the path of a file, or of the directory."""
@@ -39,15 +41,15 @@ class FileBlobs:
         """Do nothing: the state directory is checked elsewhere, and another one at the first write."""
 
     def put(self, key: str, *parts: bytes, durable: bool = True, durable_name: bool = True) -> None:
-        """Replace a file, or make it (mode 0600)."""
+        """Replace a file, or make it."""
         path = self._directory / key
         with _disk_errors(path):
-            make_directory(path.parent)
+            make_directory(path.parent, self._directory_mode)
             if path.is_dir():  # a repaired file system may hold anything; a rename cannot replace a directory by a file
                 path.rename(path.with_name(f"{path.name}.damaged"))
             if durable and durable_name:
                 remove_unfinished(path.parent)  # of a process that was killed; only the run's process writes here
-            with open_atomic(path, durable=durable, durable_name=durable_name) as file:
+            with open_atomic(path, mode=self._file_mode, durable=durable, durable_name=durable_name) as file:
                 for part in parts:
                     file.write(part)
 

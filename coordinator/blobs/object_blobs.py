@@ -22,6 +22,7 @@ from pathlib import PurePosixPath
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from obstore import sign
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
@@ -37,6 +38,7 @@ _MAX_PAUSE_S = 5.0
 _MAX_RETRIES = 10_000  # the time is the bound
 _TIMEOUT_S = 30.0  # of one request; shorter than the bound, so that one without an answer is repeated too
 _CONCURRENCY = 8
+_MOST_SIGNED_S = 7 * 24 * 3600.0  # AWS takes no longer one
 _PROBE = "write-check"
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -129,6 +131,11 @@ class ObjectBlobs:
                 if _code(error) == "NoSuchBucket":
                     raise
         return None
+
+    def sign(self, key: str, valid_s: float) -> str:
+        """Return a URL by which everybody can read an object for `valid_s` seconds, 7 days at most."""
+        with self._refusals(key):
+            return str(sign(self._store, "GET", key, timedelta(seconds=min(valid_s, _MOST_SIGNED_S))))
 
     def list(self, folder: str = "") -> list[str]:
         """Return the names below a prefix, to the next slash."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import open_blobs
+from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.pki.certificate_status import check_authority
 from fedpatch.coordinator.pki.masking_authority import check_masking
 from fedpatch.coordinator.rounds.run_spec import encoding_for
@@ -37,6 +38,7 @@ from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
     SIGNED_FEATURE,
+    URL_FEATURE,
     CoordinatorState,
     DeviceState,
 )
@@ -70,6 +72,7 @@ def examine(settings: RunSettings, checkup: Checkup) -> None:
     check_state_dir(directory, _space(settings, prepared), checkup, private=False)
     _check_blobs(settings, directory, checkup)
     _check_leader(settings, checkup)
+    _check_models_store(settings, checkup)
     check_stored(directory, checkup)
     asked = _check_broker(settings, checkup)
     if asked is None:
@@ -146,6 +149,20 @@ def _check_leader(settings: RunSettings, checkup: Checkup) -> None:
     except FedpatchError as error:
         text, _, remedy = error_text(error).rpartition("; ")
         checkup.fail("leader", text, remedy)
+
+
+def _check_models_store(settings: RunSettings, checkup: Checkup) -> None:
+    """Check the store of models that devices fetch by URL, as `_check_blobs` does; whether devices reach it shows there."""
+    try:
+        served = open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)
+        if served is None:
+            return
+        served.check()
+    except FedpatchError as error:
+        text, _, remedy = error_text(error).rpartition("; ")
+        checkup.fail("models_store", text, remedy)
+    else:
+        checkup.good("models_store", f"{settings.models_store} can be written")
 
 
 def _check_broker(settings: RunSettings, checkup: Checkup) -> Asked | None:
@@ -248,6 +265,10 @@ def _lacking_features(
     if CONTROL in find_strategy(settings.strategy).moments and old:
         remedy = f"install fedpatch {__version__} there, or use strategy fedavg"
         yield "device_control", old, "does not know control variates, and will not be asked", remedy
+    old = [name for name, state in online.items() if URL_FEATURE not in state.features]
+    if settings.models_store and old:
+        remedy = f"install fedpatch {__version__} there and leave models_by_url on, or leave it so"
+        yield "device_url", old, "fetches no models by URL, and gets them through the broker", remedy
     unmeasured = [name for name, state in online.items() if EVALUATE_FEATURE not in state.features]
     if settings.evaluate_every and unmeasured:
         words = "cannot measure without training, and will not be asked in evaluate rounds"

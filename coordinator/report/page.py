@@ -383,6 +383,8 @@ _NOT_TELLING = frozenset(
     {
         "state_dir",
         "blobs",
+        "models_store",
+        "models_url",
         "ca_dir",
         "broker",
         "metrics",

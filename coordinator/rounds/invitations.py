@@ -8,7 +8,6 @@ model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import UNSET
@@ -16,6 +15,7 @@ from msgspec import UNSET
 from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal
 from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
+from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap
@@ -24,8 +24,8 @@ from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
     MEMBERS_FEATURE,
+    URL_FEATURE,
     Manifest,
-    ModelDelta,
     Need,
     WorkRequest,
     is_delta,
@@ -44,10 +44,13 @@ class ChunkResender:
     Args:
         model: The manifest of the published model or delta.
         now: The time at which it was published, in seconds.
+        unpublished: Whether no chunk is on the broker, since devices fetch the blob by URL: the first request then has all of
+            them published (coordinator.runtime.model_publisher).
     """
 
-    def __init__(self, model: Manifest, now: float = -math.inf) -> None:
+    def __init__(self, model: Manifest, now: float = -math.inf, *, unpublished: bool = False) -> None:
         self._model = model
+        self._unpublished = unpublished
         # The first request is served at once if the model is small or devices are few, since a broker may retain nothing.
         self._published_at = now - REPUBLISH_S
         self._sent_at: dict[int, float] = {}
@@ -70,6 +73,9 @@ class ChunkResender:
             missing = Bitmap.from_bytes(self._model.chunk_count, need.missing)
         except WireError:
             return ()
+        if self._unpublished and len(missing):
+            self._unpublished, self._published_at = False, now
+            return tuple(missing)
         pause_s = max(REPUBLISH_S, waiting * self._model.size_bytes / FAN_OUT_BYTES_S)
         wanted = tuple(i for i in missing if now >= self._sent_at.get(i, self._published_at) + pause_s)
         self._sent_at.update(dict.fromkeys(wanted, now))
@@ -93,11 +99,9 @@ class Invitations:
         spec: The terms of the run.
         fleet: The known devices, with the encodings that they support and the versions that they hold.
         ledger: The journal of the round. A continued round keeps the encodings in it, in which devices have made updates.
-        model: The manifest of the round's model.
-        deltas: Model deltas that lead to it, the oldest first.
+        published: The round's model, and the deltas that lead to it.
         now: The time at which these were published, in seconds.
         secure: The terms of a masked round. Its updates travel masked, its models in the encodings of other rounds.
-        counted: By device the last round whose aggregate has its update; asked for where devices keep control variates.
     """
 
     def __init__(
@@ -105,14 +109,14 @@ class Invitations:
         spec: RunSpec,
         fleet: Fleet,
         ledger: RoundJournal,
-        model: Manifest,
-        deltas: Sequence[ModelDelta] = (),
+        published: ModelPublished,
         now: float = 0.0,
         secure: SecureTerms | None = None,
-        counted: Mapping[str, int] | None = None,
     ) -> None:
+        model, deltas = published.manifest, published.deltas
         self.model = model
-        self._counted = counted or {}
+        self._urls = published.urls
+        self._counted = published.counted
         self._secure = secure
         self._spec = spec
         self._fleet = fleet
@@ -123,7 +127,11 @@ class Invitations:
         self._ways = {"": tuple(deltas), model.digest: ()}
         self._ways |= {delta.base: tuple(deltas[at:]) for at, delta in enumerate(deltas)}
         self._held = {device: fleet.version(device) for device in ledger.invited}
-        self._repairs = {one.digest: ChunkResender(one, now) for one in (model, *(delta.manifest for delta in deltas))}
+        unpublished = published.urls if fleet.all_know(ledger.invited, URL_FEATURE) else {}
+        self._repairs = {
+            one.digest: ChunkResender(one, now, unpublished=one.digest in unpublished)
+            for one in (model, *(delta.manifest for delta in deltas))
+        }
         if ledger.base:
             usual = ledger.encoding or spec.encoding
             self._encodings = {device: ledger.negotiated.get(device, usual) for device in ledger.invited}
@@ -138,7 +146,7 @@ class Invitations:
 
     def request(self, device: str, remaining_s: float) -> WorkRequest:
         """Return the work request of a participant; `remaining_s` is the time to the deadline."""
-        return replace(
+        request = replace(
             self.common_request,
             encoding=self.encoding(device),
             deadline_s=remaining_s,
@@ -151,6 +159,7 @@ class Invitations:
             counted=self._counted.get(device, 0) if self._spec.plan.has_controls else UNSET,
             leader_epoch=UNSET if self._spec.leader_epoch is None else self._spec.leader_epoch,
         )
+        return request.at(self._urls) if self._urls and self._fleet.knows(device, URL_FEATURE) else request
 
     @property
     def common_request(self) -> WorkRequest:

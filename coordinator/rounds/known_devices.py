@@ -16,7 +16,15 @@ from fedpatch.coordinator.cohort.quorum import Standing
 from fedpatch.coordinator.cohort.unresponsive_devices import STARTING_S
 from fedpatch.coordinator.rounds.run_spec import EVERYWHERE, encoding_for
 from fedpatch.shared.app.formatting import counted
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, Decline, DeviceState, Failed
+from fedpatch.shared.wire.messages import (
+    DEVICE_FEATURES,
+    MASKED_FEATURE,
+    SIGNED_FEATURE,
+    URL_FEATURE,
+    Decline,
+    DeviceState,
+    Failed,
+)
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
 
 # Details stay in the device's log, since the text of an exception may hold private names and values.
@@ -202,7 +210,8 @@ class Fleet:
         """Return the parts of a presence that are kept, so that each device takes the same memory."""
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
-        known = tuple(word for word in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE) if word in state.features)
+        words = (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, URL_FEATURE)
+        known = tuple(word for word in words if word in state.features)
         encodings = (encoding_for(self._encoding, state.encodings),)
         return replace(state, tasks=own, encodings=encodings, features=known, path=UNSET)
 
@@ -215,6 +224,10 @@ class Fleet:
         """Return whether the presence of a device lists a feature of work requests."""
         known = self.members.get(device)
         return known is not None and feature in known.state.features
+
+    def all_know(self, devices: Iterable[str], feature: str) -> bool:
+        """Return whether the presence of each device lists a feature."""
+        return all(self.knows(device, feature) for device in devices)
 
     def is_online(self, device: str) -> bool:
         """Return whether a device is connected, as far as is known."""

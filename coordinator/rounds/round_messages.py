@@ -49,7 +49,7 @@ from fedpatch.coordinator.rounds.run_effects import (
     SendMessage,
     StoreUpdate,
 )
-from fedpatch.coordinator.rounds.run_events import Aggregated
+from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, UploadScheduler
@@ -69,7 +69,6 @@ from fedpatch.shared.wire.messages import (
     Evaluation,
     Failed,
     Manifest,
-    ModelDelta,
     Need,
     Offer,
     Progress,
@@ -230,29 +229,19 @@ class ActiveRound:
         # An evaluate round waits for all devices, with any quorum.
         self._probed_at_quorum = ledger.evaluates
 
-    def begin(
-        self,
-        model: Manifest,
-        now: float,
-        deltas: Sequence[ModelDelta] = (),
-        secure: SecureTerms | None = None,
-        counted: Mapping[str, int] | None = None,
-    ) -> list[Effect]:
+    def begin(self, published: ModelPublished, now: float) -> list[Effect]:
         """Invite the devices that have not reported, once the model is published.
 
         Args:
-            model: The manifest of the published global model.
+            published: The global model and the deltas. A continued round keeps the masked terms that it began with.
             now: The time, in seconds.
-            deltas: The published model deltas that lead to it, the oldest first.
-            secure: The terms of a masked round. A continued round keeps those that it began with.
-            counted: As for `Invitations`.
 
         Returns:
             The effects: the journal first, then the invitations.
         """
         known, updates = self._opening.ledger, self._opening.updates
-        terms = self._terms(secure)
-        self._invitations = Invitations(self._spec, self._fleet, known, model, deltas, now, terms, counted)
+        terms = self._terms(published.secure)
+        self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms)
         if terms is not None:
             known = self._resume_groups(known, terms, now)
         # Until they are admitted, waiting updates are expected, so that a round without invitations does not end.

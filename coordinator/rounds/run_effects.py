@@ -29,9 +29,15 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class PublishModel:
-    """Pack the global model, publish its chunks and those of the deltas that lead to it; then ModelPublished."""
+    """Pack the global model, publish its chunks and those of the deltas that lead to it; then ModelPublished.
+
+    Attributes:
+        round: Number of the round.
+        chunks: Whether a device of the round cannot fetch by URL and so needs chunks in any case.
+    """
 
     round: int
+    chunks: bool = True
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ from fedpatch.shared.wire.messages import (
     MASKED_PRIVACY_FEATURE,
     PRIVACY_FEATURE,
     SIGNED_FEATURE,
+    URL_FEATURE,
     Accept,
     Cancel,
     Decline,
@@ -412,7 +413,7 @@ class Engine:
         current.version = event.version
         # After a crash between a checkpoint and its record, work may be too old already.
         self._expired, cancels = self._expire(event.version)
-        begun = current.begin(event.manifest, now, event.deltas, event.secure, event.counted)
+        begun = current.begin(event, now)
         self._take_uploads(current, now)
         return cancels + begun + self._advance(now)
 
@@ -687,7 +688,7 @@ class Engine:
         if spec.carry is not None:
             self.open.speeds, self._waiting = self._speeds, {}
             self._count_expected(now)
-        return [PublishModel(opening.ledger.round)]
+        return [PublishModel(opening.ledger.round, not self.fleet.all_know(opening.ledger.invited, URL_FEATURE))]
 
     def _stop_reason(self, now: float) -> tuple[Stopped, str] | None:
         spec, records = self.spec, self.records

@@ -101,6 +101,7 @@ class ModelPublished:
         secure: In a masked run the terms of the round, which follow from the model's state.
         version: Completed rounds of the model.
         counted: By device the last round whose aggregate has its update, where devices keep control variates.
+        urls: URLs of these blobs by digest, of those that devices can fetch.
     """
 
     manifest: Manifest
@@ -108,6 +109,7 @@ class ModelPublished:
     secure: SecureTerms | None = None
     version: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
+    urls: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

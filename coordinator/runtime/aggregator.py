@@ -85,15 +85,18 @@ class Aggregator:
         if spec.privacy is not None:
             self._private = PrivateAggregation(blobs, directory, spec.privacy, prepared.travelling, state.round)
 
-    def publish(self, publisher: ModelPublisher) -> ModelPublished:
-        """Publish the global model, and the deltas that lead to it. Raises BrokerError if the broker refuses a chunk."""
+    def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
+        """Publish the global model, and the deltas that lead to it; without `chunks` by URL only where they have one.
+
+        Raises BrokerError if the broker refuses a chunk.
+        """
         blob, manifest = pack_model(self.state, self._prepared, self._spec)
         deltas = self._deltas.path_to(self.state, manifest.size_bytes)
-        publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas])
+        urls = publisher.publish(Blob(blob, manifest), [blob for blob, _ in deltas], chunks=chunks)
         self.base = manifest.digest
         self._bases.keep(self.state.round, self.base, self.state.tensors)
         changes = tuple(delta for _, delta in deltas)
-        return ModelPublished(manifest, changes, self._terms(), self.state.round, self.state.counted)
+        return ModelPublished(manifest, changes, self._terms(), self.state.round, self.state.counted, urls)
 
     def requirements(self, work: CarriedWork | None = None) -> UpdateRequirements:
         """Return the requirements of an update that was trained on the published model, or on the base of carried work.

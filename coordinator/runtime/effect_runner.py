@@ -100,7 +100,7 @@ class EffectRunner:
         """Run an effect that the engine waits for."""
         match effect:
             case PublishModel():
-                event = self._aggregator.publish(self._publisher)
+                event = self._aggregator.publish(self._publisher, chunks=effect.chunks)
                 self._connection.event_queue.now_is_present()
                 return [event]
             case StoreUpdate():

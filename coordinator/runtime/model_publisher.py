@@ -3,6 +3,8 @@
 The deltas that lead to it are retained too, as long as they are part of a chain. A broker without retained messages gets only
 the chunks that devices ask for, since no device has subscribed yet at the beginning of a round.
 
+Blobs that all devices of a round can fetch by URL are not published, until a device asks for a chunk of one.
+
 Retained chunks outlive this process. So a note file names each blob from before its first chunk is published until the broker
 has cleared all of them. The next process in this directory clears the rest. The file has a line for each blob: its digest and
 its number of chunks.
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore
+from fedpatch.coordinator.blobs.served_models import ServedModels
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.mqtt.client import Link
@@ -98,6 +101,7 @@ class ModelPublisher:
         link: The connection to the broker.
         fleet: Name of the fleet.
         note: File with the names of the blobs that the broker may retain, or its place in a blob store.
+        served: Where devices fetch blobs by URL; None: nowhere.
         retain: Whether the broker retains messages; it may be another broker after a reconnect.
         clock: Returns monotonic seconds.
         sleep: Waits for so many seconds.
@@ -109,6 +113,7 @@ class ModelPublisher:
         fleet: str,
         note: Path | BlobNote,
         *,
+        served: ServedModels | None = None,
         retain: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -120,21 +125,36 @@ class ModelPublisher:
         self._fleet = fleet
         self._note = FileNote(note) if isinstance(note, Path) else note
         self._model = ""
+        self._served = served
         self._shown: dict[str, Blob] = {}
+        self._unpublished: set[str] = set()  # those of `_shown` that devices fetch by URL
         self._leaving = self._read_note()
 
-    def publish(self, model: Blob, steps: Iterable[Blob] = ()) -> None:
+    def publish(self, model: Blob, steps: Iterable[Blob] = (), *, chunks: bool = True) -> dict[str, str]:
         """Publish the model and the deltas that lead to it, and clear the other blobs of earlier calls.
 
         The last delta is first and the model last, since most devices need the last delta only.
+
+        Args:
+            model: The model.
+            steps: The deltas.
+            chunks: Whether a device needs chunks of blobs that have a URL.
+
+        Returns:
+            URLs by digest, of the blobs that can be fetched.
         """
         wanted = {blob.manifest.digest: blob for blob in (*reversed(tuple(steps)), model)}
-        new = [digest for digest, blob in wanted.items() if self._shown.get(digest) != blob]
+        urls = {} if self._served is None else self._served.serve({one: blob.data for one, blob in wanted.items()})
+        kept = {digest for digest, blob in self._shown.items() if wanted.get(digest) == blob}
+        on_broker = kept - self._unpublished
         self._model = model.manifest.digest
-        self._let_go(*(digest for digest, blob in self._shown.items() if wanted.get(digest) != blob))
+        self._let_go(*self._shown.keys() - kept)
         self._forget_what_left()
         self._shown = wanted
-        for digest, blob in wanted.items():
+        self._unpublished = set() if chunks else urls.keys() - on_broker
+        new = [digest for digest in wanted if digest not in on_broker | self._unpublished]
+        for digest in new:
+            blob = wanted[digest]
             # An earlier coordinator may have cut the same blob into more chunks; the excess ones are cleared.
             left, count = self._leaving.pop(digest, None), blob.manifest.chunk_count
             if left is not None and left.chunk_count > count:
@@ -142,13 +162,23 @@ class ModelPublisher:
         self._write_note()
         self._take_back()
         self._show(new)
+        return urls
 
     def republish(self) -> None:
         """Publish all blobs again; raise BrokerError if the broker no longer accepts packets of that size."""
-        self._show(self._shown)
+        self._show(digest for digest in self._shown if digest not in self._unpublished)
 
     def repair(self, digest: str, indices: Iterable[int]) -> None:
-        """Publish chunks again; none of a blob that is not published. Raises BrokerError as `republish` does."""
+        """Publish chunks again, or the whole of a blob that was not published because it has a URL.
+
+        None of an unknown blob. Raises BrokerError as `republish` does.
+        """
+        if digest in self._unpublished:
+            self._unpublished.discard(digest)
+            self._write_note()
+            if self.retain:
+                self._show([digest])
+                return
         if digest in self._shown:
             self._publish_chunks(self._shown[digest], indices)
 
@@ -167,6 +197,8 @@ class ModelPublisher:
         """Clear everything at the end of the run, and wait up to CLOSE_TIMEOUT_S for the broker's acknowledgements."""
         self._let_go(*self._shown)
         self.drain()
+        if self._served is not None:
+            self._served.close()
         give_up_at = self._clock() + CLOSE_TIMEOUT_S
         while self._leaving and self._clock() < give_up_at:
             self._sleep(0.01)
@@ -195,7 +227,7 @@ class ModelPublisher:
     def _let_go(self, *digests: str) -> None:
         for digest in digests:
             blob = self._shown.pop(digest, None)
-            if blob is not None:
+            if blob is not None and digest not in self._unpublished:
                 left = self._leaving.get(digest, _Leaving(0))
                 self._leaving[digest] = _Leaving(max(left.chunk_count, blob.manifest.chunk_count))
 
@@ -218,7 +250,8 @@ class ModelPublisher:
         return True
 
     def _write_note(self) -> None:
-        lines = [f"{digest} {blob.manifest.chunk_count}\n" for digest, blob in self._shown.items()]
+        shown = ((digest, blob) for digest, blob in self._shown.items() if digest not in self._unpublished)
+        lines = [f"{digest} {blob.manifest.chunk_count}\n" for digest, blob in shown]
         lines += [f"{digest} {blob.chunk_count}\n" for digest, blob in self._leaving.items()]
         self._note.write("".join(lines).encode())
 

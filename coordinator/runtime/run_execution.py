@@ -13,6 +13,7 @@ from typing import Any
 
 from fedpatch.coordinator.aggregation.gaussian_noise import values_of
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
+from fedpatch.coordinator.blobs.served_models import MARGIN_S, ServedModels, open_served
 from fedpatch.coordinator.guard.quarantine import Quarantine
 from fedpatch.coordinator.guard.revocations import Revocations
 from fedpatch.coordinator.guard.stop_request import StopRequest
@@ -171,6 +172,8 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
     state_dir = settings.state_dir.absolute()
     if ports.leadership is None:  # with standbys it is checked before the wait, and a leader is patient with its store
         open_blobs(settings.blobs, state_dir / "new").check()
+    if (served := open_served(settings.models_store, settings.models_url, settings.fleet, MARGIN_S)) is not None:
+        served.check()
     choose_database(state_dir / REGISTRY_FILE, settings.state)
     with ExitStack() as locks, ExitStack() as stack:
         # An existing directory is locked before the connection, so that a coordinator at work is not disturbed. A new directory
@@ -381,7 +384,7 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     free = {option.name for option in fields(BrokerSettings)} | {"encoding", "state_dir", "state", "ca_dir"}
     free |= {"standby", "metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     free |= {"evaluate_every", "evaluate_participation"}
-    free |= {"tracker", "traces"}
+    free |= {"tracker", "traces", "models_store", "models_url"}
     # The default of this protection has changed: a run of an earlier version continues with the present one.
     free |= {"norm_bound"}
     now = public_values(settings)
@@ -456,7 +459,8 @@ def _play_rounds(
     records = registry.rounds.records(spec.run)
     quarantine = Quarantine(registry, settings.fleet, settings.quarantine_after, view.say, settings.max_devices)
     engine = _engine(spec, registry, connection, records, unfinished, quarantine.held, waiting)
-    publisher = make_publisher(settings.fleet, state_dir, connection, blobs)
+    served = open_served(settings.models_store, settings.models_url, settings.fleet, spec.policy.deadline_s + MARGIN_S)
+    publisher = make_publisher(settings.fleet, state_dir, connection, blobs=blobs, served=served)
     connection.ingress_filter.expect(spec.max_blob_bytes, spec.chunk_bytes)
     revocations = Revocations(settings.ca_directory, settings.fleet)
     certificates = of_others(revocations, lambda: connection.broker_certificate_ends)
@@ -542,7 +546,12 @@ def _engine(
 
 
 def make_publisher(
-    fleet: str, state_dir: Path, connection: Connection, blobs: BlobStore | None = None
+    fleet: str,
+    state_dir: Path,
+    connection: Connection,
+    *,
+    blobs: BlobStore | None = None,
+    served: ServedModels | None = None,
 ) -> ModelPublisher:
     """Return the publisher of a fleet.
 
@@ -553,6 +562,7 @@ def make_publisher(
         state_dir: Directory of the note file.
         connection: The connection to the broker.
         blobs: Blob store of the run, where a leader with standbys keeps the note.
+        served: Where devices fetch models by URL.
     """
     broker = hashlib.sha256(str(connection.link.broker).encode()).hexdigest()[:8]
     name = f"published-{fleet}-{broker}.txt"
@@ -560,6 +570,7 @@ def make_publisher(
         connection.link,
         fleet,
         BlobNote(blobs, name) if blobs is not None and connection.leader_epoch is not None else state_dir / name,
+        served=served,
         retain=connection.established.retain_available,
         clock=connection.ports.clock,
         sleep=connection.ports.sleep,

@@ -44,7 +44,7 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class StartDownload:
-    """Open files for these blobs and subscribe to their chunks -> DownloadStarted.
+    """Open files for these blobs, and fetch them by URL or subscribe to their chunks -> DownloadStarted, DownloadByBroker.
 
     The blobs are the global model, or the deltas to it from the version held; there are none where the model itself is held.
     """

@@ -79,9 +79,20 @@ class LinkRestored:
 
 @dataclass(frozen=True)
 class DownloadStarted:
-    """StartDownload: files are open and subscriptions made; `have` are chunks on the disk, by the digest of their blob."""
+    """StartDownload: files are open, and subscriptions made or a fetch by URL begun.
+
+    Attributes:
+        have: Chunks on the disk, by the digest of their blob.
+        by_url: Whether chunks are fetched by URL; DownloadByBroker follows if that fails.
+    """
 
     have: Mapping[str, Collection[int]]
+    by_url: bool = False
+
+
+@dataclass(frozen=True)
+class DownloadByBroker:
+    """StartDownload: the fetch by URL has failed, and the subscriptions are made; missing chunks come by the broker."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,7 @@ class OwnerAbandoned:
 FromCoordinator = WorkRequested | MessageReceived | ChunkReceived | LinkRestored
 Completion = (
     DownloadStarted
+    | DownloadByBroker
     | DownloadDamaged
     | TrainingProgressed
     | VectorTrained

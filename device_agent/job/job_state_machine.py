@@ -9,7 +9,8 @@
 | any but IDLE | WorkRequested, the same | Accept, Progress once more; an upload repeats its offers anyway | unchanged |
 | any but IDLE | WorkRequested, the same work in a newer epoch | the same, under the new epoch | unchanged |
 | DOWNLOADING | DownloadStarted, ChunkReceived | WriteChunk; after the last Progress, StartTraining | TRAINING |
-| DOWNLOADING | time | Need for missing chunks | unchanged |
+| DOWNLOADING | time, unless chunks are fetched by URL | Need for missing chunks | unchanged |
+| DOWNLOADING | DownloadByBroker: the fetch by URL has failed | none; Need as time passes | unchanged |
 | TRAINING | TrainingProgressed | Progress | unchanged |
 | TRAINING | VectorTrained, Inbox: both are there | MaskUpdate | unchanged |
 | TRAINING | UpdateTrained | SpoolUpdate, then Offer | UPLOADING |
@@ -59,6 +60,7 @@ from fedpatch.device_agent.job.job_events import (
     AdmissionDecision,
     ChunkReceived,
     Completion,
+    DownloadByBroker,
     DownloadDamaged,
     DownloadStarted,
     EffectFailed,
@@ -237,8 +239,11 @@ class Job:
             case DownloadStarted():
                 if self.state is not JobState.DOWNLOADING or self._plan is None:
                     return []
-                self._download = Download(self._plan.blobs, now, have=event.have)
+                self._download = Download(self._plan.blobs, now, have=event.have, asks=not event.by_url)
                 return self._train_when_complete(now)
+            case DownloadByBroker():
+                if self._download is not None:
+                    self._download.ask_from(now)
             case DownloadDamaged():
                 return self._download_whole_model() if self.state is JobState.TRAINING else []
             case TrainingProgressed() | VectorTrained() | UpdateTrained() | ModelEvaluated() | TrainingFailed():
@@ -360,11 +365,12 @@ class Job:
     def _change_plan(self, plan: DownloadPlan, now: float) -> list[Effect]:
         """Follow the deltas that the newer epoch offers.
 
-        Its chunks are on the broker again, so the missing ones are asked for soon, however long the pause had grown.
+        Its chunks are on the broker again, so the missing ones are asked for soon, however long the pause had grown. A newer
+        URL replaces the former one, which may have expired.
         """
-        if self._plan is not None and plan.blobs == self._plan.blobs:
+        if self._plan is not None and plan.blobs == self._plan.blobs and not any(blob.url for blob in plan.blobs):
             if self._download is not None:
-                self._download = Download(plan.blobs, now, have=self._download.have)
+                self._download = Download(plan.blobs, now, have=self._download.have, asks=self._download.asks)
             return []
         downloads, self._plan, self._download = self._download is not None, plan, None
         return [StartDownload(plan.blobs)] if downloads else []

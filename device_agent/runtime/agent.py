@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from fedpatch.device_agent.job.download_plan import DownloadPlan, expected_bytes, plan_download
@@ -45,6 +45,7 @@ from fedpatch.device_agent.policy.owner_limits import DAMAGED, OwnerLimits
 from fedpatch.device_agent.policy.owner_policy import OwnerPolicy
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping
+from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEnded, FetchEvent
 from fedpatch.device_agent.runtime.presence import AgentLink, Identity, Presence
 from fedpatch.device_agent.runtime.training_supervisor import Died, Trainer, TrainerEvent
 from fedpatch.device_agent.sensors.device_facts import Facts
@@ -78,7 +79,7 @@ class Stop:
     exit_code: int
 
 
-Event = LinkEvent | TrainerEvent | Facts | Stop
+Event = LinkEvent | TrainerEvent | Facts | FetchEvent | Stop
 EventQueue = SimpleQueue[Event]
 
 # How long an agent that is to end waits for a personal model; to make one takes a Raspberry Pi a second or two.
@@ -169,7 +170,7 @@ class Agent:
         self._link.subscribe(*topics.device_filters(self._identity.fleet, self._identity.device))
         self._link.start()
 
-    def turn(self, event: LinkEvent | TrainerEvent | Facts | None) -> None:
+    def turn(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent | None) -> None:
         """Do one turn of the loop: handle an event, if there is one, then let time pass."""
         if event is not None:
             self._perform(self._handle(event, self._clock()))
@@ -231,7 +232,7 @@ class Agent:
     def _effects_of(self, events: Iterable[JobEvent], now: float) -> list[Effect]:
         return [effect for event in events for effect in self._job.handle(event, now)]
 
-    def _handle(self, event: LinkEvent | TrainerEvent | Facts, now: float) -> list[Effect]:
+    def _handle(self, event: LinkEvent | TrainerEvent | Facts | FetchEvent, now: float) -> list[Effect]:
         match event:
             case Connected():
                 _log.info("connected to the broker, MQTT %s", event.protocol)
@@ -246,6 +247,8 @@ class Agent:
                 return self._on_received(event, now)
             case Facts():
                 return self._on_facts(event, now)
+            case ChunkFetched() | FetchEnded():
+                return self._effects_of(self._runner.fetched(event), now)
             case _:
                 return self._on_trainer(event, now)
 
@@ -296,6 +299,8 @@ class Agent:
         if decision is None:
             self._waiting_request = envelope  # the newest: the coordinator has superseded those before it
             return []
+        # URLs are in the plan alone: a request is kept on the disk, and is part of the keys of a masked round.
+        envelope = replace(envelope, body=request.at({}))
         return self._job.handle(WorkRequested(envelope, self._tasks, decision, plan), now)
 
     def _storage_decision(

@@ -30,6 +30,8 @@ from fedpatch.device_agent.job.job_effects import (
     WriteChunk,
 )
 from fedpatch.device_agent.job.job_events import (
+    ChunkReceived,
+    DownloadByBroker,
     DownloadDamaged,
     DownloadStarted,
     EffectFailed,
@@ -47,6 +49,7 @@ from fedpatch.device_agent.job.training_messages import (
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
+from fedpatch.device_agent.runtime.model_fetcher import ChunkFetched, FetchEvent, ModelFetch, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.download_files import Downloads, MemoryBlob, cut_from_file
@@ -88,10 +91,11 @@ class EffectRunner:
         limits: The owner's limits on what may leave the device.
         directory: State directory, with downloads and spool.
         models: Personal models for applications; None where the device keeps none.
+        fetcher: Fetches models by URL; None where they come from the broker only.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of an agent that effects need
         self,
         identity: Identity,
         *,
@@ -101,6 +105,7 @@ class EffectRunner:
         limits: OwnerLimits,
         directory: Path,
         models: ModelStore | None = None,
+        fetcher: ModelFetcher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.last_outcome = ""
@@ -120,6 +125,8 @@ class EffectRunner:
             models.attempts.forget()
         self._spool = UpdateSpool(directory / SPOOL)
         self._downloads: Downloads | None = None
+        self._fetcher = fetcher
+        self._fetch: ModelFetch | None = None
         self._downloaded: dict[str, MemoryBlob] = {}
         self._held = ModelCache(directory / HELD_DIRECTORY)
         self._held_in_memory = ""  # the version that the training process holds; "" where only the disk has one
@@ -268,6 +275,7 @@ class EffectRunner:
             case WriteChunk() if self._downloads is not None:
                 self._downloads.write(effect.chunk)
                 self._usage.moved(len(effect.chunk.data))
+                self.times.downloaded["mqtt" if self._fetch is None else "url"] += len(effect.chunk.data)
             case StartTraining():
                 return self._train(effect)
             case SpoolUpdate():
@@ -388,8 +396,36 @@ class EffectRunner:
     def _start_download(self, blobs: tuple[Manifest, ...]) -> DownloadStarted:
         self._end_download(keep=True)
         self._downloads = Downloads(self._directory / DOWNLOADS, blobs, self._downloaded)
+        have = self._downloads.have
+        self._fetch = None if self._fetcher is None else self._fetcher.begin(blobs, have)
+        if self._fetch is None:
+            self._link.subscribe(*self._filters(self._downloads))
+        return DownloadStarted(have, by_url=self._fetch is not None)
+
+    def fetched(self, event: FetchEvent) -> list[Event]:
+        """Take an event of a fetch; that of a fetch that was stopped counts its bytes only."""
+        current = event.fetch is self._fetch
+        if isinstance(event, ChunkFetched):
+            event.fetch.taken()
+            if current:
+                return [ChunkReceived(event.chunk)]
+            self._usage.moved(len(event.chunk.data))
+            return []
+        self._usage.moved(event.wasted_bytes)
+        if not current or not event.problem or self._downloads is None:
+            return []
+        self._fetch = None
+        _log.warning("%s; downloading the missing chunks by MQTT", event.problem)
         self._link.subscribe(*self._filters(self._downloads))
-        return DownloadStarted(self._downloads.have)
+        return [DownloadByBroker()]
+
+    def _end_fetch(self) -> str:
+        """Stop the fetch that is under way; return its URLs for messages, "" without one."""
+        fetch, self._fetch = self._fetch, None
+        if fetch is None:
+            return ""
+        fetch.stop()
+        return fetch.places
 
     def _train(self, effect: StartTraining) -> list[Event]:
         assert self._downloads is not None
@@ -400,9 +436,13 @@ class EffectRunner:
             self._waiting, self._waiting_is_paused = effect, False
             return []
         plan = effect.plan
+        steps = [replace(one, manifest=one.manifest.at(None)) for one in plan.steps]  # URLs stay in this process
         self._link.unsubscribe(*self._filters(self._downloads))
+        places = self._end_fetch()
         if not self._downloads.verified():
-            _log.warning("what was downloaded is damaged; downloading the global model again")
+            # The job knows no URL of the model, so that it comes by MQTT now.
+            origin = f"{places} has not the bytes of the manifest" if places else "what was downloaded is damaged"
+            _log.warning("%s (SHA-256 differs); downloading the global model again, by MQTT", origin)
             self._end_download()
             return [DownloadDamaged()]
         about = fields(run=effect.key.run, round=effect.key.round, saved_bytes=plan.saved_bytes)
@@ -423,7 +463,7 @@ class EffectRunner:
                 make_model=due,
                 model_path="" if plan.held else str(self._downloads.path(command.base)),
                 held=plan.held,
-                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in plan.steps),
+                steps=tuple(ModelStep(str(self._downloads.path(one.manifest.digest)), one) for one in steps),
                 download_s=effect.download_s,
                 independent_ends_at=effect.ends_at if effect.request.measure_independent else 0.0,
                 ends_at=effect.ends_at,
@@ -453,6 +493,7 @@ class EffectRunner:
         )
 
     def _end_download(self, *, keep: bool = False) -> None:
+        self._end_fetch()
         downloads, self._downloads = self._downloads, None
         if downloads is None:
             return

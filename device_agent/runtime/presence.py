@@ -21,6 +21,7 @@ from fedpatch.shared.wire.messages import (
     ENCODINGS,
     MASKED_FEATURE,
     SIGNED_FEATURE,
+    URL_FEATURE,
     DeviceState,
     Envelope,
     JobStatus,
@@ -75,6 +76,7 @@ class Presence:
         masks: Whether the device masks updates.
         signs: Whether it can sign the keys of masked rounds.
         hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
+        fetches: Whether the device fetches models by URL.
         features: Features of work requests that the device understands, without those of masked rounds.
         encodings: Encodings that it can decode.
         path: Returns the path of a relay (DeviceState.path); () for other devices.
@@ -90,6 +92,7 @@ class Presence:
         masks: bool = False,
         signs: bool = False,
         hides_examples: bool = False,
+        fetches: bool = False,
         features: tuple[str, ...] = DEVICE_FEATURES,
         encodings: tuple[str, ...] = ENCODINGS,
         path: Callable[[], tuple[str, ...]] = tuple,
@@ -102,7 +105,7 @@ class Presence:
         self._vitals = vitals
         self._retain = True
         masking = (MASKED_FEATURE, SIGNED_FEATURE) if signs else (MASKED_FEATURE,)
-        self._features = (*features, *masking) if masks else features
+        self._features = (*features, *(masking if masks else ()), *((URL_FEATURE,) if fetches else ()))
         self._encodings = encodings
         self._path = path
         self._hides_examples = hides_examples

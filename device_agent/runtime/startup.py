@@ -28,6 +28,7 @@ from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
 from fedpatch.device_agent.runtime.key_certificates import CertificateFiles
+from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import AgentLink, DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.training_launch import launch_through
 from fedpatch.device_agent.runtime.training_supervisor import Trainer, TrainerEvent
@@ -177,6 +178,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         limits=limits,
         directory=directory,
         models=models,
+        fetcher=_fetcher_of(settings, queue),
         clock=ports.clock,
     )
     metrics = None
@@ -207,6 +209,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
             masks=secure.offers,
             signs=secure.signs,
             hides_examples=secure.forbids_unmasked,
+            fetches=settings.models_by_url,
         ),
         housekeeping=Housekeeping(trainer, IdleTimer(settings.idle_release_s), ports.manager, metrics=metrics),
         status=StatusFile(directory, fixed),
@@ -242,6 +245,21 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
         max_epochs=settings.max_epochs,
         keep_int8=settings.keep_int8,
         alone_every=settings.alone_every if settings.keep_models else 0,
+    )
+
+
+def _fetcher_of(settings: AgentSettings, queue: EventQueue) -> ModelFetcher | None:
+    """Return the fetcher of models; None where the owner takes them from the broker only."""
+    if not settings.models_by_url:
+        return None
+    own = settings.models_ca_file
+    return ModelFetcher(
+        queue.put,
+        ca_files=[path for path in (own or settings.ca_file,) if path is not None],
+        system_cas=own is None,
+        # Elsewhere a coordinator could have this device send requests to services of its own.
+        plain_loopback=parse_broker_url(settings.broker).loopback,
+        plain=settings.insecure,
     )
 
 

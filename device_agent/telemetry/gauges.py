@@ -28,7 +28,7 @@ class Gauges:
     """The state of an agent at one moment.
 
     `round` is 0 without a job. `willing` is None before the first decision. `model` is user accuracy and time of the
-    personal model. `expiry` has the expiry times of certificates. Times are Unix seconds.
+    personal model. `expiry` has the expiry times of certificates. `downloaded` has bytes by way. Times are Unix seconds.
     """
 
     info: tuple[tuple[str, str], ...]
@@ -46,6 +46,7 @@ class Gauges:
     report: UpdateReport | None = None
     model: tuple[float | None, float] | None = None
     expiry: tuple[tuple[str, float], ...] = ()
+    downloaded: tuple[tuple[str, int], ...] = ()
 
     def text(self) -> str:
         """Return the metrics in Prometheus' text format."""
@@ -80,6 +81,8 @@ class Gauges:
                 "User accuracy on its test data, before and after the last training",
                 measured,
             )
+        downloaded = [((("way", way),), size_bytes) for way, size_bytes in self.downloaded]
+        yield "downloaded_bytes", "Bytes of models since its start, by way: mqtt, url", downloaded
         expiry = [((("certificate", name),), when) for name, when in self.expiry]
         yield "certificate_expiry_timestamp_seconds", _EXPIRY, expiry
 

@@ -116,6 +116,7 @@ class LocalMetrics:
             report=times.report,
             model=self._model,
             expiry=self._expiry,
+            downloaded=tuple(times.downloaded.items()),
         )
 
     def _look_at_model(self, task: str) -> None:

@@ -50,12 +50,13 @@ class RoundTimes:
     """Notes the phases of a round by this device's own clock; `now` is monotonic seconds.
 
     `last` is the last round whose update was committed, None before the first of this process. `report` is that of the last
-    training, with any outcome of its update.
+    training, with any outcome of its update. `downloaded` are the bytes of models that arrived in this process, by way.
     """
 
     def __init__(self) -> None:
         self.last: LastRound | None = None
         self.report: UpdateReport | None = None
+        self.downloaded = {"mqtt": 0, "url": 0}
         self._trained: JobKey | None = None
         self._sends_since: float | None = None
 

@@ -90,4 +90,5 @@ def _agent() -> Gauges:
         report=UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.5, 1.0, 1.0),
         model=(0.5, 1.0),
         expiry=(("ca", 1.0),),
+        downloaded=(("mqtt", 0), ("url", 0)),
     )

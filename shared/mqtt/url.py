@@ -13,6 +13,17 @@ DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _LOOPBACK_6 = ipaddress.ip_address("::1")
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host as written is this machine: `localhost`, 127.0.0.0/8 or ::1; no name is resolved."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback if address.version == 4 else address == _LOOPBACK_6
+
+
 @dataclass(frozen=True)
 class BrokerUrl:
     """A broker's address.
@@ -42,13 +53,7 @@ class BrokerUrl:
 
         No name is resolved, because a hostile name server could redirect the connection to another machine.
         """
-        if self.host == "localhost":
-            return True
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        return address.is_loopback if address.version == 4 else address == _LOOPBACK_6
+        return is_loopback(self.host)
 
     @property
     def exposed(self) -> bool:

@@ -240,6 +240,7 @@ class Download:
         now: The time in seconds, from any fixed origin; as in all methods.
         have: Indices of the chunks kept from before a restart, by the digest of their blob.
         window: Most chunks to ask for at a time.
+        asks: False while chunks are fetched by URL, which needs no requests; `ask_from` ends that.
 
     Example:
         >>> blob = b"x" * 20_000
@@ -258,7 +259,9 @@ class Download:
         *,
         have: Mapping[str, Iterable[int]] | None = None,
         window: int = 32,
+        asks: bool = True,
     ) -> None:
+        self.asks = asks
         self._blobs = {blob.digest: blob for blob in blobs}
         known = have or {}
         self._have = {blob.digest: Bitmap(blob.chunk_count, known.get(blob.digest, ())) for blob in blobs}
@@ -299,11 +302,11 @@ class Download:
 
     def next_deadline(self) -> float | None:
         """Return the time at which `tick` is due, or None when the download is complete."""
-        return None if self.complete else self._ask_at
+        return self._ask_at if self.asks and not self.complete else None
 
     def tick(self, now: float) -> list[Need]:
         """Return requests for missing chunks if a request is due, else nothing."""
-        if self.complete or now < self._ask_at:
+        if not self.asks or self.complete or now < self._ask_at:
             return []
         self._quiet_s = min(2 * self._quiet_s, MAX_QUIET_S)
         self._ask_at = now + self._quiet_s
@@ -316,6 +319,10 @@ class Download:
                 self._asked.update((digest, index) for index in wanted)
                 needs.append(Need(digest, wanted.to_bytes()))
         return needs
+
+    def ask_from(self, now: float) -> None:
+        """Ask for the missing chunks from now on, after ASK_QUIET_S."""
+        self.asks, self._quiet_s, self._ask_at = True, ASK_QUIET_S, now + ASK_QUIET_S
 
     def on_reconnect(self, now: float) -> None:
         """Reset the pause after a reconnect, for requests may have been lost: `tick` asks after at most ASK_QUIET_S."""

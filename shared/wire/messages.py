@@ -7,6 +7,7 @@ hexadecimal digits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
@@ -57,11 +58,14 @@ COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEAT
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
 # A word in the features of a request to a device that registered several members: the report of its update may have `members`.
 MEMBERS_FEATURE = "members"
+# A feature of devices that fetch models by URL where their owner allows it: `url` of the manifests of a request.
+URL_FEATURE = "url"
 MAX_FEATURES = 32
 MAX_PATH = 8
 MAX_CHUNKS = 65_536
 MAX_DELTAS = 16
 MAX_BLOB_BYTES = 2**31
+MAX_URL = 2000  # characters; each is one byte of ASCII, and the codec takes no longer string
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Features = Annotated[tuple[Word, ...], Meta(max_length=MAX_FEATURES)]
@@ -93,6 +97,8 @@ class Manifest:
         encoding: One of ENCODINGS.
         raw_bytes: Size of the blob when decompressed.
         schema: Digest of the schema of its tensors.
+        url: Where the blob can be fetched too, of a request to a device with URL_FEATURE. It may hold a signature, so it is in
+            no log. Two manifests are equal without it: it says where a blob is, and not which.
     """
 
     digest: Digest
@@ -102,6 +108,11 @@ class Manifest:
     encoding: Word
     raw_bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
     schema: Digest
+    url: Annotated[str, Meta(max_length=MAX_URL)] | UnsetType = field(default=UNSET, compare=False, repr=False)
+
+    def at(self, url: str | None) -> Manifest:
+        """Return the manifest with this URL; None for none."""
+        return replace(self, url=url or UNSET)
 
 
 @dataclass(frozen=True)
@@ -250,6 +261,11 @@ class WorkRequest:
     def evaluates(self) -> bool:
         """True if the device shall only measure."""
         return self.evaluate is True
+
+    def at(self, urls: Mapping[str, str]) -> WorkRequest:
+        """Return the request with the URLs of these blobs, by digest, and no others."""
+        deltas = tuple(replace(one, manifest=one.manifest.at(urls.get(one.manifest.digest))) for one in self.deltas)
+        return replace(self, model=self.model.at(urls.get(self.model.digest)), deltas=deltas)
 
 
 @dataclass(frozen=True)
@@ -427,7 +443,8 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, and SIGNED_FEATURE where it can sign keys.
+        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE where it can sign keys, and
+            URL_FEATURE where it fetches models by URL.
         path: Of a relay: its id, and the path of a relay below it, the longest of several. A relay that finds its own id in the
             path of a device of its site is part of a circle. Other devices leave it out.
     """

@@ -9,6 +9,7 @@ from fedpatch.coordinator.rounds.known_devices import Fleet
 from fedpatch.coordinator.rounds.participant_transitions import RoundJournal, RoundStart, State
 from fedpatch.coordinator.rounds.round_messages import ActiveRound, EnvelopeFactory
 from fedpatch.coordinator.rounds.run_effects import Effect
+from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.shared.wire.chunked_transfer import cut
 from fedpatch.shared.wire.messages import Accept, Body, Decline, DeviceState, Failed, Grant, Offer
 from fedpatch.shared.wire.reason_codes import DeclineReason, FailReason
@@ -28,7 +29,7 @@ class Bench:
         self.post = EnvelopeFactory(spec)
         opening = RoundStart(RoundJournal(1, target or len(devices), tuple(devices), base=""))
         self.open = ActiveRound(spec, opening, self.fleet, self.post, random.Random(1), limit_s, 0.0)
-        self.begun = self.open.begin(model(), 0.0)
+        self.begun = self.open.begin(ModelPublished(model()), 0.0)
 
     def receive(self, device: str, *bodies: Body, now: float = 1.0) -> list[Effect]:
         return [effect for body in bodies for effect in self.open.on_message(device, body, now)]

@@ -11,6 +11,7 @@ from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.policy.owner_limits import OwnerLimits
 from fedpatch.device_agent.policy.usage import JobUsage
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
+from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.wire.messages import Body
 from tests.device_agent.fake_link import Wire
@@ -24,6 +25,7 @@ def performer_of(
     *,
     limits: OwnerLimits | None = None,
     models: ModelStore | None = None,
+    fetcher: ModelFetcher | None = None,
 ) -> EffectRunner:
     """The hands of the device, which works in `directory`; unless given, limits are those of tests.device_agent.owners."""
     return EffectRunner(
@@ -34,6 +36,7 @@ def performer_of(
         limits=limits or limits_of(directory),
         directory=directory,
         models=models,
+        fetcher=fetcher,
     )
 
 
@@ -41,12 +44,18 @@ class PlayedDevice:
     """A job, its performer and the directory that it works in."""
 
     def __init__(
-        self, directory: Path, trainer: Any, *, max_blob_bytes: int = 10_000, models: ModelStore | None = None
+        self,
+        directory: Path,
+        trainer: Any,
+        *,
+        max_blob_bytes: int = 10_000,
+        models: ModelStore | None = None,
+        fetcher: ModelFetcher | None = None,
     ) -> None:
         self.directory, self.trainer = directory, trainer
         self.wire = Wire()
         self.job = Job(max_blob_bytes=max_blob_bytes)
-        self.performer = performer_of(directory, self.wire, trainer, models=models)
+        self.performer = performer_of(directory, self.wire, trainer, models=models, fetcher=fetcher)
 
     def perform(self, effects: list[Effect]) -> list[Body]:
         before = len(self.wire.up)

@@ -14,6 +14,7 @@ class Wire:
         self.up: list[Body] = []
         self.states: list[Body] = []
         self.patient = False
+        self.subscribed: set[str] = set()
 
     def start(self) -> None:
         """Nothing to connect to."""
@@ -26,10 +27,12 @@ class Wire:
         """Nothing to leave."""
 
     def subscribe(self, *filters: str) -> None:
-        """Whatever is published is known already."""
+        """Note the filters: whatever is published is known already."""
+        self.subscribed.update(filters)
 
     def unsubscribe(self, *filters: str) -> None:
-        """As before."""
+        """Note it."""
+        self.subscribed.difference_update(filters)
 
     def use_long_backoff(self, patient: bool) -> None:
         self.patient = patient

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.device.light_updates import StandInUpdates
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.runtime.model_fetcher import FetchEvent
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.shared.mqtt.client import LinkEvent
 from fedpatch.shared.tensors.arrays import Schema
@@ -73,7 +74,7 @@ class LightSite:
     """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`."""
 
     def __init__(self, broker: str, fleet: str, task: str, schema: Schema, devices: list[str]) -> None:
-        self._inboxes: dict[str, SimpleQueue[LinkEvent]] = {device: SimpleQueue() for device in devices}
+        self._inboxes: dict[str, SimpleQueue[LinkEvent | FetchEvent]] = {device: SimpleQueue() for device in devices}
         self.tally = Tally()
         self.updates = {device: NamedUpdates(schema, device) for device in devices}
         self.devices = {

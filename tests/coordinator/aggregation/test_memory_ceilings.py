@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import pytest
@@ -49,7 +50,12 @@ def update(blob: bytes, raw_bytes: int, encoding: str = "fp32") -> Callable[[], 
 
 def offer(**changes: int) -> Callable[[], object]:
     """A manifest that states so much."""
-    stated = {"size_bytes": MAX_BLOB_BYTES, "chunk_bytes": 2**20, "chunk_count": 2**11, "raw_bytes": MAX_BLOB_BYTES}
+    stated: dict[str, Any] = {
+        "size_bytes": MAX_BLOB_BYTES,
+        "chunk_bytes": 2**20,
+        "chunk_count": 2**11,
+        "raw_bytes": MAX_BLOB_BYTES,
+    }
     manifest = Manifest(digest="0" * 64, encoding="fp32", schema=SCHEMA.digest, **{**stated, **changes})
     return lambda: check_offer(manifest, schema=SCHEMA.digest, encoding="fp32", max_bytes=10_000)
 

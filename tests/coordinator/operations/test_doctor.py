@@ -23,6 +23,7 @@ from fedpatch.shared.wire.codec import encode
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     EVALUATE_FEATURE,
+    URL_FEATURE,
     CoordinatorState,
     DeviceState,
     Envelope,
@@ -137,6 +138,19 @@ def test_devices_that_do_not_know_a_term_of_the_plan_are_named(settings, schema,
     assert f"device_{name}" not in plain
     assert found[f"device_{name}"].verdict == "warn"
     assert found[f"device_{name}"].detail == f"pi-1 does not know {name}, and will not be asked"
+
+
+@pytest.mark.broker
+def test_devices_that_fetch_no_models_by_url_are_named_where_a_store_serves_them(settings, schema, tmp_path):
+    with published(settings, pi_1=state(schema), pi_2=state(schema, features=(URL_FEATURE,))) as there:
+        plain, found = (
+            find(there),
+            find(replace(there, models_store=f"file://{tmp_path}/models", models_url="https://cdn.example/")),
+        )
+    assert "device_url" not in plain and "models_store" not in plain
+    assert found["models_store"].verdict == "ok"
+    assert found["device_url"].verdict == "warn"
+    assert found["device_url"].detail == "pi-1 fetches no models by URL, and gets them through the broker"
 
 
 @pytest.mark.broker

@@ -12,11 +12,13 @@ from fedpatch.coordinator.rounds.known_devices import Fleet, hint_for
 from fedpatch.coordinator.rounds.participant_transitions import Phase, RoundJournal, State
 from fedpatch.coordinator.rounds.round_messages import REINVITE_S, UPLOAD_IDLE_S
 from fedpatch.coordinator.rounds.run_effects import CountEvent, Effect, ResendChunks, StoreUpdate
+from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.shared.tensors.encodings import KEEP
 from fedpatch.shared.wire.chunked_transfer import Bitmap, Chunk, cut, describe
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     ENCODINGS,
+    URL_FEATURE,
     Accept,
     Ack,
     Cancel,
@@ -67,7 +69,7 @@ class TestInvitations:
         fleet.note_version("b", model().digest)
         delta = ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))
         journal = RoundJournal(1, 4, tuple("abcd"), base="")
-        made = Invitations(spec, fleet, journal, model(), [delta])
+        made = Invitations(spec, fleet, journal, ModelPublished(model(), [delta]))
         assert [made.size_bytes(device) for device in "abcd"] == [40, 0, 250, 250]
         assert [made.request(device, 1.0).deltas for device in "abcd"] == [(delta,), (), (delta,), ()]
         assert made.with_encodings(journal).negotiated == {"d": "fp32"}
@@ -80,10 +82,29 @@ class TestInvitations:
         for device in "ab":
             fleet.note_version(device, "77" * 32)
         delta = ModelDelta("77" * 32, "88" * 32, model(b"d" * 40))
-        made = Invitations(spec, fleet, RoundJournal(1, 4, tuple("ab"), base=""), model(), [delta])
+        made = Invitations(spec, fleet, RoundJournal(1, 4, tuple("ab"), base=""), ModelPublished(model(), [delta]))
         requests = [made.request(device, 1.0) for device in "ab"]
         assert [one.encoding for one in requests] == [wanted, "fp32+zstd"]
         assert [one.deltas for one in requests] == [(delta,), ()]
+
+    def test_only_devices_that_fetch_get_urls_and_a_model_with_chunks_is_resent_as_without(self):
+        fleet = Fleet(TASK)
+        fleet.update("a", fleet.relevant(replace(there(), features=(URL_FEATURE,))))
+        fleet.update("b", there())
+        published = ModelPublished(model(), urls={model().digest: "https://cdn.example/ab"})
+        need = Need(model().digest, b"\x07")
+        for devices, resent in (("ab", []), ("a", [ResendChunks(model().digest, (0, 1, 2))])):
+            journal = RoundJournal(1, 2, tuple(devices), base="")
+            made = Invitations(run_spec(), fleet, journal, published, 10.0)
+            assert [made.request(device, 1.0).model.url for device in devices] == [
+                "https://cdn.example/ab",
+                UNSET,
+            ][: len(devices)]
+            assert made.common_request.model.url is UNSET
+            # Chunks that were just published are on their way; of those that were not, the first request has all published.
+            large = FAN_OUT_BYTES_S
+            assert made.resend_due(need, 10.5, waiting=int(large)) == resent
+            assert made.resend_due(need, 10.9, waiting=int(large)) == []
 
     def test_missing_chunks_are_resent_by_the_number_of_devices_without_the_model(self, monkeypatch):
         """Those that are invited, and those that have accepted."""
@@ -122,7 +143,7 @@ class TestInvitations:
         plan = replace(run_spec().plan, moments=("control",))
         for spec, expected in ((run_spec(), [UNSET, UNSET]), (run_spec(plan=plan), [7, 0])):
             journal = RoundJournal(9, 2, ("a", "b"), base="")
-            invitations = Invitations(spec, Fleet(TASK), journal, model(), counted={"a": 7})
+            invitations = Invitations(spec, Fleet(TASK), journal, ModelPublished(model(), counted={"a": 7}))
             found = [invitations.request(device, 10.0).counted for device in "ab"]
             assert found == expected
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+from fedpatch.coordinator.blobs.served_models import ServedModels
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.shared.errors import BrokerError
 from fedpatch.shared.wire.chunked_transfer import decode_chunk
@@ -18,6 +20,69 @@ BLOB = b"m" * 250
 @pytest.fixture
 def link() -> RecordedLink:
     return RecordedLink()
+
+
+class TestServed:
+    """Blobs that devices fetch by URL."""
+
+    BASE = "https://cdn.example/kitchen/"
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Path:
+        return tmp_path / "served"
+
+    @pytest.fixture
+    def served(self, link: RecordedLink, store: Path, tmp_path: Path) -> ModelPublisher:
+        models = ServedModels(FileBlobs(store, (0o644, 0o755)), self.BASE.__add__)
+        return ModelPublisher(link, "kitchen", tmp_path / "published.txt", served=models)
+
+    def test_model_that_all_devices_fetch_is_in_the_store_and_not_on_the_broker(self, served, link, store):
+        urls = served.publish(Blob(BLOB, model()), chunks=False)
+        served.republish()
+        assert urls == {model().digest: f"{self.BASE}{model().digest}"}
+        file = store / model().digest
+        assert (file.read_bytes(), file.stat().st_mode & 0o777, link.published) == (BLOB, 0o644, [])
+
+    def test_first_request_for_a_chunk_publishes_the_whole_model(self, served, link, tmp_path):
+        served.publish(Blob(BLOB, model()), chunks=False)
+        served.repair(model().digest, (1,))
+        assert len(link.retained()) == 3
+        assert publisher(RecordedLink(), tmp_path)._leaving.keys() == {model().digest}
+        served.repair(model().digest, (1,))
+        assert len(link.published) == 4
+
+    def test_broker_without_retained_messages_is_sent_requested_chunks_only(self, served, link):
+        served.retain = False
+        served.publish(Blob(BLOB, model()), chunks=False)
+        served.repair(model().digest, (2,))
+        assert [decode_chunk(payload).index for _, payload, _ in link.published] == [2]
+
+    def test_model_of_the_round_before_is_published_once_a_device_needs_chunks(self, served, link):
+        served.publish(Blob(BLOB, model()), chunks=False)
+        served.publish(Blob(BLOB, model()), chunks=True)
+        served.publish(Blob(BLOB, model()), chunks=False)
+        assert len(link.retained()) == len(link.published) == 3
+
+    def test_store_holds_the_blobs_of_the_last_call_and_none_after_the_end(self, served, link, store):
+        store.mkdir()
+        (store / ("ab" * 32)).write_bytes(b"of a coordinator that was killed")
+        (store / "of-somebody-else").mkdir()
+        other = model(b"n" * 150)
+        served.publish(Blob(BLOB, model()), [Blob(b"n" * 150, other)], chunks=False)
+        assert {path.name for path in store.iterdir()} == {model().digest, other.digest, "of-somebody-else"}
+        served.publish(Blob(b"n" * 150, other), chunks=False)
+        assert {path.name for path in store.iterdir()} == {other.digest, "of-somebody-else"}
+        served.close()
+        assert [path.name for path in store.iterdir()] == ["of-somebody-else"]
+        assert link.published == []
+
+    def test_model_that_the_store_refuses_is_published_in_chunks(self, served, link, store, caplog):
+        store.touch()
+        assert served.publish(Blob(BLOB, model()), chunks=False) == {}
+        assert len(link.retained()) == 3
+        assert "published as chunks" in caplog.text
+        store.unlink()
+        assert served.publish(Blob(BLOB, model()), chunks=False).keys() == {model().digest}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -23,11 +24,13 @@ from fedpatch.device_agent.job.job_events import (
     TrainingFailed,
     UpdateRestored,
     UpdateTrained,
+    WorkRequested,
 )
 from fedpatch.device_agent.job.job_state_machine import Job, run_effects
 from fedpatch.device_agent.job.training_messages import Evaluated, MakeModel, TrainCommand, Trained, WorkerSetup
 from fedpatch.device_agent.models.store import ModelStore
 from fedpatch.device_agent.runtime.effect_runner import LONG_REST_S
+from fedpatch.device_agent.runtime.model_fetcher import FetchEvent, ModelFetcher
 from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
 from fedpatch.device_agent.state.model_cache import DIRECTORY, Held, ModelCache
@@ -44,6 +47,7 @@ from fedpatch.shared.wire.messages import (
     Committed,
     Evaluation,
     Failed,
+    Need,
     Offer,
     Progress,
     Refused,
@@ -56,7 +60,9 @@ from tests.device_agent.effect_runners import PlayedDevice, performer_of
 from tests.device_agent.exported_models import describe
 from tests.device_agent.fake_link import Wire
 from tests.device_agent.jobs import BLOB, KEY, REQUEST, requested
+from tests.support.brokers import PATIENCE_S
 from tests.support.specs import envelope_of, model, report, update
+from tests.support.web_server import sends, server
 
 UPDATE = b"u" * 350
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
@@ -74,6 +80,73 @@ class RecordedTrainer(Trainer):
 
     def make_model(self, command: MakeModel) -> None:
         self.given.append(command)
+
+
+class TestFetched:
+    """Downloads by URL, from a real server."""
+
+    def test_bytes_of_a_fetch_that_a_pause_stopped_count_and_the_next_fetch_completes_the_download(self, tmp_path):
+        with server(sends(200, BLOB)) as url:
+            device = Fetching(tmp_path)
+            device.perform(device.job.handle(requested_by_url(url), 0.0))
+            stopped = device.events(4)
+            device.perform(device.job.handle(OwnerPaused(), 0.0))
+            assert device.take(stopped) == []
+            assert device.performer._usage.spent(0.0).traffic_bytes == len(BLOB)
+            device.perform(device.job.handle(OwnerResumed(), 0.0))
+            device.take(device.events(4))
+        assert device.job.state is JobState.TRAINING
+        assert device.performer._usage.spent(0.0).traffic_bytes == 2 * len(BLOB)
+        assert device.performer.times.downloaded == {"mqtt": 0, "url": len(BLOB)}
+        assert device.wire.subscribed == set()
+
+    def test_wrong_bytes_are_named_and_the_model_comes_by_mqtt(self, tmp_path, caplog):
+        with server(sends(200, b"x" * len(BLOB))) as url:
+            device = Fetching(tmp_path)
+            device.perform(device.job.handle(requested_by_url(f"{url}?X-Amz-Signature=secret"), 0.0))
+            device.take(device.events(4))
+        assert f"{url} has not the bytes" in caplog.text and "secret" not in caplog.text
+        assert device.job.state is JobState.DOWNLOADING
+        assert device.wire.subscribed == {topics.model_chunks_filter("lab", model().digest)}
+        for index in range(3):
+            device.perform(device.job.handle(ChunkReceived(cut(BLOB, model(), index)), 0.0))
+        assert len(device.trainer.given) == 1
+
+    def test_server_that_refuses_leaves_the_chunks_to_the_broker(self, tmp_path, caplog):
+        with server(sends(403)) as url:
+            device = Fetching(tmp_path)
+            device.perform(device.job.handle(requested_by_url(url), 0.0))
+            device.take(device.events(1))
+        assert "403" in caplog.text
+        assert device.wire.subscribed == {topics.model_chunks_filter("lab", model().digest)}
+        assert [type(one) for one in device.perform(device.job.tick(1.0))] == [Need]
+
+
+def requested_by_url(url: str) -> WorkRequested:
+    """A request as the agent hands it to its job: the URL is in the plan only."""
+    asked = requested(envelope_of(replace(REQUEST, model=model().at(url)), 1))
+    return replace(asked, envelope=envelope_of(REQUEST, 1))
+
+
+class Fetching(PlayedDevice):
+    """A device that fetches by URL, whose training process is played."""
+
+    def __init__(self, directory: Path) -> None:
+        self._queue: SimpleQueue[FetchEvent] = SimpleQueue()
+        setup = WorkerSetup("none", "", str(directory), str(directory / "patches"), "pi")
+        fetcher = ModelFetcher(self._queue.put, plain_loopback=True)
+        super().__init__(directory, RecordedTrainer(setup, lambda event: None), fetcher=fetcher)
+
+    def events(self, count: int) -> list[FetchEvent]:
+        return [self._queue.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    def take(self, events: list[FetchEvent]) -> list[Body]:
+        return [
+            body
+            for event in events
+            for one in self.performer.fetched(event)
+            for body in self.perform(self.job.handle(one, 0.0))
+        ]
 
 
 class Device(PlayedDevice):

@@ -129,6 +129,8 @@ def test_gauges_follow_the_state_of_the_agent(bench):
         ("rounds_today", {}, 2),
         ("rounds_allowed_today", {}, 5),
         ("traffic_today_bytes", {}, 1_000_000),
+        ("downloaded_bytes", {"way": "mqtt"}, 0),
+        ("downloaded_bytes", {"way": "url"}, 0),
         ("traffic_allowed_today_bytes", {}, 3 * 2**20),
         ("training_today_seconds", {}, 30),
         ("training_allowed_today_seconds", {}, 120),

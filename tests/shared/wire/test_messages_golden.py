@@ -5,10 +5,12 @@ A change here is a change of the protocol: devices in the field speak the old by
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
+from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Chunk, decode_chunk, encode_chunk
 from fedpatch.shared.wire.codec import BODY_TYPES, decode, encode
 from fedpatch.shared.wire.masking_messages import (
@@ -23,6 +25,7 @@ from fedpatch.shared.wire.masking_messages import (
     Unmask,
 )
 from fedpatch.shared.wire.messages import (
+    MAX_URL,
     Accept,
     Ack,
     Body,
@@ -192,6 +195,27 @@ def test_a_request_by_a_plan_with_control_variates_differs_by_one_key_and_any_ot
     assert decode(encode(asked)) == asked
     assert encode(asked).endswith(b"\xa7counted\x07")
     assert b"counted" not in golden("work_request")
+
+
+def test_a_request_with_urls_differs_by_one_key_of_its_manifests_and_any_other_request_by_none():
+    known = BODIES["work_request"]
+    assert isinstance(known, WorkRequest)
+    asked = replace(envelope("work_request"), body=known.at({MODEL: "https://cdn.example/ab?X-Amz-Signature=secret"}))
+    found = decode(encode(asked)).body
+    assert isinstance(found, WorkRequest)
+    assert {found.model.url, found.deltas[0].manifest.url} == {"https://cdn.example/ab?X-Amz-Signature=secret"}
+    assert found == known and "secret" not in repr(found)
+    assert encode(replace(asked, body=found.at({}))) == golden("work_request")
+    assert b"url" not in golden("work_request")
+
+
+def test_url_longer_than_the_codec_takes_is_refused():
+    known = BODIES["work_request"]
+    assert isinstance(known, WorkRequest)
+    for length, fits in ((MAX_URL, True), (MAX_URL + 1, False)):
+        payload = encode(replace(envelope("work_request"), body=known.at({MODEL: "u" * length})))
+        with nullcontext() if fits else pytest.raises(WireError):
+            decode(payload)
 
 
 def test_chunk_is_encoded_to_these_bytes():

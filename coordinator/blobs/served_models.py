@@ -1,0 +1,147 @@
+"""The blobs of an open round where devices fetch them by URL: presigned of a bucket, or of a web server before a store.
+
+Keys are `FLEET/DIGEST`: a digest is known to those who may read the fleet's messages, so a URL cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, url_problem
+from fedpatch.shared.errors import FedpatchError, UsageError
+from fedpatch.shared.mqtt.url import is_loopback
+from fedpatch.shared.wire.messages import MAX_URL
+
+MARGIN_S = 3600.0
+"""How long a presigned URL outlives the deadline of a round: pauses of a round prolong it."""
+_PUBLIC_FILE, _PUBLIC_DIRECTORY = 0o644, 0o755
+_RETRY_S = 10.0  # of a request; chunks on the broker replace a store that stays away longer
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+_log = logging.getLogger("fedpatch.publisher")
+
+
+class ServedModels:
+    """Models and deltas of a fleet in a store, each by its digest.
+
+    Args:
+        store: The store of this fleet, and of nothing else.
+        url_of: Returns the URL of a key.
+    """
+
+    def __init__(self, store: BlobStore, url_of: Callable[[str], str]) -> None:
+        self._store = store
+        self._url_of = url_of
+        self._stored: set[str] | None = None
+
+    def check(self) -> None:
+        """Raise StoreUnavailable or StateError if the store cannot be written."""
+        self._store.check()
+        self._url_of("0" * 64)
+
+    def serve(self, contents: Mapping[str, bytes]) -> dict[str, str]:
+        """Store blobs by digest, delete all others, and return the URLs; none of a blob that the store refuses.
+
+        Example:
+            >>> from fedpatch.coordinator.blobs.file_blobs import FileBlobs
+            >>> store = FileBlobs(getfixture("tmp_path") / "demo")
+            >>> ServedModels(store, "https://cdn.example/demo/{}".format).serve({"ab" * 4: b"model"})
+            {'abababab': 'https://cdn.example/demo/abababab'}
+        """
+        urls: dict[str, str] = {}
+        try:
+            if self._stored is None:  # an earlier process may have left some; what others put there stays
+                self._stored = set(filter(_DIGEST.fullmatch, self._store.list()))
+            for digest, data in contents.items():
+                if digest not in self._stored:
+                    self._store.put(digest, data)
+                    self._stored.add(digest)
+                urls[digest] = self._url_of(digest)
+            self._store.delete(*self._stored - contents.keys())
+            self._stored &= contents.keys()
+        except FedpatchError as error:
+            _log.warning("%s; models that are not stored are published as chunks", error)
+            self._stored = None
+        if any(len(url) > MAX_URL for url in urls.values()):
+            _log.warning("URLs of models have more than %d characters; models are published as chunks", MAX_URL)
+            return {}
+        return urls
+
+    def close(self) -> None:
+        """Delete all at the end of a run."""
+        self.serve({})
+
+
+def served_problem(store: str | None, url: str | None, *, blobs: str | None, insecure: bool) -> tuple[str, str] | None:
+    """Return the first fault of the settings of served models: the setting and the reason with the remedy; None if they fit.
+
+    Args:
+        store: The setting `models_store`.
+        url: The setting `models_url`.
+        blobs: The setting `blobs`.
+        insecure: The setting `insecure`.
+
+    Example:
+        >>> served_problem("file:///srv/models", None, blobs=None, insecure=False)
+        ('models_url', 'file:///srv/models is reached by a web server only; set models_url to its address')
+    """
+    if store is None:
+        return None if url is None else ("models_url", "set without models_store, which the server reads; set that too")
+    if problem := url_problem(store):
+        return "models_store", problem
+    if url is None:
+        if store.startswith("file:"):
+            return "models_url", f"{store} is reached by a web server only; set models_url to its address"
+        return None
+    if blobs is not None and f"{store.rstrip('/')}/".startswith(f"{blobs.rstrip('/')}/"):
+        return "models_store", f"{store} is in blobs, which holds updates too; give the web server a place of its own"
+    if problem := _base_problem(url, insecure=insecure):
+        return "models_url", problem
+    return None
+
+
+def _base_problem(url: str, *, insecure: bool) -> str | None:
+    form = "write https://HOST/PATH"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError as error:
+        return f"it is no URL ({error}); {form}"
+    if "@" in parts.netloc or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        return f"it has more than a place; {form}, for it goes to all devices"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"{url!r} is no URL of a web server; {form}"
+    if parts.scheme == "http" and not insecure and not is_loopback(host):
+        return f"{host} is another machine; write https://, or allow it with insecure"
+    return None
+
+
+def open_served(store: str | None, url: str | None, fleet: str, valid_s: float) -> ServedModels | None:
+    """Return the served models of a fleet; None without a store.
+
+    Args:
+        store: The setting `models_store`.
+        url: The setting `models_url`; None: presigned URLs of the bucket.
+        fleet: Name of the fleet.
+        valid_s: Seconds for which a presigned URL is valid.
+
+    Raises:
+        UsageError: The store cannot be used, or the extra is not installed.
+    """
+    if store is None:
+        return None
+    blobs = open_blobs(
+        store, Path(fleet), modes=(_PUBLIC_FILE, _PUBLIC_DIRECTORY), retry_s=_RETRY_S, setting="models_store"
+    )
+    if url is not None:
+        base = f"{url.rstrip('/')}/{fleet}/"
+        return ServedModels(blobs, lambda key: base + key)
+    sign = getattr(blobs, "sign", None)
+    if sign is None:
+        raise UsageError(f"models_store: {store} has no presigned URLs; set models_url")
+    return ServedModels(blobs, lambda key: str(sign(key, valid_s)))

@@ -1,0 +1,50 @@
+"""Web servers that answer as a test likes, also as no real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+from tests.support.brokers import HOST
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that has enough closes its connection."""
+
+
+@contextmanager
+def server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """The URL of a server on loopback that answers as it likes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with _Server((HOST, 0), Handler) as made:
+        made.daemon_threads = True
+        thread = Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://{HOST}:{made.server_port}/demo/blob"
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+def sends(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content_Length": str(len(body)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
