@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import ValidationError, convert
 
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
@@ -178,7 +179,7 @@ class SiteUpdate:
         """Write the update, durably; the file that names it comes last."""
         with refusals_of(directory):
             write_atomic(directory / _ANSWER, blob)
-            write_atomic(directory / _ANSWER_ABOUT, json.dumps(asdict(self)).encode())
+            write_atomic(directory / _ANSWER_ABOUT, msgspec.json.encode(self))
 
     @classmethod
     def find(cls, directory: Path, command: TrainCommand) -> tuple[SiteUpdate, bytes] | None:
