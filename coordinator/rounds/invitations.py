@@ -8,7 +8,7 @@ model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import UNSET
@@ -19,7 +19,7 @@ from fedpatch.coordinator.rounds.run_effects import Effect, ResendChunks
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SecureTerms
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING, SecureTerms
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
@@ -98,9 +98,10 @@ class Invitations:
         now: The time at which these were published, in seconds.
         secure: The terms of a masked round. Its updates travel masked, its models in the encodings of other rounds.
         counted: By device the last round whose aggregate has its update; asked for where devices keep control variates.
+        sums: The relays that are asked for the sum of their site in a masked round.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part of a request
         self,
         spec: RunSpec,
         fleet: Fleet,
@@ -110,8 +111,10 @@ class Invitations:
         now: float = 0.0,
         secure: SecureTerms | None = None,
         counted: Mapping[str, int] | None = None,
+        sums: Collection[str] = (),
     ) -> None:
         self.model = model
+        self._sums = sums
         self._counted = counted or {}
         self._secure = secure
         self._spec = spec
@@ -173,7 +176,9 @@ class Invitations:
 
     def encoding(self, device: str) -> str:
         """Return the encoding of a participant's update."""
-        return self._encodings[device] if self._secure is None else masked_encoding(self._secure.bits)
+        if self._secure is None:
+            return self._encodings[device]
+        return SUM_ENCODING if device in self._sums else masked_encoding(self._secure.bits)
 
     def restarted(self, device: str) -> None:
         """Choose the encoding of a restarted device anew: it has lost its work, and may have another version."""

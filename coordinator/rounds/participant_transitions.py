@@ -85,7 +85,8 @@ class MaskingEntry:
     Attributes:
         group: Number of the group; 0 for the terms, which are those of the round.
         step: "terms", "roster", "shares", "masking" (the masking set is fixed), "reported" (the reported set) or "reveal".
-        device: The sender of shares and of a reveal; "" for other steps.
+        device: The sender of shares and of a reveal, and of "terms" without content a relay, which sends the sum of its site;
+            "" for other steps.
         content: The step, packed by shared.wire.codec.
     """
 
