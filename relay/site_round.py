@@ -1,5 +1,7 @@
 """One round of the site: the parent's request as the terms of a coordinator, and the mean of the site's updates as an answer.
 
+The answer to a masked round is the sum of the site's groups in whole numbers (shared.masking.site_sum).
+
 The round has the parent's number, plan and patch policy, and the parent's very model: the blob is published in the site under
 the digest that it has at the parent. The mean is not changed by a strategy, which is the parent's.
 """
@@ -40,6 +42,7 @@ from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, UpdateReport
 
@@ -211,12 +214,14 @@ class SiteUpdate:
         base: Digest of the parent's model.
         manifest: Manifest of the update.
         report: Its report.
+        terms: Digest of the terms of a masked round; "" without.
     """
 
     round: int
     base: str
     manifest: Manifest
     report: UpdateReport
+    terms: str = ""
 
     def save(self, directory: Path, blob: bytes) -> None:
         """Write the update, durably; the file that names it comes last."""
@@ -236,11 +241,15 @@ class SiteUpdate:
             blob = (directory / _ANSWER).read_bytes()
         except (OSError, ValueError, ValidationError):
             return None
-        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes)
+        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes, _digest_of(command.secure))
         manifest = found.manifest
-        if asked != (found.round, found.base, manifest.encoding, manifest.chunk_bytes):
+        if asked != (found.round, found.base, manifest.encoding, manifest.chunk_bytes, found.terms):
             return None
         return (found, blob) if hashlib.sha256(blob).hexdigest() == manifest.digest else None
+
+
+def _digest_of(terms: SecureTerms | None) -> str:
+    return "" if terms is None else hashlib.sha256(to_bytes(terms)).hexdigest()
 
 
 class SiteAggregator(Aggregator):
@@ -349,7 +358,8 @@ class SiteAggregator(Aggregator):
             packed = pack(self._next.tensors, travelling, report.plain, command.encoding)
         else:
             packed = write_site_sum(vector_layout(travelling, command.secure), self._total, command.base)
-        answer = SiteUpdate(record.round, command.base, packed.manifest(command.chunk_bytes, travelling), report)
+        manifest = packed.manifest(command.chunk_bytes, travelling)
+        answer = SiteUpdate(record.round, command.base, manifest, report, _digest_of(command.secure))
         answer.save(self._site_directory, packed.blob)
         self.answer, self.state = (answer, packed.blob), self._next
 

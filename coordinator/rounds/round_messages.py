@@ -56,7 +56,7 @@ from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, Uplo
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     Accept,
@@ -698,11 +698,8 @@ class ActiveRound:
         policy = self._spec.secure
         if policy is None or secure is None:
             return None
-        known = next(
-            (entry.content for entry in self._opening.masking if entry.step == "terms" and not entry.device), None
-        )
-        if known is not None:
-            return from_bytes(known, SecureTerms)
+        if (known := self._opening.terms) is not None:
+            return known
         if policy.given is not None:
             return policy.given
         members = {device: self._fleet.members_of(device) for device in self._opening.ledger.invited}

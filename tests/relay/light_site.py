@@ -99,11 +99,13 @@ class NamedUpdates(StandInUpdates):
 
 
 class SiteDevice(LightDevice):
-    """A light device that may give up once, right after its group has exchanged its shares."""
+    """A light device that may pause, or give up once, right after its group has exchanged its shares."""
 
     gives_up_after_sharing = False
+    pause_s = 0.0
 
     def _mask(self, effect: MaskUpdate) -> Event:
+        time.sleep(self.pause_s)
         if not self.gives_up_after_sharing:
             return super()._mask(effect)
         self.gives_up_after_sharing = False

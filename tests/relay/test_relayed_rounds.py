@@ -136,6 +136,21 @@ def test_relay_killed_in_its_round_resumes_it_and_no_update_counts_twice(world):
     assert len(world.sites["site-a"].updates["a1"].requests) == 1
 
 
+def test_relay_killed_in_a_masked_round_goes_on_with_its_groups_and_each_update_counts_once(world):
+    world.start_site("site-m", "--quorum", "1")
+    devices = MASKED_SITES["site-m"]
+    world.relays["site-m"].wait_err(f"site: {len(devices)} devices")
+    world.sites["site-m"].devices["m2"].pause_s = 6.0
+    job = world.start_run("world", 1, rounds=1, secure="groups", encoding="masked-u8", weight_cap=30)
+    world.relays["site-m"].wait(lambda: _committed(world, "site-m") >= 4, "commits updates of quick devices")
+    world.relays["site-m"].kill()
+    world.start_relay("site-m", "--quorum", "1")
+    record = job.result().rounds[-1]
+    assert (record.outcome, record.measured) == ("aggregated", len(devices)), world.relays["site-m"].err
+    assert record.num_examples == sum(map(examples_of, devices))
+    assert all(len(one.requests) == 1 for one in world.sites["site-m"].updates.values())
+
+
 def _committed(world, site):
     """Updates of the open round of a site."""
     file = world.state_of(site) / "site" / REGISTRY_FILE

@@ -206,6 +206,8 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     total = read_site_sum(layout, blob, raw_bytes=answer.manifest.raw_bytes, base=command.base)
     assert (total.devices, total.figures[1]) == (devices, devices * report().num_examples)
     assert SiteUpdate.find(tmp_path, masked) == (answer, blob)
+    # A round that the parent begins anew, with another cohort, has another grid: the sum does not fit it.
+    assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
 
 
 def test_plan_with_phases_is_passed_on():
