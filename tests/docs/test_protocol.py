@@ -37,6 +37,7 @@ from fedpatch.shared.wire.messages import (
     MAX_CHUNKS,
     MEMBERS_FEATURE,
     SIGNED_FEATURE,
+    SUMS_FEATURE,
     JobStatus,
     Manifest,
     ModelDelta,
@@ -112,9 +113,9 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     """In the table of what version 1 has grown by."""
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
-    assert documented == {(one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE)} | {
-        (one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)
-    }
+    assert documented == {
+        (one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, SUMS_FEATURE)
+    } | {(one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)}
 
 
 def test_the_rounds_table_is_the_one_that_is_played():
