@@ -130,7 +130,7 @@ class AgentSettings(PreferenceSettings, BrokerSettings):
         help="Fetch models from the web server or object store that the coordinator names, where it names one; false: only "
         "from the broker.",
     )
-    models_ca_file: Path | None = _connection(
+    models_ca_file: Path | None = _connection(  # noqa: RUF009  (a path does not change)
         None,
         default_means="the system's, and ca_file",
         help="Trusted CA certificate of that server, PEM.",

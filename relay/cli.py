@@ -44,9 +44,10 @@ def run(
     """Pass a parent's rounds on to the devices of a site until SIGTERM (exit code 0) or Ctrl-C (130).
 
     The devices of the site connect to the site's broker (--down, --fleet). A request of the parent becomes one round of the
-    site, and the mean of the site's updates one update of the relay. The parent's run needs --max-members.
+    site, and the mean of the site's updates one update of the relay; in a masked round their sum. The parent's run needs
+    --max-members.
 
-    Masked rounds, differential privacy, SCAFFOLD, evaluate rounds and measurements of learning alone are declined.
+    Differential privacy, SCAFFOLD and evaluate rounds are declined.
     """
     from fedpatch.relay.parent import run_relay
 

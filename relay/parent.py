@@ -32,18 +32,22 @@ from fedpatch.device_agent.state.status_file import MAX_BOOTS, StatusFile, forme
 from fedpatch.device_agent.state.storage_check import PATCHES, Storage
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
-from fedpatch.relay.site_round import SiteModel
+from fedpatch.relay.site_round import SiteModel, site_authorities
 from fedpatch.shared import __version__
 from fedpatch.shared.app.signals import exit_code_of, forward_signals
 from fedpatch.shared.diagnostics.own_certificate import check_holder
+from fedpatch.shared.errors import FedpatchError
+from fedpatch.shared.masking.group_context import highest_code
+from fedpatch.shared.masking.site_sum import most_devices
 from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
-from fedpatch.shared.wire.messages import CARRY_FEATURE, MEMBERS_FEATURE, WorkRequest
+from fedpatch.shared.wire.masking_messages import MIN_GROUP, SecureTerms
+from fedpatch.shared.wire.messages import CARRY_FEATURE, MEMBERS_FEATURE, SUMS_FEATURE, WorkRequest
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
-FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS)
+FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS, SUMS_FEATURE)
 """Features of requests that a relay takes: the devices of its site need those of the plan too."""
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
 """Encodings of a relay: those that need no residual of the relay's own."""
@@ -61,11 +65,10 @@ def unsupported(request: WorkRequest) -> str:
         request: The parent's request.
     """
     reasons = {
-        "masked updates, which would be masked once for the site and once for the parent": request.secure is not None,
         "differential privacy, whose account counts devices of one coordinator": request.privacy is not None,
         "control variates, whose mean the parent forms over single devices": request.plan.has_controls,
         "an evaluate round": request.evaluates,
-        "a measurement of learning alone": request.measure_independent,
+        "a measurement of learning alone": request.measure_independent and request.secure is None,
     }
     found = next((words for words, asked in reasons.items() if asked), "")
     return f"a relay does not pass on {found}; have the devices take part without a relay" if found else ""
@@ -77,18 +80,19 @@ class RelayLimits(OwnerLimits):
     The owners of the site's devices have limits of their own, which their agents keep.
 
     Args:
-        directory: State directory of the device side.
+        settings: The relay's settings.
         site: The site.
     """
 
-    def __init__(self, directory: Path, site: Site) -> None:
+    def __init__(self, settings: RelaySettings, site: Site) -> None:
         super().__init__(
-            directory / PATCHES,
+            settings.device_dir / PATCHES,
             private="none",
             max_steps=_UNLIMITED,
             max_epochs=_UNLIMITED,
-            secure=SecureLimits(OFF),
+            secure=SecureLimits(OFF, min_group=MIN_GROUP, signs=True),
         )
+        self._settings = settings
         self._site = site
 
     def refusal(self, task: str, request: WorkRequest) -> AdmissionDecision | None:
@@ -97,8 +101,27 @@ class RelayLimits(OwnerLimits):
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         if (condition := self._site.summary.unwilling) is not None:
             return AdmissionDecision(False, "too few devices of the site would take part", condition)
+        if request.secure is not None and (refused := self._masked_refusal(request.secure)) is not None:
+            return refused
         self._site.tells_members = MEMBERS_FEATURE in request.features
         return super().refusal(task, request)
+
+    def _masked_refusal(self, terms: SecureTerms) -> AdmissionDecision | None:
+        """Find why the site cannot play a masked round; None where it can."""
+        able, fits = self._site.summary.masking, most_devices(highest_code(terms.bits, terms.group_max))
+        if able < terms.group_min:
+            return AdmissionDecision(
+                False, f"{able} devices of the site would mask updates, and a group has at least {terms.group_min}"
+            )
+        if able > fits:
+            why = f"the sum of {able} devices does not fit 32 bits, which hold that of {fits}; split the site"
+            return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
+        try:
+            site_authorities(self._settings, terms)
+        except FedpatchError as error:
+            why = f"the site: {error}".replace("set ca_file", "set down_ca_file")
+            return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
+        return None
 
 
 class _NoFacts:
@@ -199,7 +222,7 @@ def make_relay(
         reconnect_delay_s=_RECONNECT_S,
     )
     trainer = cast(Trainer, site)
-    owner, limits = RelayOwner(directory, site), RelayLimits(directory, site)
+    owner, limits = RelayOwner(directory, site), RelayLimits(settings, site)
     boots = (*former_boots(directory), identity.boot)[-MAX_BOOTS:]
     fixed = {
         "device_id": identity.device,
@@ -212,7 +235,7 @@ def make_relay(
     detector = DuplicateIdDetector(identity.boot, _FORGET_AFTER_PAUSES * _RECONNECT_S[1], former_boots=boots)
     return Agent(
         identity,
-        Job(max_blob_bytes=settings.max_model_mib * 2**20),
+        Job(max_blob_bytes=settings.max_model_mib * 2**20, sums=True),
         EffectRunner(
             identity, link=up, trainer=trainer, usage=owner.meter, limits=limits, directory=directory, clock=clock
         ),

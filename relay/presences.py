@@ -6,9 +6,10 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from fedpatch.shared.wire.messages import MAX_PATH, DeviceState, TaskCapability
+from fedpatch.shared.wire.messages import MASKED_FEATURE, MAX_PATH, SUMS_FEATURE, DeviceState, TaskCapability
 from fedpatch.shared.wire.reason_codes import Condition
 
+_MASKING = frozenset({MASKED_FEATURE, SUMS_FEATURE})
 _log = logging.getLogger("fedpatch.relay")
 
 
@@ -22,6 +23,7 @@ class SiteSummary:
         num_examples: Their training examples.
         unwilling: The reason for which the relay would decline now; None where it would accept.
         path: The path of the relay (DeviceState.path).
+        masking: Those of the members that take part in masked rounds.
     """
 
     devices: int = 0
@@ -29,6 +31,7 @@ class SiteSummary:
     num_examples: int = 0
     unwilling: Condition | None = Condition.PAUSED
     path: tuple[str, ...] = ()
+    masking: int = 0
 
     def at_least(self, other: SiteSummary) -> SiteSummary:
         """Return the figures with no fewer members and examples than `other`, and with its willingness."""
@@ -37,6 +40,7 @@ class SiteSummary:
             members=max(self.members, other.members),
             num_examples=max(self.num_examples, other.num_examples),
             unwilling=other.unwilling,
+            masking=other.masking,
         )
 
 
@@ -107,6 +111,7 @@ class Presences:
         asked = {device: own for device, own in able.items() if device not in self._circles}
         willing = {device: own for device, own in asked.items() if self.states[device].unwilling is None}
         enough = self.connected and len(willing) >= self.min_cohort
+        masking = {device for device in willing if not _MASKING.isdisjoint(self.states[device].features)}
         paths = [self.states[device].path or () for device in asked]
         return SiteSummary(
             devices=len(willing),
@@ -114,6 +119,7 @@ class Presences:
             num_examples=sum(own.num_examples for own in willing.values()),
             unwilling=None if enough else self._commonest(),
             path=(self.own_id, *max(paths, key=len, default=())),
+            masking=sum(willing[device].num_members for device in masking),
         )
 
     def _commonest(self) -> Condition:

@@ -181,6 +181,10 @@ class RoundPlayer:
             _say,
             self._ports.boot_time(),
         )
+        if opening is not None and opening.terms != parent.command.secure:
+            # The parent has begun the round anew, with another cohort: the sums of other terms do not add up.
+            self._registry.rounds.roll_back(run, number - 1)
+            return None
         # The time that is left is the parent's.
         return None if opening is None else replace(opening, ledger=replace(opening.ledger, spent_s=0.0))
 

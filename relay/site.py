@@ -54,6 +54,7 @@ _log = logging.getLogger("fedpatch.relay")
 _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
+_QUIET_S = 1.0
 _SAFE_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _ID_FILE = "relay-id"
 
@@ -138,7 +139,8 @@ class Site:
         )
         self.summary: SiteSummary = self._presences.summary()
         self._told: SiteSummary | None = None
-        self._tell_at = self._began_at = 0.0
+        self._seen = self.summary
+        self._tell_at = self._began_at = self._seen_at = 0.0
         self._ports = replace(ports, queue=self._queue, interrupts=lambda _: nullcontext())
         self._open = ExitStack()
         # Commands with their number, the number of the last one, and of the last one that is cancelled: a cancelled round ends
@@ -275,8 +277,9 @@ class Site:
         if found == self._told or (now < self._tell_at and not at_once):
             return
         # The presences of the site come right after the connection. Until then the relay is a device that starts: a parent that
-        # asks again for the round of a killed relay waits for it, and would take a decline for its answer.
-        if self._told is None and found.unwilling is not None and now < self._began_at + _SETTLE_S:
+        # asks again for the round of a killed relay waits for it, and would take a decline for its answer, such as one of a
+        # masked round for lack of a group.
+        if self._told is None and now < self._began_at + _SETTLE_S and not self._is_settled(found, now):
             return
         self._told = self.summary = found
         self._tell_at = now + _TELL_EVERY_S
@@ -297,6 +300,12 @@ class Site:
                 members=found.members,
             )
         )
+
+    def _is_settled(self, found: SiteSummary, now: float) -> bool:
+        """Return whether the site is willing, and no presence has changed it for a while."""
+        if found != self._seen:
+            self._seen, self._seen_at = found, now
+        return found.unwilling is None and now >= self._seen_at + _QUIET_S
 
     # ---- a round
 

@@ -1,5 +1,7 @@
 """One round of the site: the parent's request as the terms of a coordinator, and the mean of the site's updates as an answer.
 
+The answer to a masked round is the sum of the site's groups in whole numbers (shared.masking.site_sum).
+
 The round has the parent's number, plan and patch policy, and the parent's very model: the blob is published in the site under
 the digest that it has at the parent. The mean is not changed by a strategy, which is the parent's.
 """
@@ -16,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import ValidationError, convert
 
+from fedpatch.coordinator.aggregation.masked_mean import possible_sums, vector_layout
 from fedpatch.coordinator.aggregation.strategies import ServerState, Strategy
 from fedpatch.coordinator.blobs.file_blobs import FileBlobs
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.pki.masking_authority import masking_authorities
 from fedpatch.coordinator.rounds.run_events import Aggregated, ModelPublished
 from fedpatch.coordinator.rounds.run_records import RoundRecord
-from fedpatch.coordinator.rounds.run_spec import RunSpec
+from fedpatch.coordinator.rounds.run_spec import RunSpec, SecurePolicy
 from fedpatch.coordinator.runtime.aggregator import Aggregator
 from fedpatch.coordinator.runtime.model_publisher import Blob, ModelPublisher
 from fedpatch.coordinator.runtime.run_preparation import Prepared, run_spec
@@ -29,11 +34,17 @@ from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.errors import SchemaMismatch, WireError
+from fedpatch.shared.masking.group_sum import GroupSum, read_report
+from fedpatch.shared.masking.masked_blob import MaskedUpdate
+from fedpatch.shared.masking.signed_keys import Authorities
+from fedpatch.shared.masking.site_sum import write_site_sum
 from fedpatch.shared.tasks.task import Task, find_task
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.chunked_transfer import describe
+from fedpatch.shared.wire.codec import to_bytes
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import Manifest, UpdateReport
 
 if TYPE_CHECKING:
@@ -142,14 +153,23 @@ class ParentRound:
         command, site = self.command, settings.downwards
         spec = run_spec(command.key.run, epoch, site, self.prepared, self.blob.manifest.chunk_bytes)
         deadline_s = left_s - min(settings.relay_margin_s, MARGIN_SHARE * left_s)
+        terms, unmask_s = command.secure, None
+        if terms is not None:
+            # Collecting, its grace and then unmasking have to end before the margin.
+            unmask_s = min(site.unmask_s, MARGIN_SHARE * deadline_s)
+            deadline_s -= unmask_s
         policy = replace(
             spec.policy,
             deadline_s=deadline_s,
             recruit_deadline_s=min(settings.recruit_deadline_s, deadline_s / 2),
+            unmask_s=unmask_s,
         )
         return replace(
             spec,
-            encoding=command.encoding,
+            # A relay holds no older model, so the devices of a masked round download the whole one.
+            encoding=command.encoding if terms is None else command.model.encoding,
+            secure=None if terms is None else _secure_policy(settings, terms, deadline_s),
+            independent_every=1 if terms is not None and command.independent_ends_at else 0,
             rounds=command.key.round,
             first_round=command.key.round,
             devices=max(1, devices),
@@ -157,6 +177,33 @@ class ParentRound:
             policy=policy,
             auto_deadline=False,
         )
+
+
+def site_authorities(settings: RelaySettings, terms: SecureTerms) -> Authorities | None:
+    """Return the CAs of the site, whose certificates sign the keys of its devices; None where keys need no signature.
+
+    Raises:
+        UsageError: Keys must be signed, and the site's CA is unknown, or its key is on this machine.
+    """
+    if not terms.strict:
+        return None
+    return masking_authorities(replace(settings.downwards, secure="groups", threshold=terms.threshold))
+
+
+def _secure_policy(settings: RelaySettings, terms: SecureTerms, deadline_s: float) -> SecurePolicy:
+    """Return the conditions of a masked round of the site: the parent's terms as they are."""
+    return SecurePolicy(
+        size=terms.group_max,
+        least=terms.group_min,
+        threshold=terms.threshold,
+        bits=terms.bits,
+        keep=terms.keep,
+        clip=terms.clip,
+        weight_cap=terms.weight_cap,
+        share_deadline_s=min(settings.downwards.share_deadline_s, deadline_s / 4),
+        authorities=site_authorities(settings, terms),
+        given=terms,
+    )
 
 
 @dataclass(frozen=True)
@@ -168,12 +215,14 @@ class SiteUpdate:
         base: Digest of the parent's model.
         manifest: Manifest of the update.
         report: Its report.
+        terms: Digest of the terms of a masked round; "" without.
     """
 
     round: int
     base: str
     manifest: Manifest
     report: UpdateReport
+    terms: str = ""
 
     def save(self, directory: Path, blob: bytes) -> None:
         """Write the update, durably; the file that names it comes last."""
@@ -193,11 +242,15 @@ class SiteUpdate:
             blob = (directory / _ANSWER).read_bytes()
         except (OSError, ValueError, ValidationError):
             return None
-        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes)
+        asked = (command.key.round, command.base, command.encoding, command.chunk_bytes, _digest_of(command.secure))
         manifest = found.manifest
-        if asked != (found.round, found.base, manifest.encoding, manifest.chunk_bytes):
+        if asked != (found.round, found.base, manifest.encoding, manifest.chunk_bytes, found.terms):
             return None
         return (found, blob) if hashlib.sha256(blob).hexdigest() == manifest.digest else None
+
+
+def _digest_of(terms: SecureTerms | None) -> str:
+    return "" if terms is None else hashlib.sha256(to_bytes(terms)).hexdigest()
 
 
 class SiteAggregator(Aggregator):
@@ -236,12 +289,13 @@ class SiteAggregator(Aggregator):
         self._now = now
         self._began_at = now()
         self._members = self._steps = 0
+        self._total: GroupSum | None = None
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
         """Publish the parent's model under its own digest. Raises BrokerError if the broker refuses a chunk."""
         publisher.publish(self._parent.blob)
         self.base = self._parent.blob.manifest.digest
-        return ModelPublished(self._parent.blob.manifest, version=self.state.round)
+        return ModelPublished(self._parent.blob.manifest, secure=self._parent.command.secure, version=self.state.round)
 
     def aggregate(
         self,
@@ -263,8 +317,31 @@ class SiteAggregator(Aggregator):
             devices, num_examples, read, target, carried, round_number=round_number, members=members
         )
 
+    def aggregate_masked(
+        self,
+        groups: Sequence[OpenGroup],
+        terms: SecureTerms,
+        read: Callable[[str], MaskedUpdate],
+        *,
+        round_number: int,
+        target: int,
+        sites: Mapping[str, GroupSum] | None = None,
+    ) -> Aggregated:
+        """Make the sum of the site in whole numbers. Nothing of fewer devices than a group has leaves the site."""
+        layout = vector_layout(self._prepared.travelling, terms)
+        sums = possible_sums(groups, read, layout=layout, sites=sites)
+        if sums.left_out:
+            self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(sums.left_out)}")
+        total = sums.total
+        if total is None or total.devices < terms.group_min:
+            self._say(f"fewer devices are left than the {terms.group_min} of a group, so nothing is sent")
+            every = [device for group in groups for device in group.devices]
+            return Aggregated(left_out=tuple(sorted([*every, *(sites or ())])))
+        self._total, self._members = total, total.devices
+        return Aggregated(figures=read_report(layout, total), left_out=sums.left_out)
+
     def save(self, record: RoundRecord) -> None:
-        """Save the mean and the figures of the round as the relay's update."""
+        """Save the mean, or the sum, and the figures of the round as the relay's update."""
         command = self._parent.command
         report = UpdateReport(
             base=command.base,
@@ -278,8 +355,12 @@ class SiteAggregator(Aggregator):
             members=self._members if self._tells_members else 1,
         )
         travelling = self._prepared.travelling
-        packed = pack(self._next.tensors, travelling, report.plain, command.encoding)
-        answer = SiteUpdate(record.round, command.base, packed.manifest(command.chunk_bytes, travelling), report)
+        if self._total is None or command.secure is None:
+            packed = pack(self._next.tensors, travelling, report.plain, command.encoding)
+        else:
+            packed = write_site_sum(vector_layout(travelling, command.secure), self._total, command.base)
+        manifest = packed.manifest(command.chunk_bytes, travelling)
+        answer = SiteUpdate(record.round, command.base, manifest, report, _digest_of(command.secure))
         answer.save(self._site_directory, packed.blob)
         self.answer, self.state = (answer, packed.blob), self._next
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedpatch.coordinator.aggregation.limit_settings import AggregateRule
+from fedpatch.coordinator.aggregation.norm_clipping import check_members
 from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.aggregation.robust_rules import Changes, clip_centred
 from fedpatch.coordinator.aggregation.weighted_mean import stored
@@ -44,6 +45,24 @@ class MaskedMean:
     pulls: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class PossibleSums:
+    """The sums of a round that honest devices can have.
+
+    Attributes:
+        possible: Sums by the devices that they are of, or by a relay.
+        left_out: Devices of the other groups and relays, sorted.
+    """
+
+    possible: Mapping[tuple[str, ...], GroupSum]
+    left_out: tuple[str, ...]
+
+    @property
+    def total(self) -> GroupSum | None:
+        """The sum of all; None without any."""
+        return sum_of_groups(self.possible.values()) if self.possible else None
+
+
 _MEAN = AggregateRule()
 
 
@@ -55,8 +74,9 @@ def masked_mean(
     schema: Schema,
     base: Tensors,
     rule: AggregateRule = _MEAN,
+    sites: Mapping[str, GroupSum] | None = None,
 ) -> MaskedMean:
-    """Return the mean of the open groups of a round.
+    """Return the mean of the open groups of a round, and of the sums of its relays.
 
     One device can spoil the sum of its group, since no single update can be looked at. A group whose figures are impossible
     is left out.
@@ -67,25 +87,46 @@ def masked_mean(
         layout: The layout of the round's vectors.
         schema: Names, shapes and dtypes of the tensors that travel.
         base: The global model that the updates were trained on.
-        rule: The mean, or centred clipping over the groups.
+        rule: The mean, or centred clipping over the groups, each site being one group.
+        sites: Sums of sites by the name of their relay.
 
     Returns:
         The mean and its figures. Tensors of integers keep the values of `base`, statistics stay 0 or more.
+    """
+    found = possible_sums(groups, read, layout=layout, sites=sites)
+    total, left_out = found.total, found.left_out
+    if total is None:
+        return MaskedMean(dict(base), None, left_out)
+    steps, pulls = mean_step(layout, total), dict[str, float]()
+    if rule.name == "centred":
+        steps, pulls = _centred_step(layout, found.possible, schema, rule.radius)
+    mean = {spec.name: _moved(base[spec.name], steps.get(spec.name), spec) for spec in schema.specs}
+    return MaskedMean(mean, read_report(layout, total), left_out, pulls)
+
+
+def possible_sums(
+    groups: Sequence[OpenGroup],
+    read: Callable[[str], MaskedUpdate],
+    *,
+    layout: VectorLayout,
+    sites: Mapping[str, GroupSum] | None = None,
+) -> PossibleSums:
+    """Return the sums of the open groups and of the sites, without those that no honest devices can have.
+
+    Args:
+        groups: The open groups.
+        read: Reads the masked update of a device.
+        layout: The layout of the round's vectors.
+        sites: Sums of sites by the name of their relay.
     """
     sums = {
         group.devices: read_sum(layout, add_masks(_masked_sum(group, read, layout), group.masks), len(group.devices))
         for group in groups
     }
+    sums |= {(relay,): one for relay, one in (sites or {}).items()}
     possible = {devices: one for devices, one in sums.items() if is_possible(layout, one)}
-    left_out = tuple(sorted(device for devices in sums.keys() - possible.keys() for device in devices))
-    if not possible:
-        return MaskedMean(dict(base), None, left_out)
-    total = sum_of_groups(possible.values())
-    steps, pulls = mean_step(layout, total), dict[str, float]()
-    if rule.name == "centred":
-        steps, pulls = _centred_step(layout, possible, schema, rule.radius)
-    mean = {spec.name: _moved(base[spec.name], steps.get(spec.name), spec) for spec in schema.specs}
-    return MaskedMean(mean, read_report(layout, total), left_out, pulls)
+    left_out = sorted(device for devices in sums.keys() - possible.keys() for device in devices)
+    return PossibleSums(possible, tuple(left_out))
 
 
 def _centred_step(
@@ -169,6 +210,32 @@ def is_possible(layout: VectorLayout, group: GroupSum) -> bool:
 def vector_layout(schema: Schema, terms: SecureTerms) -> VectorLayout:
     """Return the layout of a round's vectors; it is computed once for all updates of the round."""
     return VectorLayout(schema, terms)
+
+
+def check_site_sum(total: GroupSum, layout: VectorLayout, *, registered: int | None, most: int) -> GroupSum:
+    """Check the sum of a site, and return it.
+
+    Args:
+        total: The sum.
+        layout: The layout of the round's vectors.
+        registered: Devices that its relay registered to speak for; None: unknown.
+        most: The run's `max_members`.
+
+    Raises:
+        UpdateRefused: It is of too few or too many devices, or no such devices can have it.
+    """
+    check_members(total.devices, registered, most)
+    least = layout.terms.group_min
+    if total.devices < least:
+        detail = f"a sum of {total.devices} devices, where a group has at least {least}"
+        raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
+    largest, bound = int(np.abs(total.codes).max(initial=0)), total.devices * layout.top
+    if largest > bound:
+        detail = f"a sum of {total.devices} devices has the value {largest}, where at most {bound} is possible"
+        raise UpdateRefused(RefuseReason.OUT_OF_RANGE, detail)
+    if not is_possible(layout, total):
+        raise UpdateRefused(RefuseReason.OUT_OF_RANGE, f"no {total.devices} devices can have the figures of the sum")
+    return total
 
 
 def check_masked_update(

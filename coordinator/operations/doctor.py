@@ -38,6 +38,7 @@ from fedpatch.shared.wire.messages import (
     EVALUATE_FEATURE,
     MASKED_FEATURE,
     SIGNED_FEATURE,
+    SUMS_FEATURE,
     URL_FEATURE,
     CoordinatorState,
     DeviceState,
@@ -228,11 +229,13 @@ def _misfits(
         instead = " or ".join(sorted({asked[name] for name in no_encoding}))
         words = f"lacks {settings.model_encoding} and will be asked for {instead}: it takes part, but saves no bytes"
         yield "device_encoding", no_encoding, words, "install a newer fedpatch there, or leave it so"
-    maskless = [name for name, state in online.items() if MASKED_FEATURE not in state.features]
+    relays = {name for name, state in online.items() if SUMS_FEATURE in state.features}
+    maskless = [name for name, state in online.items() if MASKED_FEATURE not in state.features and name not in relays]
     if settings.masked and maskless:
         remedy = "install fedpatch[agent] of this version with cryptography there, or set secure = off"
         yield "device_masking", maskless, "cannot mask updates, and will not be asked", remedy
-    unsigned = [name for name, state in online.items() if SIGNED_FEATURE not in state.features and name not in maskless]
+    unsigned = [name for name, state in online.items() if SIGNED_FEATURE not in state.features]
+    unsigned = [name for name in unsigned if name not in maskless and name not in relays]
     if settings.masked and settings.threshold == ThresholdRule.TWO_THIRDS and unsigned:
         remedy = "give them certificates (fedpatch device add, fedpatch-agent enrol), or set threshold = half"
         yield "device_signing", unsigned, "cannot sign their masking keys, and will not be asked", remedy

@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from msgspec import UNSET
@@ -19,7 +20,7 @@ from fedpatch.coordinator.rounds.run_events import ModelPublished
 from fedpatch.coordinator.rounds.run_spec import RunSpec
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Bitmap
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SecureTerms
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING, SecureTerms
 from fedpatch.shared.wire.messages import (
     COORDINATOR_FEATURES,
     INDEPENDENT_FEATURE,
@@ -102,6 +103,7 @@ class Invitations:
         published: The round's model, and the deltas that lead to it.
         now: The time at which these were published, in seconds.
         secure: The terms of a masked round. Its updates travel masked, its models in the encodings of other rounds.
+        sums: The relays that are asked for the sum of their site in a masked round.
     """
 
     def __init__(
@@ -112,11 +114,13 @@ class Invitations:
         published: ModelPublished,
         now: float = 0.0,
         secure: SecureTerms | None = None,
+        sums: Collection[str] = (),
     ) -> None:
         model, deltas = published.manifest, published.deltas
         self.model = model
         self._urls = published.urls
         self._counted = published.counted
+        self._sums = sums
         self._secure = secure
         self._spec = spec
         self._fleet = fleet
@@ -183,7 +187,9 @@ class Invitations:
 
     def encoding(self, device: str) -> str:
         """Return the encoding of a participant's update."""
-        return self._encodings[device] if self._secure is None else masked_encoding(self._secure.bits)
+        if self._secure is None:
+            return self._encodings[device]
+        return SUM_ENCODING if device in self._sums else masked_encoding(self._secure.bits)
 
     def restarted(self, device: str) -> None:
         """Choose the encoding of a restarted device anew: it has lost its work, and may have another version."""

@@ -20,6 +20,7 @@ from fedpatch.shared.wire.messages import (
     DEVICE_FEATURES,
     MASKED_FEATURE,
     SIGNED_FEATURE,
+    SUMS_FEATURE,
     URL_FEATURE,
     Decline,
     DeviceState,
@@ -79,7 +80,10 @@ OLD_PLAN = "its version does not know {}, which this run needs; update it"
 NO_PRIVACY = "its version does not know dp, which this run needs; update it"
 CANNOT_MASK = "cannot mask its update; install a fedpatch that can, with `cryptography`, and let its owner allow it"
 CANNOT_SIGN = "cannot sign its masking keys; give it a certificate (fedpatch-agent enrol), or take threshold = half"
-OF_RELAY = "it is a relay, which passes on no masked groups, dp or SCAFFOLD; have its devices take part without it"
+OF_RELAY = (
+    "it is a relay, which passes on no dp or SCAFFOLD, and masked groups from this version on; update it, or have its devices "
+    "take part without it"
+)
 TOO_MANY = "it speaks for {} devices, and max_members is {}; raise max_members if it is a relay of yours"
 _NAMED = 5
 
@@ -163,6 +167,7 @@ class Fleet:
         self._unnamed = 0
         self._eligible: set[str] = set()
         self._starting: set[str] = set()
+        self._relays_of_sums: set[str] = set()
         self._resting: set[str] = set()
         self._wake_at = math.inf
 
@@ -191,8 +196,11 @@ class Fleet:
         # A lasting reason stays until the device restarts or offers other tasks.
         if known is not None and (known.state.boot, known.state.tasks) == (state.boot, state.tasks):
             member.barred, member.barred_for = known.barred, known.barred_for
-        lacking = [why for word, why in self._needs.items() if state.tasks and word not in state.features]
         most = max((one.num_members for one in state.tasks), default=1)
+        sums = SUMS_FEATURE in state.features and max(most, self._max_members) > 1
+        (self._relays_of_sums.add if sums else self._relays_of_sums.discard)(device)
+        known_words = {*state.features, *((MASKED_FEATURE, SIGNED_FEATURE) if sums else ())}
+        lacking = [why for word, why in self._needs.items() if state.tasks and word not in known_words]
         lacking = [OF_RELAY] if lacking and most > 1 else lacking
         if most > self._max_members:
             lacking.append(TOO_MANY.format(most, self._max_members))
@@ -210,7 +218,7 @@ class Fleet:
         """Return the parts of a presence that are kept, so that each device takes the same memory."""
         # A device with other tasks keeps one of them, since no task means that the device is starting.
         own = tuple(one for one in state.tasks if one.task == self._task)[:1] or state.tasks[:1]
-        words = (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, URL_FEATURE)
+        words = (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, SUMS_FEATURE, URL_FEATURE)
         known = tuple(word for word in words if word in state.features)
         encodings = (encoding_for(self._encoding, state.encodings),)
         return replace(state, tasks=own, encodings=encodings, features=known, path=UNSET)
@@ -228,6 +236,14 @@ class Fleet:
     def all_know(self, devices: Iterable[str], feature: str) -> bool:
         """Return whether the presence of each device lists a feature."""
         return all(self.knows(device, feature) for device in devices)
+
+    def sums(self, device: str) -> bool:
+        """Return whether a device is a relay that answers a masked round with the sum of its site."""
+        return device in self._relays_of_sums
+
+    def has_relay_of_sums(self) -> bool:
+        """Return whether such a relay can be invited."""
+        return not self._relays_of_sums.isdisjoint(self._eligible)
 
     def is_online(self, device: str) -> bool:
         """Return whether a device is connected, as far as is known."""

@@ -30,8 +30,9 @@ from fedpatch.shared.wire.messages import Accept, Body, Cancel, Need, Progress
 
 REPEAT_S = 3.0
 """The pause before a roster or `unmask` is sent again: it or its answer may be lost."""
-NO_KEYS, NO_SHARES, OTHER_KEYS = "no_keys", "no_shares", "other_keys"
-"""Reasons of participants that leave the round: no keys with the acceptance, no shares in time, other keys than before."""
+NO_KEYS, NO_SHARES, OTHER_KEYS, NO_GROUP = "no_keys", "no_shares", "other_keys", "no_group"
+"""Reasons of participants that leave the round: no keys with the acceptance, no shares in time, other keys than before, or no
+group that they fit into."""
 
 _LONGEST_PAUSE_S = 60.0
 _WRONG = "wrong secret shares"
@@ -50,8 +51,10 @@ class MaskedRound:
         seed: Seed of the run, by which groups are drawn.
         request: Digest of its work request (shared.masking.group_context.request_digest).
         send: Makes the effect that sends a message to a device.
+        sums: Relays of the round, whose updates are the sums of their sites: they have no keys and no group here.
 
     Attributes:
+        sums: As given.
         keys: The keys of the devices that accepted, by name.
         groups: The groups; empty before they are drawn.
     """
@@ -64,8 +67,10 @@ class MaskedRound:
         seed: int,
         request: bytes,
         send: Send,
+        sums: Collection[str] = (),
     ) -> None:
         self.terms = terms
+        self.sums = frozenset(sums)
         self.keys: dict[str, MaskingKeys] = {}
         self.groups: list[MaskedGroup] = []
         self._round, self._number = round, round.number
@@ -74,13 +79,16 @@ class MaskedRound:
         self._request = request
         self._send = send
         self._group_of: dict[str, MaskedGroup] = {}
+        self._without_groups = False
+        # Relays may report before the groups are drawn, whose devices cannot yet: no grace runs.
+        round.sharing = bool(self.sums)
         self._shares_until = self._repeat_at = self._inbox_at = 0.0
         self._inbox_pause_s = REPEAT_S
 
     def advance(self, now: float) -> list[Effect]:
         """Draw the groups once recruiting has ended, and end the work of devices that cannot report any more.
 
-        With too few devices for a group, the round fails. Called after every event.
+        With too few devices for a group and no relay, the round fails. Called after every event.
         """
         effects: list[Effect] = []
         if self._round.phase is Phase.COLLECTING and not self.drawn:
@@ -106,6 +114,8 @@ class MaskedRound:
                 return self._on_shares(device, body)
             case Reveal():
                 return self._on_reveal(device, body)
+            case _ if device in self.sums:
+                return None
             case Accept() | Progress() | Need() if self._round.participants[device].state is State.REPORTED:
                 # `cancel` would make the device forget the shares that it still has to reveal.
                 return self.remind(device)
@@ -127,8 +137,8 @@ class MaskedRound:
 
     @property
     def drawn(self) -> bool:
-        """True if the groups are drawn."""
-        return bool(self.groups)
+        """True if the groups are drawn, or only relays are left."""
+        return self._without_groups or bool(self.groups)
 
     def add_keys(self, device: str, keys: MaskingKeys | None) -> bool:
         """Take the keys of an acceptance; return False for none or unusable ones, and for others than those of its group.
@@ -155,20 +165,27 @@ class MaskedRound:
         """Draw the groups of the devices that accepted; return the effects that save the rosters and send them."""
         at_work = self._round.devices(*AT_WORK)
         able = [device for device in at_work if device in self.keys]
-        drawn = draw_groups(able, self._seed, self._number, size=self._policy.size, least=self._policy.least)
+        policy, most = self._policy, self.terms.group_max
+        size = min(policy.size, most)
+        drawn = draw_groups(able, self._seed, self._number, size=size, least=policy.least, most=most)
         for number, names in enumerate(drawn):
             members = tuple(GroupMember(name, self.keys[name]) for name in names)
             self._add_group(Roster(number, threshold_of(self.terms.threshold, len(names)), members))
-        if not drawn:
+        if not drawn and self.sums.isdisjoint(self._round.devices(*AT_WORK, State.REPORTED)):
             self._round.abandon(now, "too_few_accepted")
             return []
+        self._without_groups = not drawn
         self._shares_until = now + self._policy.share_deadline_s
         self._repeat_at = self._inbox_at = now + REPEAT_S
         entries = tuple(MaskingEntry(one.roster.group, "roster", "", to_bytes(one.roster)) for one in self.groups)
         without = [
-            effect for device in at_work if device not in self.keys for effect in self.leave(device, NO_KEYS, now)
+            effect
+            for device in at_work
+            if device not in self._group_of and device not in self.sums
+            for effect in self.leave(device, NO_GROUP if device in self.keys else NO_KEYS, now)
         ]
-        return [SaveGroupSteps(self._number, entries), *self._rosters(), *without]
+        saved: list[Effect] = [SaveGroupSteps(self._number, entries)] if entries else []
+        return [*saved, *self._rosters(), *without]
 
     def group_of(self, device: str) -> MaskedGroup | None:
         """Return the group of a device; None before the groups are drawn, and for a device without one."""
@@ -201,7 +218,9 @@ class MaskedRound:
         return self._inbox(group, device)
 
     def may_upload(self, device: str) -> bool:
-        """Return whether a device is in the masking set of a group that collects."""
+        """Return whether a device is in the masking set of a group that collects, or a relay."""
+        if device in self.sums:
+            return True
         group = self.group_of(device)
         return group is not None and group.state is GroupState.SHARED and device in group.masking
 
@@ -354,7 +373,8 @@ class MaskedRound:
     def _before_upload(self) -> list[str]:
         """Return the devices that have their inbox, as far as is known, and have not offered an update."""
         states = (State.ACCEPTED, State.TRAINING)
-        return [device for device in self._round.devices(*states) if self.may_upload(device)]
+        waiting = (device for device in self._round.devices(*states) if device not in self.sums)
+        return [device for device in waiting if self.may_upload(device)]
 
     def _add_group(self, roster: Roster) -> None:
         group = MaskedGroup(self._request, roster)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
+from fedpatch.shared.wire.codec import from_bytes
+from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import UpdateReport
 from fedpatch.shared.wire.reason_codes import JobPhase
 
@@ -85,7 +87,8 @@ class MaskingEntry:
     Attributes:
         group: Number of the group; 0 for the terms, which are those of the round.
         step: "terms", "roster", "shares", "masking" (the masking set is fixed), "reported" (the reported set) or "reveal".
-        device: The sender of shares and of a reveal; "" for other steps.
+        device: The sender of shares and of a reveal, and of "terms" without content a relay, which sends the sum of its site;
+            "" for other steps.
         content: The step, packed by shared.wire.codec.
     """
 
@@ -164,3 +167,9 @@ class RoundStart:
     ledger: RoundJournal
     updates: Mapping[str, CommittedUpdate] = field(default_factory=dict)
     masking: Sequence[MaskingEntry] = ()
+
+    @property
+    def terms(self) -> SecureTerms | None:
+        """The terms that a continued masked round began with; None for another round."""
+        saved = (entry.content for entry in self.masking if entry.step == "terms" and not entry.device)
+        return next((from_bytes(content, SecureTerms) for content in saved), None)

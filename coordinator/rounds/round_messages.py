@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fedpatch.coordinator.aggregation.norm_clipping import lower_median
@@ -56,7 +56,7 @@ from fedpatch.coordinator.rounds.upload_scheduler import STALL_S, Complete, Uplo
 from fedpatch.shared.errors import UpdateRefused
 from fedpatch.shared.masking.group_context import request_digest
 from fedpatch.shared.wire.chunked_transfer import Chunk
-from fedpatch.shared.wire.codec import from_bytes, to_bytes
+from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import (
     Accept,
@@ -241,9 +241,10 @@ class ActiveRound:
         """
         known, updates = self._opening.ledger, self._opening.updates
         terms = self._terms(published.secure)
-        self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms)
+        sums = self._relays() if terms is not None else ()
+        self._invitations = Invitations(self._spec, self._fleet, known, published, now, terms, sums)
         if terms is not None:
-            known = self._resume_groups(known, terms, now)
+            known = self._resume_groups(known, terms, sums, now)
         # Until they are admitted, waiting updates are expected, so that a round without invitations does not end.
         waiting = {device: update for device, update in updates.items() if update.work is not None}
         self.round.expected += len(waiting)
@@ -260,7 +261,7 @@ class ActiveRound:
         out = [device for device in self.round.devices(*AT_WORK) if self._fleet.held(device) == QUARANTINED]
         counts += [one for device in out for one in self.expel(device, now, QUARANTINED)]
         ledger = replace(self._invitations.with_encodings(known), spent_s=self.round.spent_s(now))
-        saved = self._save_terms(terms)
+        saved = self._save_terms(terms, sums)
         journal = [] if self.evaluates else [SaveJournal(ledger)]
         effects = [*journal, *saved, *counts, *self.ask(self.round.devices(*AT_WORK), now)]
         for device, update in waiting.items():
@@ -397,7 +398,8 @@ class ActiveRound:
         if not answer.intact:
             return self.refuse(device, answer.manifest.digest, RefuseReason.DAMAGED, "SHA-256 differs", now)
         group = self.masked.group_of(device) if self.masked is not None else None
-        masked = None if self.masked is None or group is None else MaskedOrigin(group.context, self.masked.terms)
+        context = b"" if group is None else group.context
+        masked = None if self.masked is None else MaskedOrigin(context, self.masked.terms)
         work = self.works.get(device)
         return [StoreUpdate(self.round.number, device, answer.manifest, answer.blob, masked, work)]
 
@@ -560,8 +562,9 @@ class ActiveRound:
         """Return the effect that aggregates the updates that count."""
         groups = self.masked.results() if self.masked is not None else ()
         terms = self.masked.terms if self.masked is not None else None
+        sums = sorted(self.masked.sums & self.reports.keys()) if self.masked is not None else ()
         works = {device: self.works[device] for device in sorted(self.reports.keys() & self.works.keys())}
-        return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms, works)
+        return AggregateUpdates(self.round.number, tuple(sorted(self.reports)), groups, terms, tuple(sums), works)
 
     def publishes(self, digest: str) -> bool:
         """Return whether a blob is the round's model or one of its deltas."""
@@ -678,34 +681,44 @@ class ActiveRound:
     def _terms(self, secure: SecureTerms | None) -> SecureTerms | None:
         """Return the terms of a masked round: those of the journal, or the given ones for the cohort.
 
-        The smaller the largest group, the finer the values. The weight cap is the median of the registered examples. A device
-        that hides them registers 1; if all do, each weighs the same.
+        The smaller the largest group, the finer the values. The weight cap is the median of the registered examples, where a
+        relay counts as its devices with their mean. A device that hides them registers 1; if all do, each weighs the same.
         """
         policy = self._spec.secure
         if policy is None or secure is None:
             return None
-        known = next((entry.content for entry in self._opening.masking if entry.step == "terms"), None)
-        if known is not None:
-            return from_bytes(known, SecureTerms)
-        invited = self._opening.ledger.invited
-        registered = (self._fleet.registered(device) for device in invited)
-        examples = [count for count in registered if count is not None and count > 1]
+        if (known := self._opening.terms) is not None:
+            return known
+        if policy.given is not None:
+            return policy.given
+        members = {device: self._fleet.members_of(device) for device in self._opening.ledger.invited}
+        registered = {device: (self._fleet.registered(device) or 0) / count for device, count in members.items()}
+        examples = [count for device, count in registered.items() if count > 1 for _ in range(members[device])]
         usual = round(lower_median(examples)) if examples else 1
-        largest = min(policy.largest, max(policy.least, len(invited)))
+        largest = min(policy.largest, max(policy.least, sum(members.values())))
         return replace(secure, group_max=largest, weight_cap=policy.weight_cap or usual)
 
-    def _save_terms(self, terms: SecureTerms | None) -> list[Effect]:
-        """Return the effect that saves new terms, before the first request that has them."""
+    def _relays(self) -> frozenset[str]:
+        """Return the relays that send the sum of their site; a continued round keeps those that it began with."""
+        if self._opening.masking:
+            return frozenset(entry.device for entry in self._opening.masking if entry.step == "terms" and entry.device)
+        return frozenset(device for device in self._opening.ledger.invited if self._fleet.sums(device))
+
+    def _save_terms(self, terms: SecureTerms | None, sums: Collection[str]) -> list[Effect]:
+        """Return the effect that saves new terms and the relays, before the first request that has them."""
         if terms is None or any(entry.step == "terms" for entry in self._opening.masking):
             return []
-        return [SaveGroupSteps(self.round.number, (MaskingEntry(0, "terms", "", to_bytes(terms)),))]
+        relays = (MaskingEntry(0, "terms", device, b"") for device in sorted(sums))
+        return [SaveGroupSteps(self.round.number, (MaskingEntry(0, "terms", "", to_bytes(terms)), *relays))]
 
-    def _resume_groups(self, known: RoundJournal, terms: SecureTerms, now: float) -> RoundJournal:
+    def _resume_groups(
+        self, known: RoundJournal, terms: SecureTerms, sums: Collection[str], now: float
+    ) -> RoundJournal:
         """Begin masking, or continue it; return the journal with its phase."""
         spec, entries = self._spec, self._opening.masking
         assert spec.secure is not None
         request = request_digest(spec.task, spec.run, known.round, self._issued_invitations.common_request)
-        self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send)
+        self.masked = MaskedRound(self.round, terms, spec.secure, spec.seed, request, self._send, sums)
         self.masked.resume(entries, self._opening.updates, now, closing=known.closing)
         return replace(
             known,
@@ -737,7 +750,7 @@ class ActiveRound:
         return [CountEvent(device, "accepted")] if participant.accepted and not before else []
 
     def _accepted(self, device: str, body: Accept, now: float) -> list[Effect]:
-        if self.masked is None:
+        if self.masked is None or device in self.masked.sums:
             return self._seen(device, Event.ACCEPT, now)
         if not self.masked.add_keys(device, body.keys):
             return self.masked.leave(device, OTHER_KEYS if self.masked.drawn else NO_KEYS, now)

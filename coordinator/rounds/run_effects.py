@@ -77,7 +77,12 @@ class RetractModel:
 
 @dataclass(frozen=True)
 class MaskedOrigin:
-    """Reference for the check of a masked update: the context of its device's group and the terms of the round."""
+    """Reference for the check of a masked update.
+
+    Attributes:
+        context: The context of its device's group; empty for the sum of a site.
+        terms: The terms of the round.
+    """
 
     context: bytes
     terms: SecureTerms
@@ -118,6 +123,7 @@ class AggregateUpdates:
         devices: The devices whose updates count, sorted.
         groups: In a masked round its open groups, which these devices are in, and the terms of the round.
         terms: The terms of a masked round.
+        sums: In a masked round the relays of these devices, whose updates are the sums of their sites.
         carried: The carried work of those of `devices` whose updates are of earlier rounds.
     """
 
@@ -125,6 +131,7 @@ class AggregateUpdates:
     devices: tuple[str, ...]
     groups: tuple[OpenGroup, ...] = ()
     terms: SecureTerms | None = None
+    sums: tuple[str, ...] = ()
     carried: Mapping[str, CarriedWork] = field(default_factory=dict)
 
 

@@ -662,7 +662,10 @@ class Engine:
             return max(1, devices_meant(self._standing, spec.evaluate_participation, policy.quorum, 1))
         if spec.carry is not None and spec.carry.concurrency is not None:
             return spec.carry.concurrency
-        least = max(policy.min_cohort, policy.quorum_updates or 0, 0 if spec.secure is None else spec.secure.least)
+        least = max(policy.min_cohort, policy.quorum_updates or 0)
+        if spec.secure is not None and not self.fleet.has_relay_of_sums():
+            # A relay is one device here, and its site has a group.
+            least = max(least, spec.secure.least)
         return max(least, devices_meant(self._standing, spec.participation, policy.quorum, policy.min_cohort))
 
     def _needed(self) -> int:

@@ -24,7 +24,7 @@ from fedpatch.coordinator.rounds.round_phases import RoundPolicy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.shared.masking.signed_keys import Authorities
 from fedpatch.shared.tasks.metric_spec import MetricTerms
-from fedpatch.shared.wire.masking_messages import ThresholdRule
+from fedpatch.shared.wire.masking_messages import SecureTerms, ThresholdRule
 from fedpatch.shared.wire.messages import TrainPlan, is_delta
 
 FIRST_DEADLINE_S = 600.0
@@ -143,6 +143,7 @@ class SecurePolicy:
         weight_cap: Most examples that count as a weight; None: the median of the numbers that devices registered.
         share_deadline_s: Time for the members of a group to send their shares, in seconds.
         authorities: CAs of the certificates that sign the devices' keys; None: keys are not signed.
+        given: The terms of the parent's round, which hold in the site of a relay as they are; None: they follow from the rest.
     """
 
     size: int
@@ -154,6 +155,7 @@ class SecurePolicy:
     weight_cap: int | None
     share_deadline_s: float
     authorities: Authorities | None = None
+    given: SecureTerms | None = None
 
     @property
     def strict(self) -> bool:

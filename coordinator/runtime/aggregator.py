@@ -32,6 +32,7 @@ from fedpatch.coordinator.runtime.resume import KeptBases, pack_model, terms_of
 from fedpatch.coordinator.runtime.run_preparation import Prepared
 from fedpatch.coordinator.storage.checkpoint import KEPT, save_checkpoint
 from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import SecureTerms
@@ -182,6 +183,7 @@ class Aggregator:
         *,
         round_number: int,
         target: int,
+        sites: Mapping[str, GroupSum] | None = None,
     ) -> Aggregated:
         """Make the next global model of a masked round; `save` makes it the state.
 
@@ -191,6 +193,7 @@ class Aggregator:
             read: Returns the masked update of a device.
             round_number: Number of the round.
             target: Devices that the round is meant for, which differential privacy divides by.
+            sites: Sums of sites by the name of their relay; none with differential privacy.
         """
         if self._private is not None:
             mean, privacy = self._private.aggregate_masked(self.state, round_number, groups, read, max(1, target))
@@ -199,7 +202,7 @@ class Aggregator:
         schema = self._prepared.travelling
         layout = vector_layout(schema, terms)
         rule, base = self._spec.limits.rule, self.state.tensors
-        folded = masked_mean(groups, read, layout=layout, schema=schema, base=base, rule=rule)
+        folded = masked_mean(groups, read, layout=layout, schema=schema, base=base, rule=rule, sites=sites)
         if folded.left_out:
             self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(folded.left_out)}")
         if folded.report is None:

@@ -119,6 +119,7 @@ class EffectRunner:
                 lambda device: self.updates.read_masked(stored[device], terms),
                 round_number=effect.round,
                 target=target,
+                sites={relay: self.updates.read_site_sum(stored[relay], terms) for relay in effect.sums},
             )
         else:
             event = self._aggregator.aggregate(
@@ -160,7 +161,7 @@ class EffectRunner:
         if not isinstance(body, WorkRequest) or device in self._lacking:
             return
         spec, fleet = self._engine.spec, self._engine.fleet
-        if spec.encoding not in (body.encoding, fleet.encoding(device)):
+        if body.secure is None and spec.encoding not in (body.encoding, fleet.encoding(device)):
             self._lacking.add(device)
             self._say(f"{device} does not know {spec.encoding}; it is asked for {body.encoding}, which saves nothing")
 

@@ -36,7 +36,7 @@ from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import StateError, UpdateRefused, UsageError
 from fedpatch.shared.tensors.arrays import Array, Tensors
 from fedpatch.shared.tensors.packing import pack
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 from fedpatch.shared.wire.messages import Manifest
 from fedpatch.shared.wire.reason_codes import RefuseReason
 
@@ -297,7 +297,7 @@ def _report_lost(registry: Registry, blobs: BlobStore, run: str, number: int, sa
 
 def _read_back(blobs: BlobStore, update: StoredUpdate, terms: UpdateRequirements) -> CommittedUpdate:
     blob = load_update(blobs, update.round, update.device)
-    if update.encoding in MASKED_ENCODINGS:
+    if update.encoding in (*MASKED_ENCODINGS, SUM_ENCODING):
         return CommittedUpdate(update.digest, len(blob), None)
     report, _ = decode_and_validate_update(blob, terms, encoding=update.encoding, raw_bytes=update.raw_bytes)
     return CommittedUpdate(update.digest, len(blob), report)

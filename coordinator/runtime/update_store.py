@@ -16,7 +16,12 @@ from concurrent.futures import Executor, Future
 from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
-from fedpatch.coordinator.aggregation.masked_mean import check_masked_update, round_layout
+from fedpatch.coordinator.aggregation.masked_mean import (
+    check_masked_update,
+    check_site_sum,
+    round_layout,
+    vector_layout,
+)
 from fedpatch.coordinator.aggregation.update_validation import UpdateRequirements, decode_and_validate_update
 from fedpatch.coordinator.blobs.blob_store import BlobReader, BlobStore
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
@@ -39,7 +44,9 @@ from fedpatch.coordinator.storage.checkpoint import (
 )
 from fedpatch.coordinator.storage.run_registry import Registry
 from fedpatch.shared.errors import UpdateRefused
+from fedpatch.shared.masking.group_sum import GroupSum
 from fedpatch.shared.masking.masked_blob import MaskedUpdate, read_masked_blob
+from fedpatch.shared.masking.site_sum import read_site_sum
 from fedpatch.shared.tensors.arrays import Array
 from fedpatch.shared.wire.masking_messages import SecureTerms
 from fedpatch.shared.wire.messages import UpdateReport
@@ -155,7 +162,7 @@ class UpdateStore:
         largest = max((one.raw_bytes for one in wanted), default=1)
         most = min(self._blobs.concurrency, max(1, IN_PROGRESS_BYTES // max(1, largest)))
         keys = {one.device: update_key(one.round, one.device) for one in wanted}
-        order = [device for group in effect.groups for device in group.devices] or sorted(keys)
+        order = [*(device for group in effect.groups for device in group.devices), *effect.sums] or sorted(keys)
         ahead = [keys[device] for device in order if device in keys]
         self._ahead = ReadAhead(self._blobs, ahead, self._executor, most)
         return {update.device: update for update in committed}
@@ -174,6 +181,12 @@ class UpdateStore:
         blob = load_update(self._ahead, update.round, update.device)
         layout = round_layout(self._requirements(None).schema, terms, self._engine.spec.privacy)
         return read_masked_blob(blob, layout)
+
+    def read_site_sum(self, update: StoredUpdate, terms: SecureTerms) -> GroupSum:
+        """Return the committed sum of a site; it was checked before it was stored."""
+        blob = load_update(self._ahead, update.round, update.device)
+        needed = self._requirements(None)
+        return read_site_sum(vector_layout(needed.schema, terms), blob, raw_bytes=update.raw_bytes, base=needed.base)
 
     def save_masking(self, effect: SaveGroupSteps) -> None:
         """Write steps of the groups of the open round."""
@@ -224,6 +237,12 @@ class UpdateStore:
                 members=self._engine.fleet.members_of(effect.device),
             )
             return (report if self._engine.spec.privacy is None else without_figures(report)), tensors
+        if not effect.masked.context:
+            site = vector_layout(terms.schema, effect.masked.terms)
+            total = read_site_sum(site, effect.blob, raw_bytes=manifest.raw_bytes, base=terms.base)
+            registered = self._engine.fleet.members_of(effect.device)
+            check_site_sum(total, site, registered=registered, most=terms.limits.max_members)
+            return None, {}
         layout = round_layout(terms.schema, effect.masked.terms, self._engine.spec.privacy)
         check_masked_update(effect.blob, layout, context=effect.masked.context, base=terms.base)
         return None, {}

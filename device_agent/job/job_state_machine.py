@@ -84,7 +84,7 @@ from fedpatch.device_agent.masking.masking_round import RoundName
 from fedpatch.device_agent.masking.masking_state_machine import MaskingBody, MaskingRounds
 from fedpatch.shared.errors import WireError
 from fedpatch.shared.wire.chunked_transfer import Chunk, Download, SendChunk, Upload, check_manifest
-from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS
+from fedpatch.shared.wire.masking_messages import MASKED_ENCODINGS, SUM_ENCODING
 from fedpatch.shared.wire.messages import (
     ENCODINGS,
     MASKED_FEATURE,
@@ -151,6 +151,7 @@ class Job:
         max_blob_bytes: Largest model that the device accepts.
         ask_to_send: Whether an update waits for OwnerResumed before it is offered; meanwhile `awaits_clearance` is true.
         masking: The device's part in masked groups; None where it declines masked rounds.
+        sums: Whether it is a relay, whose update in a masked round is the sum of its site.
 
     Example:
         >>> job = Job(max_blob_bytes=2**20)
@@ -158,7 +159,14 @@ class Job:
         (<JobState.IDLE: 'idle'>, None, [])
     """
 
-    def __init__(self, *, max_blob_bytes: int, ask_to_send: bool = False, masking: MaskingRounds | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_blob_bytes: int,
+        ask_to_send: bool = False,
+        masking: MaskingRounds | None = None,
+        sums: bool = False,
+    ) -> None:
         self.state = JobState.IDLE
         self.key: JobKey | None = None
         self.request: WorkRequest | None = None
@@ -167,6 +175,8 @@ class Job:
         self.max_blob_bytes = max_blob_bytes
         self._ask_to_send = ask_to_send
         self._masking = masking
+        # The encodings of its updates in masked rounds.
+        self._masked_encodings = (SUM_ENCODING,) if sums else MASKED_ENCODINGS if masking is not None else ()
         self._vector_waits = False  # the trained vector waits for the inbox
         self._paused_for: Condition | None = None
         self._plan: DownloadPlan | None = None
@@ -305,9 +315,8 @@ class Job:
 
     def _reason_to_decline(self, key: JobKey, request: WorkRequest, event: WorkRequested) -> Decline | None:
         """Find a reason to decline; where there is none, the keys of a masked round are made."""
-        can_mask = self._masking is not None
         reason = reason_to_decline(
-            key.task, request, event.tasks, event.decision, self.max_blob_bytes, can_mask=can_mask
+            key.task, request, event.tasks, event.decision, self.max_blob_bytes, masked=self._masked_encodings
         )
         if reason is not None or self._masking is None or request.secure is None:
             return reason
@@ -613,7 +622,7 @@ def reason_to_decline(
     decision: AdmissionDecision,
     max_blob_bytes: int,
     *,
-    can_mask: bool = False,
+    masked: tuple[str, ...] = (),
 ) -> Decline | None:
     """Find the first reason to decline a request; a lasting reason comes before a passing one.
 
@@ -623,7 +632,7 @@ def reason_to_decline(
         tasks: Tasks of this device.
         decision: Decision of owner, limits and storage.
         max_blob_bytes: Largest model that the device accepts.
-        can_mask: Whether this device can mask an update.
+        masked: Encodings of its updates in masked rounds; none where it declines these.
 
     Returns:
         The message to send, or None to accept.
@@ -637,9 +646,9 @@ def reason_to_decline(
         remedy = "install the same task version on both, with the same frozen values if it has any"
         detail = f"coordinator has {request.schema}, this device {own.schema}; {remedy}"
         return Decline(DeclineReason.SCHEMA_MISMATCH, detail)
-    if request.secure is not None and not can_mask:
+    if request.secure is not None and not masked:
         return Decline(DeclineReason.UNSUPPORTED, "this device does not mask updates")
-    known = ENCODINGS if request.secure is None else MASKED_ENCODINGS
+    known = ENCODINGS if request.secure is None else masked
     foreign = {request.encoding}.difference(known) | {request.model.encoding}.difference(ENCODINGS)
     if foreign:
         return Decline(DeclineReason.UNSUPPORTED, f"encoding {min(foreign)!r} is not known here")

@@ -138,7 +138,7 @@ class OwnerLimits:
             return "the update does not name the request that it answers"
         if self._secure.forbids_unmasked and request.secure is None:
             return "the owner lets no update leave this device unmasked"
-        if (manifest.encoding in MASKED_ENCODINGS) != (request.secure is not None):
+        if (manifest.encoding in MASKED_ENCODINGS) != request.masks:
             return f"the update is encoded as {manifest.encoding}, which is not what the request asks for"
         try:
             floor = self._floor(model)

@@ -77,7 +77,7 @@ class SecureLimits:
         if request.plan.moments:
             return "moments of the optimizer cannot be masked"
         try:
-            check_terms(terms, request.encoding)
+            check_terms(terms, request.encoding if request.masks else f"masked-u{terms.bits}")
         except WireError as error:
             return f"terms of the masked round: {error}"
         return ""

@@ -378,7 +378,7 @@ class Agent:
         self._runner.trained(trained)
         if why := self._limits.why_not_send(self._job.request, trained.manifest):
             return self._job.handle(TrainingFailed(trained.key, FailReason.TRAINING, why), now)
-        if self._job.request is not None and self._job.request.secure is not None:
+        if self._job.request is not None and self._job.request.masks:
             return self._job.handle(VectorTrained(trained.key), now)
         return self._job.handle(UpdateTrained(trained.key, trained.manifest), now)
 

@@ -483,7 +483,7 @@ class EffectRunner:
             hold=not request.evaluates and (bool(request.deltas) or is_delta(request.encoding)),
             encoding=request.encoding,
             base=request.model.digest,
-            update_path=str(self._spool.update_path if request.secure is None else self._spool.vector_path),
+            update_path=str(self._spool.vector_path if request.masks else self._spool.update_path),
             secure=request.secure,
             privacy=request.privacy,
             download_s=0.0,

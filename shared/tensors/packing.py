@@ -341,20 +341,22 @@ def _decompress(blob: bytes, raw_bytes: int, schema: Schema, *, compressed: bool
     ceiling = max_raw_bytes(schema)
     if raw_bytes > ceiling:
         raise WireError(f"{raw_bytes} bytes were announced, but the agreed tensors take at most {ceiling}")
-    if not compressed:
-        raw = blob
-    else:
-        try:
-            # A frame without a stated size could grow without bound, so the size is always stated and required.
-            stated = zstandard.get_frame_parameters(blob).content_size
-            if stated != raw_bytes:
-                raise WireError(f"the zstd frame states {stated} bytes, but {raw_bytes} were announced")
-            raw = zstandard.ZstdDecompressor().decompress(blob, max_output_size=raw_bytes, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise WireError(f"the blob is not a whole zstd frame: {error}") from error
+    raw = decompress(blob, raw_bytes) if compressed else blob
     if len(raw) != raw_bytes:
         raise WireError(f"the blob holds {len(raw)} bytes, but {raw_bytes} were announced")
     return raw
+
+
+def decompress(blob: bytes, raw_bytes: int) -> bytes:
+    """Return the contents of a zstd frame, which must state that it has `raw_bytes`. Raises WireError."""
+    try:
+        # A frame without a stated size could grow without bound, so the size is always stated and required.
+        stated = zstandard.get_frame_parameters(blob).content_size
+        if stated != raw_bytes:
+            raise WireError(f"the zstd frame states {stated} bytes, but {raw_bytes} were announced")
+        return zstandard.ZstdDecompressor().decompress(blob, max_output_size=raw_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise WireError(f"the blob is not a whole zstd frame: {error}") from error
 
 
 def _read_tensors(reader: Reader, schema: Schema, encoding: str, base: Tensors | None) -> dict[str, Array]:

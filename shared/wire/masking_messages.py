@@ -19,6 +19,8 @@ from fedpatch.shared.wire.field_types import Count, Positive, Word
 
 # An update of masked values; the number of bits is `SecureTerms.bits`.
 MASKED_ENCODINGS = ("masked-u8", "masked-u16")
+# The update of a relay in a masked round: the sum of its site (shared.masking.site_sum).
+SUM_ENCODING = "masked-sum"
 MAX_GROUP = 64
 MIN_GROUP = 2
 MAX_GRID_TENSORS = 1024

@@ -14,7 +14,16 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Measure, Positive, Seconds, Text, Word
-from fedpatch.shared.wire.masking_messages import Inbox, MaskingKeys, Reveal, Roster, SecureTerms, Shares, Unmask
+from fedpatch.shared.wire.masking_messages import (
+    SUM_ENCODING,
+    Inbox,
+    MaskingKeys,
+    Reveal,
+    Roster,
+    SecureTerms,
+    Shares,
+    Unmask,
+)
 from fedpatch.shared.wire.plan_terms import (
     CONTROL,
     PLAN_TERMS,
@@ -53,6 +62,8 @@ INDEPENDENT_FEATURE, PRIVACY_FEATURE, MASKED_PRIVACY_FEATURE, CARRY_FEATURE, EVA
 MASKED_FEATURE = "masked"
 # A feature of such devices that can also sign their keys with a certificate of the fleet's CA:
 SIGNED_FEATURE = "masked_signed"
+# A feature of relays that play a masked round in their site and answer with its sum, in SUM_ENCODING:
+SUMS_FEATURE = "masked_sums"
 # Features of a device's answers that the coordinator of this version understands:
 COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_FEATURE)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
@@ -223,7 +234,8 @@ class WorkRequest:
         private: Text form of the patch policy.
         plan: Local training.
         model: The whole global model.
-        encoding: Encoding of the update, one of ENCODINGS, or of MASKED_ENCODINGS where `secure` is set.
+        encoding: Encoding of the update, one of ENCODINGS; where `secure` is set one of MASKED_ENCODINGS, or SUM_ENCODING for a
+            relay.
         chunk_bytes: Data bytes of each chunk of the update.
         deadline_s: Time left until the round ends.
         deltas: Differences that lead from an older version to `model`, the oldest first, without a gap. A device that holds
@@ -233,7 +245,7 @@ class WorkRequest:
         privacy: Terms of differential privacy; None without. A device without PRIVACY_FEATURE is never asked with terms, and
             one without MASKED_PRIVACY_FEATURE never with those of Skellam noise.
         secure: Terms of secure aggregation; None: the update is not masked. A device without MASKED_FEATURE is never asked for
-            a masked update.
+            a masked update, and a relay without SUMS_FEATURE never for the sum of its site.
         evaluate: True asks to measure the model with the device's patch, without training; the answer is `Evaluation`. A device
             without EVALUATE_FEATURE is never asked. Left out of other requests, whose bytes stay those of earlier versions.
         counted: By a plan with control variates the last round of the run whose aggregate has an update of this device, 0 for
@@ -266,6 +278,11 @@ class WorkRequest:
         """Return the request with the URLs of these blobs, by digest, and no others."""
         deltas = tuple(replace(one, manifest=one.manifest.at(urls.get(one.manifest.digest))) for one in self.deltas)
         return replace(self, model=self.model.at(urls.get(self.model.digest)), deltas=deltas)
+
+    @property
+    def masks(self) -> bool:
+        """True if the device shall mask its update. A relay sends the sum of its site, whose devices mask theirs."""
+        return self.secure is not None and self.encoding != SUM_ENCODING
 
 
 @dataclass(frozen=True)
@@ -443,8 +460,8 @@ class DeviceState:
         job: The current job, if any.
         unwilling: The owner's condition for which it would decline now or has paused its work, if any. The device publishes
             its state again when this changes.
-        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE where it can sign keys, and
-            URL_FEATURE where it fetches models by URL.
+        features: Its DEVICE_FEATURES, MASKED_FEATURE where it can mask an update, SIGNED_FEATURE where it can sign keys,
+            SUMS_FEATURE of a relay, and URL_FEATURE where it fetches models by URL.
         path: Of a relay: its id, and the path of a relay below it, the longest of several. A relay that finds its own id in the
             path of a device of its site is part of a circle. Other devices leave it out.
     """

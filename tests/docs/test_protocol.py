@@ -37,6 +37,7 @@ from fedpatch.shared.wire.messages import (
     MAX_CHUNKS,
     MEMBERS_FEATURE,
     SIGNED_FEATURE,
+    SUMS_FEATURE,
     URL_FEATURE,
     JobStatus,
     Manifest,
@@ -114,7 +115,7 @@ def test_each_feature_is_documented_with_the_side_that_lists_it():
     versions = TEXT.partition("### Versions")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `([^`]+)` \| (device|coordinator) \|", versions, re.MULTILINE))
     assert documented == {
-        (one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, URL_FEATURE)
+        (one, "device") for one in (*DEVICE_FEATURES, MASKED_FEATURE, SIGNED_FEATURE, SUMS_FEATURE, URL_FEATURE)
     } | {(one, "coordinator") for one in (*COORDINATOR_FEATURES, MEMBERS_FEATURE)}
 
 

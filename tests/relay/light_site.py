@@ -18,13 +18,18 @@ import numpy as np
 from benchmarks.device.light_device import LightDevice, ModelChunks, Tally
 from benchmarks.device.light_updates import StandInUpdates
 from fedpatch.device_agent.job.download_plan import DownloadPlan
+from fedpatch.device_agent.job.job_effects import MaskUpdate
+from fedpatch.device_agent.job.job_events import Event, TrainingFailed
 from fedpatch.device_agent.runtime.model_fetcher import FetchEvent
 from fedpatch.device_agent.runtime.presence import Identity
+from fedpatch.device_agent.training.masked_update import unmasked_blob
 from fedpatch.shared.mqtt.client import LinkEvent
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.messages import Manifest, TaskCapability, UpdateReport, WorkRequest
+from fedpatch.shared.wire.reason_codes import FailReason
 
 _LOOK_EVERY_S = 0.05
 
@@ -69,6 +74,44 @@ class NamedUpdates(StandInUpdates):
         packed = pack(update, public, report.plain, request.encoding, base=base, seed=round_number)
         return packed.manifest(request.chunk_bytes, public), packed.blob
 
+    def vector(self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int) -> bytes:
+        """Return the vector of a masked round, not masked yet."""
+        self.requests.append(request)
+        assert request.secure is not None
+        public = self.travelling(request)
+        base, number = self._come_to(way, blobs, public), zlib.crc32(self._device.encode())
+        rng = np.random.default_rng([number, round_number])
+        update = {
+            spec.name: (base[spec.name] + 0.01 * rng.standard_normal(spec.shape)).astype(spec.dtype)
+            for spec in public.specs
+        }
+        accuracy = accuracy_of(self._device)
+        report = UpdateReport(request.model.digest, examples_of(self._device), 1, 0.5, accuracy, accuracy, 0.0, 0.0)
+        return unmasked_blob(
+            request.secure,
+            public,
+            model=base,
+            update=update,
+            residual={},
+            report=report,
+            metric=MetricTerms(),
+            seed=number + round_number,
+        )[0]
+
+
+class SiteDevice(LightDevice):
+    """A light device that may pause, or give up once, right after its group has exchanged its shares."""
+
+    gives_up_after_sharing = False
+    pause_s = 0.0
+
+    def _mask(self, effect: MaskUpdate) -> Event:
+        time.sleep(self.pause_s)
+        if not self.gives_up_after_sharing:
+            return super()._mask(effect)
+        self.gives_up_after_sharing = False
+        return TrainingFailed(effect.key, FailReason.TRAINING, "given up")
+
 
 class LightSite:
     """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`."""
@@ -78,7 +121,7 @@ class LightSite:
         self.tally = Tally()
         self.updates = {device: NamedUpdates(schema, device) for device in devices}
         self.devices = {
-            device: LightDevice(
+            device: SiteDevice(
                 Identity.new(fleet, device),
                 broker=broker,
                 events=lambda one, event: self._inboxes[one.me.device].put(event),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedpatch.relay.presences import Presences
-from fedpatch.shared.wire.messages import DeviceState, TaskCapability, members_field
+from fedpatch.shared.wire.messages import MASKED_FEATURE, SUMS_FEATURE, DeviceState, TaskCapability, members_field
 from fedpatch.shared.wire.reason_codes import Condition
 
 TASK, SCHEMA = "digits", "5c" * 32
@@ -38,6 +38,15 @@ def test_members_of_a_relay_below_count_up_to_max_members():
     site.note("below", there(100, members=5))
     site.note("liar", there(100, members=6))
     assert (site.summary().devices, site.summary().members) == (1, 5)
+
+
+def test_devices_that_can_mask_count_for_masked_rounds_and_a_relay_below_with_its_members():
+    site = presences(max_members=5)
+    site.note("old", there())
+    site.note("able", there(features=(MASKED_FEATURE,)))
+    site.note("below", there(members=5, features=(SUMS_FEATURE,)))
+    site.note("paused", there(features=(MASKED_FEATURE,), unwilling=Condition.PAUSED))
+    assert (site.summary().members, site.summary().masking) == (7, 6)
 
 
 @pytest.mark.parametrize("min_cohort", [1, 3])

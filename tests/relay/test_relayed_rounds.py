@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.system, pytest.mark.broker, pytest.mark.slow, pytest.m
 
 SITES = {"site-a": ["a1", "a2"], "site-b": ["b1", "b2"]}
 LOWER = ["c1", "c2"]
+# A masked group has 8 devices at least, and one of site-m is lost.
+MASKED_SITES = {"site-m": [f"m{number}" for number in range(9)], "site-n": [f"n{number}" for number in range(8)]}
 NAMES = [device for devices in SITES.values() for device in devices]
 UNBOUNDED = {"norm_bound": "off", "max_num_examples": "off"}
 PATIENT = {"rejoin_s": 100.0, "grace_s": 100.0, "recruit_deadline_s": 100.0, "deadline_s": 300.0, "wait_s": 100.0}
@@ -45,7 +47,7 @@ class World:
     def start_site(self, site: str, *options: object) -> None:
         """Start the broker and the devices of a site, and its relay."""
         self.brokers[site] = self.stack.enter_context(Mosquitto())
-        self.sites[site] = self.light(self.brokers[site].url, site, SITES[site])
+        self.sites[site] = self.light(self.brokers[site].url, site, (SITES | MASKED_SITES)[site])
         self.start_relay(site, *options)
 
     def start_relay(self, site: str, *options: object) -> None:
@@ -134,6 +136,21 @@ def test_relay_killed_in_its_round_resumes_it_and_no_update_counts_twice(world):
     assert len(world.sites["site-a"].updates["a1"].requests) == 1
 
 
+def test_relay_killed_in_a_masked_round_goes_on_with_its_groups_and_each_update_counts_once(world):
+    world.start_site("site-m", "--quorum", "1")
+    devices = MASKED_SITES["site-m"]
+    world.relays["site-m"].wait_err(f"site: {len(devices)} devices")
+    world.sites["site-m"].devices["m2"].pause_s = 6.0
+    job = world.start_run("world", 1, rounds=1, secure="groups", encoding="masked-u8", weight_cap=30)
+    world.relays["site-m"].wait(lambda: _committed(world, "site-m") >= 4, "commits updates of quick devices")
+    world.relays["site-m"].kill()
+    world.start_relay("site-m", "--quorum", "1")
+    record = job.result().rounds[-1]
+    assert (record.outcome, record.measured) == ("aggregated", len(devices)), world.relays["site-m"].err
+    assert record.num_examples == sum(map(examples_of, devices))
+    assert all(len(one.requests) == 1 for one in world.sites["site-m"].updates.values())
+
+
 def _committed(world, site):
     """Updates of the open round of a site."""
     file = world.state_of(site) / "site" / REGISTRY_FILE
@@ -175,3 +192,37 @@ def test_late_update_of_a_site_counts_in_a_later_round(world):
     ).result()
     assert [record.outcome for record in summary.rounds] == ["aggregated"] * 8, world.relays["site-b"].err
     assert any(record.buffered and record.buffered.staleness.keys() - {"0"} for record in summary.rounds)
+
+
+def test_masked_rounds_through_relays_give_the_flat_model_bit_for_bit_though_a_device_is_lost_after_sharing(world):
+    """Two sites; then one site and the devices of the other one at the hub itself."""
+    terms = {"secure": "groups", "encoding": "masked-u8", "weight_cap": 30, "keep": 2, "quorum": 0.8, "max_members": 20}
+    names = [device for devices in MASKED_SITES.values() for device in devices]
+    flat_site = world.light(world.hub.url, "flat", names)
+    for site in MASKED_SITES:
+        world.start_site(site, "--quorum", "0.8")
+    for site, devices in MASKED_SITES.items():
+        world.relays[site].wait_err(f"site: {len(devices)} devices")
+    lost = [site.devices["m3"] for site in (flat_site, world.sites["site-m"])]
+    for device in lost:
+        device.gives_up_after_sharing = True
+    flat = world.start_run("flat", len(names), **terms).result()
+    two_levels = world.start_run("world", 2, **terms).result()
+    assert not any(device.gives_up_after_sharing for device in lost)
+    _assert_same_bits(world, two_levels, flat)
+
+    world.relays["site-n"].terminate()
+    world.light(world.hub.url, "world", MASKED_SITES["site-n"])
+    lost[1].gives_up_after_sharing = True
+    mixed = world.start_run("world", 1 + len(MASKED_SITES["site-n"]), **terms).result()
+    _assert_same_bits(world, mixed, flat)
+
+
+def _assert_same_bits(world, found, expected):
+    assert [record.outcome for record in found.rounds] == ["aggregated"] * 2, world.relays["site-m"].err
+    model = world.model_of("world", found.run)
+    for name, values in world.model_of("flat", expected.run).items():
+        assert model[name].tobytes() == values.tobytes(), name
+    for one, other in zip(found.rounds, expected.rounds, strict=True):
+        assert (one.measured, one.num_examples) == (other.measured, other.num_examples)
+        assert (one.user_accuracy, one.user_accuracy_histogram) == (other.user_accuracy, other.user_accuracy_histogram)

@@ -23,10 +23,12 @@ from fedpatch.shared.config.load import load
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
+from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MEMBERS_FEATURE, TrainPlan, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
 from tests.relay.light_site import LightSite, examples_of
 from tests.support.brokers import Mosquitto
+from tests.support.masked_group import terms_of
 from tests.system.oracle_task import TASK
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -86,6 +88,10 @@ class Bench:
             chunk_bytes=1000,
             ends_at=time.monotonic() + deadline_s,
         )
+
+    def request(self) -> WorkRequest:
+        command = self.command()
+        return WorkRequest(MODEL.schema.digest, "affine", command.plan, command.model, "fp32", 1000, 60.0)
 
 
 @pytest.fixture
@@ -175,9 +181,8 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
 
 def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench):
     with bench.site() as site:
-        limits = RelayLimits(bench.directory, site)
-        command = bench.command()
-        plain = WorkRequest(MODEL.schema.digest, "affine", command.plan, command.model, "fp32", 1000, 60.0)
+        limits = RelayLimits(bench.settings, site)
+        plain = bench.request()
         refused = limits.refusal(TASK.name, plain)
         assert refused is not None
         assert (refused.reason, refused.condition) == (DeclineReason.UNWILLING, Condition.PAUSED)
@@ -189,3 +194,26 @@ def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench
         assert site.tells_members
         assert limits.refusal(TASK.name, plain) is None
         assert not site.tells_members
+
+
+@pytest.mark.parametrize(
+    ("masking", "changes", "reason", "words"),
+    [
+        (8, {}, None, ""),
+        (7, {}, DeclineReason.UNWILLING, "7 devices of the site would mask updates, and a group has at least 8"),
+        (600_000, {"bits": 16}, DeclineReason.UNSUPPORTED, "does not fit 32 bits"),
+        (8, {"threshold": ThresholdRule.TWO_THIRDS, "strict": True}, DeclineReason.UNSUPPORTED, "set down_ca_file"),
+    ],
+    ids=["a whole group", "fewer than a group", "a sum beyond 32 bits", "signed keys without the site's CA"],
+)
+def test_relay_takes_a_masked_round_that_its_site_can_play_and_names_what_stands_against_it(
+    bench, masking, changes, reason, words
+):
+    with bench.site() as site:
+        site.summary = replace(site.summary, unwilling=None, num_examples=10, masking=masking)
+        limits = RelayLimits(bench.settings, site)
+        terms = terms_of(8, group_min=8, **changes)
+        asked = replace(bench.request(), encoding="masked-sum", secure=terms)
+        refused = limits.refusal(TASK.name, asked)
+        assert (None if refused is None else refused.reason) == reason
+        assert refused is None or words in refused.why

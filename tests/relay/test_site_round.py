@@ -8,20 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.parent import ENCODINGS, FEATURES, unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
-from fedpatch.relay.site_round import ParentRound, SiteModel, SiteUpdate
+from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteModel, SiteUpdate
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
+from fedpatch.shared.masking.device_vector import make_vector
+from fedpatch.shared.masking.group_context import write_grid
+from fedpatch.shared.masking.masked_blob import MaskedUpdate
+from fedpatch.shared.masking.site_sum import read_site_sum
+from fedpatch.shared.masking.vector_layout import VectorLayout, travelling
+from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.messages import DEVICE_FEATURES, TrainPlan, WorkRequest, is_delta
+from fedpatch.shared.wire.messages import DEVICE_FEATURES, SUMS_FEATURE, TrainPlan, WorkRequest, is_delta
 from fedpatch.shared.wire.plan_terms import CONTROL, TrainPhase
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
+from tests.support.masked_group import terms_of
 from tests.support.specs import model, report
 from tests.system.oracle_task import TASK
 
@@ -135,12 +144,78 @@ def test_request_that_cannot_be_passed_on_is_declined_with_the_reason(changes, w
     assert "without a relay" in why
 
 
+def test_measurement_of_learning_alone_is_passed_on_in_a_masked_round_whose_sums_have_it():
+    asked = request(measure_independent=True, secure=terms_of(12), encoding="masked-sum")
+    assert unsupported(asked) == ""
+
+
+def test_masked_round_of_the_site_has_the_terms_of_the_parent_and_ends_before_the_margin(command, tmp_path):
+    """Collecting, then unmasking, then the margin; the devices download the model in the form that it has."""
+    terms = terms_of(12, weight_cap=30, keep=2)
+    masked = replace(command, secure=terms, encoding="masked-sum", independent_ends_at=5.0)
+    spec = ParentRound.of(masked, MODEL, chunk_bytes=500).spec(settings(tmp_path), epoch=1, devices=9, left_s=100.0)
+    assert spec.secure is not None
+    assert (spec.secure.given, spec.secure.least, spec.secure.largest) == (terms, terms.group_min, terms.group_max)
+    assert spec.policy.unmask_s is not None
+    assert spec.policy.deadline_s + spec.policy.unmask_s == pytest.approx(90.0)
+    assert spec.secure.share_deadline_s < spec.policy.deadline_s
+    assert (spec.encoding, spec.independent_every) == (command.model.encoding, 1)
+
+
+def played_groups(count: int, layout: VectorLayout) -> tuple[list[OpenGroup], dict[str, MaskedUpdate]]:
+    """One open group of so many devices without masks, and their updates."""
+    names = [f"pi-{number}" for number in range(count)]
+    vectors = {
+        name: make_vector(
+            layout,
+            step={one.name: np.full(one.shape, 0.1) for one in layout.specs},
+            residual={},
+            report=report(),
+            metric=MetricTerms(),
+            seed=number,
+        ).elements
+        for number, name in enumerate(names)
+    }
+    updates = {name: MaskedUpdate(bytes(32), "00" * 32, elements) for name, elements in vectors.items()}
+    return [OpenGroup(tuple(names), ())], updates
+
+
+@pytest.mark.parametrize(("devices", "sent"), [(8, True), (7, False)])
+def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(command, tmp_path, devices, sent):
+    public = parse_policy("affine").public(MODEL.schema)
+    ranges = write_grid((1.0,) * len(travelling(public)))
+    terms = terms_of(12, group_min=8, grid=ranges)
+    masked = replace(command, secure=terms, encoding="masked-sum")
+    parent = ParentRound.of(masked, MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path), epoch=1, devices=devices, left_s=100.0)
+    lines: list[str] = []
+    aggregator = SiteAggregator(
+        parent, tmp_path, spec, lines.append, tells_members=True, opened=lambda: None, now=lambda: 0.0
+    )
+    layout = VectorLayout(public, terms)
+    groups, updates = played_groups(devices, layout)
+    made = aggregator.aggregate_masked(groups, terms, updates.__getitem__, round_number=7, target=devices)
+    assert (made.figures is not None, len(made.left_out)) == (sent, 0 if sent else devices)
+    if not sent:
+        assert "so nothing is sent" in lines[0]
+        return
+    aggregator.save(RoundRecord(7, "aggregated", devices, devices, 0, devices))
+    assert aggregator.answer is not None
+    answer, blob = aggregator.answer
+    assert (answer.manifest.encoding, answer.report.members) == ("masked-sum", devices)
+    total = read_site_sum(layout, blob, raw_bytes=answer.manifest.raw_bytes, base=command.base)
+    assert (total.devices, total.figures[1]) == (devices, devices * report().num_examples)
+    assert SiteUpdate.find(tmp_path, masked) == (answer, blob)
+    # A round that the parent begins anew, with another cohort, has another grid: the sum does not fit it.
+    assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
+
+
 def test_plan_with_phases_is_passed_on():
     assert unsupported(request(plan=replace(PLAN, phases=(TrainPhase("public"),)))) == ""
 
 
 def test_relay_lists_no_feature_that_it_declines_and_no_encoding_with_a_residual():
-    assert set(FEATURES) < set(DEVICE_FEATURES)
+    assert set(FEATURES) - {SUMS_FEATURE} < set(DEVICE_FEATURES)
     assert not {"dp", "dp-masked", "independent", "evaluate", CONTROL} & set(FEATURES)
     assert not any(map(is_delta, ENCODINGS))
 

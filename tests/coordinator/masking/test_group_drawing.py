@@ -32,6 +32,15 @@ def test_groups_are_a_partition_of_equal_sizes_within_the_limits(count, sizes, s
     assert all(group == sorted(group) for group in groups)
 
 
+@given(st.integers(0, 100), st.integers(2, 20), st.data())
+def test_no_group_is_larger_than_the_largest_one_and_as_few_devices_as_need_be_are_left_out(count, least, data):
+    """The grid of a site's sums is one for groups up to the parent's largest one."""
+    most = data.draw(st.integers(least, 40))
+    groups = draw_groups(devices(count), 1, 1, size=most, least=least, most=most)
+    assert all(least <= len(group) <= most for group in groups)
+    assert sum(map(len, groups)) == min(count, most * (count // least))
+
+
 @given(st.permutations(devices(20)), st.integers(0, 100))
 def test_groups_depend_on_the_set_of_devices_only(shuffled, seed):
     assert draw_groups(shuffled, seed, 1, size=8, least=4) == draw_groups(devices(20), seed, 1, size=8, least=4)

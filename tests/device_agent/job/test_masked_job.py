@@ -263,13 +263,26 @@ def test_unmasked_round_forgets_the_secrets_of_the_masked_one():
         (Job(max_blob_bytes=10_000), MASKED, DeclineReason.UNSUPPORTED),
         (job_of(), replace(MASKED, encoding="fp32"), DeclineReason.UNSUPPORTED),
         (job_of(), replace(MASKED, secure=None), DeclineReason.UNSUPPORTED),
+        (job_of(), replace(MASKED, encoding="masked-sum"), DeclineReason.UNSUPPORTED),
+        (Job(max_blob_bytes=10_000, sums=True), MASKED, DeclineReason.UNSUPPORTED),
     ],
-    ids=["device without masks", "terms without their encoding", "encoding without terms"],
+    ids=[
+        "device without masks",
+        "terms without their encoding",
+        "encoding without terms",
+        "sum of a site from a device",
+        "masked update from a relay",
+    ],
 )
 def test_request_that_cannot_be_masked_is_declined(job, request_, reason):
     [decline] = bodies(ask_masked(job, request_))
     assert isinstance(decline, Decline)
     assert decline.reason is reason
+
+
+def test_relay_accepts_the_request_for_the_sum_of_its_site_without_keys():
+    [accept] = bodies(ask_masked(Job(max_blob_bytes=10_000, sums=True), replace(MASKED, encoding="masked-sum")))
+    assert accept == Accept(10)
 
 
 @pytest.mark.parametrize(
