@@ -10,7 +10,7 @@ import pytest
 
 from fedpatch.device_agent.state.update_spool import Spooled, UpdateSpool
 from fedpatch.shared.app.files import UNFINISHED
-from fedpatch.shared.wire.codec import to_bytes
+from fedpatch.shared.wire.codec import to_bytes, to_plain
 from tests.device_agent.jobs import KEY, REQUEST
 from tests.support.specs import update
 
@@ -37,7 +37,7 @@ def test_note_is_found_after_a_restart_with_the_newest_epoch(spool):
 
 
 def test_a_note_of_an_older_version_is_still_good(spool):
-    note = {"key": asdict(KEY), "manifest": asdict(update(UPDATE))}
+    note = {"key": asdict(KEY), "manifest": to_plain(update(UPDATE))}
     (spool.update_path.parent / "offer.msgpack").write_bytes(to_bytes(note))
     assert reopened(spool).load() == Spooled(KEY, update(UPDATE))
 
