@@ -145,6 +145,23 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
 
 
 @by_ansible
+def test_a_backup_is_not_restored_over_runs_in_a_file_or_a_database(tmp_path):
+    """`registry.url` names the database of a coordinator whose registry is in PostgreSQL."""
+    (tmp_path / "backup.tar.gz").touch()
+    hosts: dict[str, dict[str, Any]] = {}
+    for name, file in {"bare": "agent.toml", "file": "registry.sqlite3", "database": "registry.url"}.items():
+        (tmp_path / name / "coordinator").mkdir(parents=True)
+        (tmp_path / name / "coordinator" / file).touch()
+        hosts[name] = {"fleet_state_dir": str(tmp_path / name)}
+    inventory = _inventory(hosts, restore_from=str(tmp_path / "backup.tar.gz"))
+    task = tasks_of("coordinator", "restorable.yml")
+    done = played(tmp_path, inventory, {"hosts": "devices", "tasks": [task]})
+    refusals = refused(done)
+    assert set(refusals) == {"file", "database"}, done.stdout + done.stderr
+    assert "has runs of its own in" in refusals["database"]
+
+
+@by_ansible
 @pytest.mark.parametrize("again", [False, True])
 def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
     """In the words of the page, `-e device_agent_enrol_again=true`."""
