@@ -118,6 +118,16 @@ PROFILES: Final[dict[str, BrokerProfile]] = {
 }
 
 
+def fitting_profile(host: str) -> str:
+    """Return the name of the profile of a hosted broker, by its host name; "" for any other broker.
+
+    Example:
+        >>> fitting_profile("a1-ats.iot.eu-west-1.amazonaws.com")
+        'aws'
+    """
+    return next((name for name, profile in PROFILES.items() if host.endswith(profile.domain)), "")
+
+
 class SendRate:
     """Token bucket: within any second, at most `limit_per_s` is spent.
 
