@@ -220,6 +220,28 @@ def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
 
 
 @by_ansible
+def test_port_of_two_groups_admits_both_before_it_is_closed_to_others(tmp_path):
+    """A broker's port is that of devices and of coordinators on other hosts."""
+    admitted = [
+        {"port": 8883, "from": ["10.0.0.1"]},
+        {"port": 8883, "from": ["fd00::2"]},
+        {"port": 9100, "from": ["10.0.0.3"]},
+    ]
+    template = ROLES / "firewall" / "templates" / "firewall.nft.j2"
+    variables: dict[str, Any] = {"firewall_admitted": admitted, "ansible_managed": ""}
+    wanted = {"ansible.builtin.debug": {"msg": f"{{{{ lookup('ansible.builtin.template', '{template}') }}}}"}}
+    done = played(tmp_path, _inventory({"hub": {}}, **variables), {"hosts": "broker", "tasks": [wanted]})
+    rules = re.findall(r"(?:ip6? saddr \S+ )?tcp dport \d+ (?:accept|drop)", done.stdout)
+    assert rules == [
+        "ip saddr 10.0.0.1 tcp dport 8883 accept",
+        "ip6 saddr fd00::2 tcp dport 8883 accept",
+        "ip saddr 10.0.0.3 tcp dport 9100 accept",
+        "tcp dport 8883 drop",
+        "tcp dport 9100 drop",
+    ], done.stdout + done.stderr
+
+
+@by_ansible
 @pytest.mark.slow
 def test_the_brokers_certificate_is_made_anew_for_other_names_alone(tmp_path):
     """An IPv6 address is the same however it is written; days may be text."""
