@@ -81,13 +81,17 @@ class Slurm:
             (self._folder / f"spool-{address}").mkdir()
         cpus = len(os.sched_getaffinity(0))
         nodes = ",".join(addresses)
-        conf = _CONF.format(folder=self._folder, machine=os.uname().nodename, first=addresses[0], nodes=nodes, cpus=cpus)
+        conf = _CONF.format(
+            folder=self._folder, machine=os.uname().nodename, first=addresses[0], nodes=nodes, cpus=cpus
+        )
         (self._folder / "slurm.conf").write_text(conf)
         key = self._folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
         files = [f"--{name}-file={self._folder}/munge.{name}" for name in ("key", "pid", "seed", "log")]
-        self._start(self._names[0], "munged", "--foreground", "--force", f"--socket={self._folder}/munge.socket", *files)
+        self._start(
+            self._names[0], "munged", "--foreground", "--force", f"--socket={self._folder}/munge.socket", *files
+        )
         self._wait(lambda: (self._folder / "munge.socket").exists(), "munged")
         self._start(self._names[0], "slurmctld", "-D")
         for name, address in zip(self._names, addresses, strict=True):
