@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hosts import bases
-from tests.hosts.looking import COORDINATOR, await_rounds, reached, runs_of, until
+from tests.hosts.looking import await_rounds, reached, runs_of, until
 from tests.hosts.machines import Machines
 from tests.hosts.scaled_out import DEVICE, EDGE, GATE, HUB, KINDS, NODES, SITE, STORE_SECRET, ScaledOut, prepared
 
@@ -129,5 +129,3 @@ def test_revoked_password_is_refused_by_the_brokers(fleet: ScaledOut):
     until(lambda: set(await_rounds(fleet.machines, HUB)[-1]["user_accuracies"]) == {SITE}, "it is asked no more")
     for node in NODES:
         assert f"{DEVICE}:" not in fleet.machines.ssh(node, "cat /etc/ejabberd/fedpatch/passwords")
-    words = COORDINATOR.format("devices list --json")
-    assert DEVICE in fleet.machines.ssh(HUB, words)
