@@ -121,11 +121,3 @@ def test_rounds_go_on_when_a_broker_node_dies_and_when_it_is_back(fleet: ScaledO
         fleet.machines.ssh(node, "systemctl start ejabberd")
         until(lambda: len(_cluster(fleet, node)) == len(NODES), "both are there")  # noqa: B023
     assert runs_of(fleet.machines, HUB)[0]["id"] == run
-
-
-def test_revoked_password_is_refused_by_the_brokers(fleet: ScaledOut):
-    """retire.yml gives the password file to both nodes, and ends the device's connection."""
-    fleet.hub.play("retire.yml", retired=DEVICE)
-    until(lambda: set(await_rounds(fleet.machines, HUB)[-1]["user_accuracies"]) == {SITE}, "it is asked no more")
-    for node in NODES:
-        assert f"{DEVICE}:" not in fleet.machines.ssh(node, "cat /etc/ejabberd/fedpatch/passwords")
