@@ -307,7 +307,7 @@ mosquitto: ## install the broker that most tests use (where that needs no passwo
 		echo "make: on Debian: apt install mosquitto mosquitto-clients"
 	fi
 
-system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
+system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, Slurm, sshd, faketime, tmux, Chromium, D-Bus and containers for the tests (where that needs no password)
 	@$(apt_install)
 	PATH="$$PATH:/usr/sbin:/usr/local/sbin"
 	found() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1'; } >/dev/null
@@ -384,3 +384,12 @@ system-deps: mosquitto ## install brokers, Prometheus, nginx, PostgreSQL, faketi
 		echo "make: no haproxy here, so the tests of a cluster of brokers will be skipped"
 		echo "make: on Debian: apt install haproxy (that starts it as a service, too)"
 	fi
+	found() { command -v sshd; } >/dev/null
+	found || install_asleep openssh-server ssh.service || true
+	found || echo "make: no sshd here, so the test of a simulation over ssh will be skipped (on Debian: apt install openssh-server)"
+	found() { command -v slurmctld && command -v slurmd && command -v munged && command -v sbatch; } >/dev/null
+	if ! found; then
+		for package in munge slurmctld slurmd; do install_asleep $$package $$package.service || true; done
+		apt_install slurm-client || true
+	fi
+	found || echo "make: no Slurm here, so the test of a simulation on it will be skipped (on Debian: apt install slurm-wlm munge)"

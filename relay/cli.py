@@ -11,6 +11,7 @@ import typer
 
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.app.command import AsJson, command, make_app, run_app
+from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.errors import UsageError
 
@@ -19,7 +20,7 @@ NAME = "fedpatch-relay"
 app = make_app(
     NAME,
     "The relay of a site: one device of a parent coordinator, and the coordinator of the site's own devices.",
-    panels={"Run a site": ["run", "status"]},
+    panels={"Run a site": ["run", "status", "unit"]},
 )
 
 
@@ -81,3 +82,14 @@ def status(state_dir: StateDir = Path("fedpatch-relay-state"), as_json: AsJson =
         typer.echo(f"update: {'waits for the parent' if standing.update_waits else 'none waits'}")
     if not standing.running:
         raise typer.Exit(1)
+
+
+add_unit(
+    app,
+    NAME,
+    "relay",
+    """Print the systemd unit that runs this installation's relay as a watched and confined service.
+
+    Secrets such as FEDPATCH_RELAY_UP_PASSWORD=... are in a file beside the settings that ends in .env.
+    """,
+)

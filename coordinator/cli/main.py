@@ -33,6 +33,7 @@ from fedpatch.coordinator.demo.settings import DemoSettings
 from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.app.command import AsJson, Group, command, make_app, say, with_debug
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED, exit_code_of, forward_signals, ignore_signals, interruptible
+from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.config.secrets import pop_password
 from fedpatch.shared.errors import BrokerError, UsageError
@@ -43,30 +44,6 @@ if TYPE_CHECKING:
     from fedpatch.coordinator.observability.live_view import RunView
     from fedpatch.coordinator.observability.status_message import View
     from fedpatch.coordinator.rounds.run_records import RunSummary
-
-
-def add_unit(app: typer.Typer) -> None:
-    """Add the command `unit` to `app`."""
-
-    @command(app, "unit", example="fedpatch unit --user fedpatch > fedpatch-coordinator.service")
-    def unit(
-        user: Annotated[str, typer.Option(metavar="NAME", help="System user of the service.")] = "fedpatch",
-        config: Annotated[Path, typer.Option(metavar="PATH", help="The coordinator's settings.")] = Path(
-            "/etc/fedpatch/coordinator.toml"
-        ),
-        state_dir: Annotated[Path, typer.Option(metavar="PATH", help="The coordinator's state directory.")] = Path(
-            "/var/lib/fedpatch-coordinator"
-        ),
-    ) -> None:
-        """Print the systemd unit that runs this installation's coordinator as a confined service.
-
-        It calls `fedpatch run --unless-done`: a boot resumes an interrupted run and leaves a finished one alone. Secrets
-        such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends in .env.
-        """
-        from fedpatch.shared.app.systemd_unit import COORDINATOR, unit_of_this_installation
-
-        typer.echo(unit_of_this_installation(COORDINATOR, user=user, config=config, state_dir=state_dir), nl=False)
-
 
 NAME = "fedpatch"
 
@@ -365,10 +342,20 @@ broker_app.callback()(with_debug(broker))
 
 add_acl(broker_app)
 add_check_task(app, NAME)
+add_unit(
+    app,
+    NAME,
+    "coordinator",
+    """Print the systemd unit that runs this installation's coordinator as a confined service.
+
+    It calls `fedpatch run --unless-done`: a boot resumes an interrupted run and leaves a finished one alone. Secrets
+    such as FEDPATCH_PASSWORD=... are in a file beside the settings that ends in .env.
+    """,
+)
 add_devices(app, lambda state_dir: _client(state_dir))
 for add in (
     *(add_console, add_identities, add_doctor, add_export, add_inventory),
-    *(add_privacy, add_report, add_unit, add_watch),
+    *(add_privacy, add_report, add_watch),
 ):
     add(app)
 

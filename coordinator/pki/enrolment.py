@@ -16,6 +16,7 @@ from fedpatch.coordinator.pki.x509 import check_server_names, names_of
 from fedpatch.shared.app.files import refusals_of, write_atomic
 from fedpatch.shared.config.enrolment_bundle import Bundle, encode_bundle
 from fedpatch.shared.errors import UsageError
+from fedpatch.shared.mqtt.broker_profile import fitting_profile
 from fedpatch.shared.mqtt.tls_context import TlsFiles, certificates_of, tls_context
 from fedpatch.shared.mqtt.url import parse_broker_url
 
@@ -37,7 +38,7 @@ def enrol(
         authority: The CA.
         device: Device id.
         out: File to write, mode 0600.
-        broker: URL of the broker.
+        broker: URL of the broker; that of a hosted one brings its profile along.
         days: Validity of a certificate.
         password: Create a password instead of a certificate.
         renewal: The device is enrolled already, and its present certificate stays valid.
@@ -58,7 +59,9 @@ def enrol(
         )
     check_out(out)
     _check_broker(broker, password)
-    bundle = Bundle(fleet=authority.fleet, device=device, broker=broker, ca=authority.certificate.decode())
+    profile = fitting_profile(parse_broker_url(broker).host) if broker else ""
+    ca = authority.certificate.decode()
+    bundle = Bundle(fleet=authority.fleet, device=device, broker=broker, broker_profile=profile, ca=ca)
     if password:
         entry, words = _give_password(authority, DEVICE, device)
         bundle = replace(bundle, password=words)

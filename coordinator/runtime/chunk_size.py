@@ -27,12 +27,12 @@ _log = logging.getLogger("fedpatch.coordinator")
 def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
     """Find the largest chunk that passes the broker, halving `chunk_kib` until one does.
 
-    Connect under a client id of its own and publish to the topic of a blob that does not exist, so that no device receives it.
+    Connect under client ids of its own and publish to the topic of a blob that does not exist, so that no device receives it.
     Over MQTT 3.1.1 a broker that forbids that topic gives no sign; then the configured size is returned.
 
     Args:
         settings: The broker, and `chunk_kib` as the largest size to try.
-        boot: Nonce of this coordinator's start, which makes the client id unique.
+        boot: Nonce of this coordinator's start, which makes the client ids unique.
 
     Returns:
         Data bytes per chunk, at least MIN_CHUNK_BYTES.
@@ -47,8 +47,9 @@ def find_chunk_bytes(settings: RunSettings, boot: str) -> int:
     topic = model_chunk(settings.fleet, hashlib.sha256(boot.encode()).hexdigest(), 0)
     wanted = size = settings.chunk_kib * 1024
     while True:
-        # A broker may close the connection at a message that is too large, so each size has its own connection.
-        with Probe(settings, f"{client_id(settings.fleet)}.{boot}") as probe:
+        # A broker may close the connection at a message that is too large, so each size has its own connection. AWS IoT Core
+        # refuses a client id that connects twice within a second, so each connection has its own id.
+        with Probe(settings, f"{client_id(settings.fleet)}.{boot}.{size}") as probe:
             wanted = chunk_bytes_within(wanted, probe.connected.max_packet_bytes)
             size = min(size, wanted)
             if _passes(probe, topic, size):

@@ -23,6 +23,7 @@ from fedpatch.shared.app.formatting import minute
 from fedpatch.shared.config.enrolment_bundle import MAX_BUNDLE_BYTES, Bundle, decode_bundle
 from fedpatch.shared.config.toml_edit import parse_toml, with_values
 from fedpatch.shared.errors import ConfigError, DataError, UsageError
+from fedpatch.shared.mqtt.broker_profile import fitting_profile
 from fedpatch.shared.mqtt.certificate import Certificate, read_pem
 from fedpatch.shared.mqtt.url import parse_broker_url
 
@@ -114,6 +115,8 @@ def _values(bundle: Bundle, place: Path) -> dict[str, str]:
     values = {"fleet": bundle.fleet, "device_id": bundle.device}
     if bundle.broker:
         values["broker"] = bundle.broker
+    if bundle.broker_profile:
+        values["broker_profile"] = bundle.broker_profile
     if bundle.ca and (not bundle.broker or parse_broker_url(bundle.broker).tls):
         values["ca_file"] = str(place / CA_NAME)
     if bundle.certificate:
@@ -132,6 +135,9 @@ def _contradicting(bundle: Bundle, table: dict[str, object], place: Path) -> lis
         keys += ["username", "password_file"]
     if not bundle.certificate:
         keys += [key for key in ("cert_file", "key_file") if table.get(key) == str(place / OWN_NAME)]
+    known = str(table.get("broker", ""))
+    if bundle.broker and known and not bundle.broker_profile and fitting_profile(parse_broker_url(known).host):
+        keys.append("broker_profile")
     if bundle.broker and not parse_broker_url(bundle.broker).tls and table.get("ca_file") == str(place / CA_NAME):
         keys.append("ca_file")
     return keys

@@ -20,13 +20,13 @@ from fedpatch.device_agent.cli.conditions import ConditionsRoot, add_conditions
 from fedpatch.device_agent.cli.enrol import add_enrol
 from fedpatch.device_agent.cli.models import DEFAULT_STATE_DIR, StateDir, add_models, models_in_words, models_plain
 from fedpatch.device_agent.cli.new_task.new_task import register as add_new_task
-from fedpatch.device_agent.cli.systemd import add_unit
 from fedpatch.device_agent.policy.privacy_budget import privacy_in_words
 from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.device_agent.state.status_file import STARTING, AgentStatus, read_standing
 from fedpatch.shared.app.command import AsJson, command, make_app, run_app
 from fedpatch.shared.app.formatting import age, size
 from fedpatch.shared.app.signals import interruptible
+from fedpatch.shared.app.unit_command import add_unit
 from fedpatch.shared.config.load import cli_options
 from fedpatch.shared.task_checks.command import add_check_task
 
@@ -41,8 +41,6 @@ app = make_app(
         "Look at patches and personal models, and use them": ["patches", "models", "predict", "evaluate", "rollback"],
     },
 )
-
-add_unit(app)
 
 
 def main() -> None:
@@ -128,6 +126,9 @@ add_enrol(app)
 add_models(app)
 add_new_task(app)
 add_check_task(app, NAME)
+add_unit(
+    app, NAME, "agent", "Print the systemd unit that runs this installation's agent as a watched and confined service."
+)
 
 
 def _plain(standing: AgentStatus) -> dict[str, object]:

@@ -45,6 +45,7 @@ GUIDES: Mapping[str, str] = {
     "fedpatch-agent unit": "[service](../how-to/service.md)",
     "fedpatch-agent new-task": "[tutorial](../tutorials/own-task.md)",
     "fedpatch-agent predict": "[the personal model](../how-to/personal-model.md)",
+    "fedpatch-relay unit": "[relays](../how-to/relays.md)",
     "fedpatch-relay run": "[relays](../how-to/relays.md)",
     "fedpatch-agent models": "[the figures](../how-to/personal-model.md#how-it-is-chosen-and-what-is-reported)",
 }

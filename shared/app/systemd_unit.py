@@ -1,4 +1,4 @@
-"""systemd units of agent and coordinator, filled in for this installation from templates in their packages."""
+"""systemd units of agent, coordinator and relay, filled in for this installation from templates in their packages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
 # Paths without characters that have a meaning to systemd or to its parser of command lines.
 _PLAIN_PATH = re.compile(r"/[\w./+,:=~-]*")
 _FIRST_WITH_BACKOFF = 254
+# Lines of every service's unit.
+_CONFINEMENT = Path(__file__).with_name("confinement.conf")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ AGENT = UnitService(
 COORDINATOR = UnitService(
     package="fedpatch.coordinator", module="fedpatch", program="fedpatch", name="fedpatch-coordinator"
 )
+RELAY = UnitService(package="fedpatch.relay", module="fedpatch.relay", program="fedpatch-relay", name="fedpatch-relay")
+SERVICES = {"agent": AGENT, "coordinator": COORDINATOR, "relay": RELAY}
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Unit:
             "USER": self.user,
             "DIRECTORIES": "\n".join(self._directories()),
             "BACKOFF": "\n".join(self._backoff()),
-            "HOME": "\n".join(self._home()),
+            "CONFINEMENT": "\n".join([_CONFINEMENT.read_text("utf-8").rstrip(), *self._home()]),
         }
         template = (files(self.service.package) / f"systemd/{self.service.name}.service").read_text("utf-8")
         return re.sub(r"@([A-Z_]+)@", lambda gap: filled[gap[1]], template)
@@ -125,7 +129,7 @@ def unit_of_this_installation(service: UnitService, *, user: str, config: Path, 
     """Return the unit file for this installation and this machine's systemd.
 
     Args:
-        service: AGENT or COORDINATOR.
+        service: One of SERVICES.
         user: System user that the service runs as.
         config: Configuration file.
         state_dir: State directory.

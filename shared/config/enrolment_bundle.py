@@ -26,13 +26,14 @@ _Text = Annotated[str, msgspec.Meta(max_length=500)]
 class Bundle:
     """A device's identity. With a certificate: `certificate` and `key` as PEM; with a password: that; `ca` as PEM in either.
 
-    An empty `broker` leaves the URL to the settings of the device.
+    An empty `broker` leaves the URL to the settings of the device, an empty `broker_profile` the limits of a hosted broker.
     """
 
     fedpatch_bundle: int = FORMAT
     fleet: _Name
     device: _Name
     broker: _Text = ""
+    broker_profile: _Text = ""
     ca: _Pem = ""
     certificate: _Pem = ""
     key: _Pem = ""

@@ -21,7 +21,7 @@ from fedpatch.shared.diagnostics.broker_reachability import Reached, reach
 from fedpatch.shared.diagnostics.checks import Checkup, error_text
 from fedpatch.shared.diagnostics.probe import ANSWER_TIMEOUT_S, Probe
 from fedpatch.shared.errors import BrokerError
-from fedpatch.shared.mqtt.broker_profile import PROFILES
+from fedpatch.shared.mqtt.broker_profile import PROFILES, fitting_profile
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.mqtt.events import Received
 from fedpatch.shared.mqtt.url import BrokerUrl, parse_broker_url
@@ -97,7 +97,7 @@ def check_broker(settings: BrokerSettings, side: AclParty, chunk_bytes: int, che
 
 def _check_profile(settings: BrokerSettings, broker: BrokerUrl, checkup: Checkup) -> None:
     """Check that a hosted broker has its profile, and state the limits that the connection keeps."""
-    fitting = next((name for name, profile in PROFILES.items() if broker.host.endswith(profile.domain)), "")
+    fitting = fitting_profile(broker.host)
     profile = settings.profile
     if fitting and settings.broker_profile != fitting:
         text = f"{broker.host} is a broker of {PROFILES[fitting].service}, whose limits are not kept"

@@ -4,13 +4,14 @@ One connection of a hosted broker may publish and subscribe less than a broker o
 documented quotas of November 2026, where no other date is given. "KB" counts as 1,000 bytes, the smaller reading.
 
 AWS IoT Core (https://docs.aws.amazon.com/general/latest/gr/iot-core.html, message broker): payload, publishes, throughput,
-unacknowledged publishes and subscriptions of a connection. The limits of filters and topics are also those that the AWS SDK
-checks (mqtt5.ClientExtendedValidationAndFlowControl). Not confirmed: 5,000 retained messages an account (adjustable).
+unacknowledged publishes and subscriptions of a connection, connects of a client id. The limits of filters and topics are also
+those that the AWS SDK checks (mqtt5.ClientExtendedValidationAndFlowControl). Not confirmed: 5,000 retained messages an account
+(adjustable).
 
 Azure Event Grid (https://learn.microsoft.com/azure/event-grid/quotas-limits and .../mqtt-retain): message and retained size,
 retained messages of a throughput unit, publishes, bandwidth, and unacknowledged bytes and messages of a session. Confirmed in
 the edition of November 2023 only: segments and length of a topic, filters of a SUBSCRIBE, subscriptions and SUBSCRIBE requests
-of a session. Maximum packet: mqtt-support.
+of a session. Maximum packet: mqtt-support. Not confirmed: 128 bytes of a client id.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class BrokerProfile:
         topic_levels: Levels of a topic.
         topic_bytes: Length of a topic.
         client_id_bytes: Length of a client id.
+        connects_per_s: CONNECT packets a second with one client id. No link counts them: each connection of a coordinator's
+            start has an id of its own, and a link waits before it reconnects.
 
     Example:
         >>> PROFILES["azure"].packet_bytes
@@ -71,6 +74,7 @@ class BrokerProfile:
     topic_levels: int = 65_535
     topic_bytes: int = 65_535
     client_id_bytes: int = 65_535
+    connects_per_s: float = math.inf
 
     @property
     def packet_bytes(self) -> int:
@@ -96,6 +100,7 @@ PROFILES: Final[dict[str, BrokerProfile]] = {
         topic_levels=8,
         topic_bytes=256,
         client_id_bytes=128,
+        connects_per_s=1,
     ),
     "azure": BrokerProfile(
         service="Azure Event Grid",
@@ -116,6 +121,16 @@ PROFILES: Final[dict[str, BrokerProfile]] = {
         client_id_bytes=128,
     ),
 }
+
+
+def fitting_profile(host: str) -> str:
+    """Return the name of the profile of a hosted broker, by its host name; "" for any other broker.
+
+    Example:
+        >>> fitting_profile("a1-ats.iot.eu-west-1.amazonaws.com")
+        'aws'
+    """
+    return next((name for name, profile in PROFILES.items() if host.endswith(profile.domain)), "")
 
 
 def send_rate(limit_per_s: float, burst: float) -> TokenBucket:

@@ -145,6 +145,23 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
 
 
 @by_ansible
+def test_a_backup_is_not_restored_over_runs_in_a_file_or_a_database(tmp_path):
+    """`registry.url` names the database of a coordinator whose registry is in PostgreSQL."""
+    (tmp_path / "backup.tar.gz").touch()
+    hosts: dict[str, dict[str, Any]] = {}
+    for name, file in {"bare": "agent.toml", "file": "registry.sqlite3", "database": "registry.url"}.items():
+        (tmp_path / name / "coordinator").mkdir(parents=True)
+        (tmp_path / name / "coordinator" / file).touch()
+        hosts[name] = {"fleet_state_dir": str(tmp_path / name)}
+    inventory = _inventory(hosts, restore_from=str(tmp_path / "backup.tar.gz"))
+    task = tasks_of("coordinator", "restorable.yml")
+    done = played(tmp_path, inventory, {"hosts": "devices", "tasks": [task]})
+    refusals = refused(done)
+    assert set(refusals) == {"file", "database"}, done.stdout + done.stderr
+    assert "has runs of its own in" in refusals["database"]
+
+
+@by_ansible
 @pytest.mark.parametrize("again", [False, True])
 def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
     """In the words of the page, `-e device_agent_enrol_again=true`."""
@@ -199,6 +216,28 @@ def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
         "mqtts://[fd00::10]:8884",
         "[fd00::11]:9464",
         "[fd00::11]:9100 [fd00::10]:9100 pi.local:9100 192.168.1.12:9100",
+    ], done.stdout + done.stderr
+
+
+@by_ansible
+def test_port_of_two_groups_admits_both_before_it_is_closed_to_others(tmp_path):
+    """A broker's port is that of devices and of coordinators on other hosts."""
+    admitted = [
+        {"port": 8883, "from": ["10.0.0.1"]},
+        {"port": 8883, "from": ["fd00::2"]},
+        {"port": 9100, "from": ["10.0.0.3"]},
+    ]
+    template = ROLES / "firewall" / "templates" / "firewall.nft.j2"
+    variables: dict[str, Any] = {"firewall_admitted": admitted, "ansible_managed": ""}
+    wanted = {"ansible.builtin.debug": {"msg": f"{{{{ lookup('ansible.builtin.template', '{template}') }}}}"}}
+    done = played(tmp_path, _inventory({"hub": {}}, **variables), {"hosts": "broker", "tasks": [wanted]})
+    rules = re.findall(r"(?:ip6? saddr \S+ )?tcp dport \d+ (?:accept|drop)", done.stdout)
+    assert rules == [
+        "ip saddr 10.0.0.1 tcp dport 8883 accept",
+        "ip6 saddr fd00::2 tcp dport 8883 accept",
+        "ip saddr 10.0.0.3 tcp dport 9100 accept",
+        "tcp dport 8883 drop",
+        "tcp dport 9100 drop",
     ], done.stdout + done.stderr
 
 

@@ -33,12 +33,13 @@ _LONG_S = 900.0
 
 
 def wheelhouse(*kinds: Kind, or_skip: bool = False) -> Path:
-    """As `make wheelhouse` makes it, for hosts of these kinds, with what the task digits needs.
+    """As `make wheelhouse` makes it, for hosts of these kinds, with what the task digits, PostgreSQL and an object store need.
 
     It takes a package index that answers to the end; with `or_skip` the test is skipped where none does.
     """
     out = KEPT / "wheelhouse"
-    program = [sys.executable, str(ROOT / "ansible" / "wheelhouse.py"), "--with", "scikit-learn", "--out", str(out)]
+    needed = (word for name in ("scikit-learn", "psycopg[binary]", "obstore") for word in ("--with", name))
+    program = [sys.executable, str(ROOT / "ansible" / "wheelhouse.py"), *needed, "--out", str(out)]
     with alone("wheelhouse"):
         for machine in sorted({kind.machine for kind in kinds}):
             pythons = sorted({kind.python for kind in kinds if kind.machine == machine})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +66,7 @@ class Limits(BasePlugin[BrokerContext]):  # type: ignore[misc] # amqtt has no ty
         self._limits = PROFILES[self.config.profile]
         self._report = Path(self.config.report)
         self._clients: dict[str, Client] = {}
+        self._connects: defaultdict[str, Second] = defaultdict(Second)
         self._closing: list[asyncio.Task[None]] = []
         self._stalls = Second()
         self._ticked = time.monotonic()
@@ -77,6 +78,8 @@ class Limits(BasePlugin[BrokerContext]):  # type: ignore[misc] # amqtt has no ty
     async def on_broker_client_connected(self, *, client_id: str, client_session: Session) -> None:
         self._clients[client_id] = Client()
         self._require(client_session, "client id", len(client_id.encode()), self._limits.client_id_bytes)
+        connects = self._connects[client_id].add(1, time.monotonic())
+        self._require(client_session, "connects a second", connects, self._limits.connects_per_s)
 
     async def on_mqtt_packet_sent(self, *, packet: MQTTPacket, session: Session | None = None) -> None:
         if session is not None and isinstance(packet, PubackPacket):

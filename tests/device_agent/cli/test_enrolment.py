@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.coordinator.pki.certificate_authority import DEVICE, Authority
+from fedpatch.coordinator.pki.enrolment import enrol
 from fedpatch.device_agent.cli.bundle_installation import install, open_to_others, read_bundle
 from fedpatch.device_agent.cli.main import main
 from fedpatch.device_agent.settings import AgentSettings
@@ -140,6 +141,20 @@ def test_a_password_is_for_the_owner_alone(tmp_path: Path, device: Device):
     device.install(bundle_of(tmp_path))
     assert not place.exists() and not {"username", "password_file"} & device.settings.keys()
     assert "s3cret" not in repr(bundle)
+
+
+def test_a_bundle_of_a_hosted_broker_sets_its_profile_until_one_of_another_broker(tmp_path: Path, device: Device):
+    hosted = "mqtts://a1-ats.iot.eu-west-1.amazonaws.com"
+    for broker, profile in ((hosted, "aws"), ("mqtts://broker.lan", None)):
+        with Authority.create(tmp_path / "ca", "kitchen", now=time.time()) as authority:
+            known = authority.index.current(DEVICE, "pi-1") is not None
+            out = tmp_path / f"{profile}.bundle"
+            enrol(authority, "pi-1", out, broker=broker, days=9, password=False, renewal=known)
+        device.install(read_bundle(out))
+        assert device.settings.get("broker_profile") == profile
+    device.config.write_text(f'{device.config.read_text()}broker_profile = "azure"\n')  # behind a domain of the owner's
+    device.install(read_bundle(out))
+    assert device.settings["broker_profile"] == "azure"
 
 
 def test_a_password_takes_the_place_of_what_contradicts_it(tmp_path: Path, device: Device):

@@ -1,4 +1,4 @@
-"""The systemd units of agent and coordinator, as systemd itself reads them."""
+"""The systemd units of agent, coordinator and relay, as systemd itself reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 import fedpatch.cli
 import fedpatch.device_agent.cli.main
-from fedpatch.shared.app.systemd_unit import AGENT, COORDINATOR, Unit, this_installation
+import fedpatch.relay.cli
+from fedpatch.shared.app.systemd_unit import AGENT, COORDINATOR, RELAY, Unit, this_installation
 from fedpatch.shared.errors import UsageError
 from tests.support.programs import Program
 
@@ -33,10 +34,12 @@ UNITS = {
     "agent in a home": IN_A_HOME,
     "coordinator": replace(PLAIN, service=COORDINATOR),
     "coordinator in a home": replace(IN_A_HOME, service=COORDINATOR),
+    "relay": replace(PLAIN, service=RELAY),
 }
 COMMANDS = [
     (AGENT, fedpatch.device_agent.cli.main.main, "run --config /etc/fedpatch/agent.toml"),
     (COORDINATOR, fedpatch.cli.main, "run --unless-done --config /etc/fedpatch/coordinator.toml"),
+    (RELAY, fedpatch.relay.cli.main, "run --config /etc/fedpatch/relay.toml"),
 ]
 
 
@@ -65,7 +68,7 @@ def test_systemd_understands_every_line(analyze, tmp_path, which):
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("which", ["agent", "coordinator"])
+@pytest.mark.parametrize("which", ["agent", "coordinator", "relay"])
 def test_the_service_is_well_confined(analyze, tmp_path, which):
     """The exposure that systemd finds is at most 2.0 of 10, which it calls OK."""
     path = tmp_path / "fedpatch-one.service"
@@ -109,7 +112,7 @@ def test_impossible_unit_value_raises_usage_error(changes):
         replace(PLAIN, **changes).text()
 
 
-@pytest.mark.parametrize(("service", "main", "runs"), COMMANDS, ids=["agent", "coordinator"])
+@pytest.mark.parametrize(("service", "main", "runs"), COMMANDS, ids=["agent", "coordinator", "relay"])
 def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys, service, main, runs):
     ended = Program(main, monkeypatch, capsys)("unit", "--user", "pi", "--state-dir", "/var/lib/x")
     assert (ended.code, ended.err) == (0, "")
@@ -120,7 +123,7 @@ def test_the_command_prints_the_unit_of_this_installation(monkeypatch, capsys, s
     assert not re.search(r"@[A-Z_]+@", ended.out)
 
 
-@pytest.mark.parametrize("main", [main for _, main, _ in COMMANDS], ids=["agent", "coordinator"])
+@pytest.mark.parametrize("main", [main for _, main, _ in COMMANDS], ids=["agent", "coordinator", "relay"])
 def test_the_command_refuses_what_the_unit_cannot_hold(monkeypatch, capsys, main):
     ended = Program(main, monkeypatch, capsys)("unit", "--user", "two words")
     assert (ended.code, ended.out) == (2, "")

@@ -1,0 +1,123 @@
+"""A fleet with two brokers behind haproxy, its state in PostgreSQL and an object store, and a site behind a relay.
+
+The tests are the life of one fleet, in this order: each finds what those before it left.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts import bases
+from tests.hosts.looking import await_rounds, reached, runs_of, until
+from tests.hosts.machines import Machines
+from tests.hosts.scaled_out import DEVICE, EDGE, GATE, HUB, KINDS, NODES, SITE, STORE_SECRET, ScaledOut, prepared
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+CLUSTER_PORT, DATABASE_PORT, MODELS_PORT, BROKER_PORT = 5210, 5432, 8443, 8883
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[ScaledOut]:
+    """Six hosts, of which the hub's playbook sets up five, and that of the site the last."""
+    bases.require_tools(*KINDS.values())
+    with Machines(KINDS) as machines:
+        made = prepared(machines)
+        made.plays = [made.hub.play("scale_out.yml", "--diff"), made.site.play("relay.yml", "--diff")]
+        yield made
+
+
+def test_round_of_a_device_and_a_site_is_aggregated(fleet: ScaledOut):
+    """The device reports over one broker node or the other, the relay the mean of its site."""
+    until(lambda: await_rounds(fleet.machines, HUB)[-1]["reported"] == 2, "device and relay report")
+    last = await_rounds(fleet.machines, HUB)[-1]
+    assert (last["outcome"], set(last["user_accuracies"])) == ("aggregated", {DEVICE, SITE})
+    sites = fleet.machines.ssh(
+        GATE, "/opt/fedpatch/current/bin/fedpatch show last --json --state-dir /var/lib/fedpatch/relay/site"
+    )
+    assert json.loads(sites)["rounds"][-1]["reported"] == 1
+
+
+def test_brokers_form_one_cluster_behind_haproxy(fleet: ScaledOut):
+    names = {f"ejabberd@{fleet.machines.address(node)}" for node in NODES}
+    for node in NODES:
+        assert set(_cluster(fleet, node)) == names
+
+
+def _cluster(fleet: ScaledOut, node: str) -> list[str]:
+    """Names of the nodes that a node knows; none while it begins."""
+    return fleet.machines.ssh(node, "ejabberdctl list_cluster", check=False).replace("'", "").split()
+
+
+def test_state_is_in_the_database_and_blobs_are_in_the_store(fleet: ScaledOut):
+    run = runs_of(fleet.machines, HUB)[0]["id"]
+    query = "runuser -u postgres -- psql -At fedpatch -c 'SELECT id FROM runs'"
+    assert fleet.machines.ssh(EDGE, f"cd / && {query}").split() == [run]
+    stored = fleet.machines.ssh(
+        EDGE, f"echo 'fs.ls /buckets/fleet/world/{run}' | /usr/local/bin/weed shell 2>/dev/null"
+    )
+    assert "checkpoint" in stored, stored
+    files = fleet.machines.ssh(HUB, f"find /var/lib/fedpatch/coordinator/runs/{run} -type f -size +64k")
+    assert files.strip() == ""
+
+
+def test_second_plays_change_nothing(fleet: ScaledOut):
+    for control, book in ((fleet.hub, "scale_out.yml"), (fleet.site, "relay.yml")):
+        again = control.play(book)
+        assert set(again.changed.values()) == {0}, again.out[-6000:]
+
+
+def test_passwords_are_in_files_of_their_owner_alone(fleet: ScaledOut):
+    """Those of the database, the brokers and the store are in no output, no journal, no log and no command line."""
+    kept = fleet.hub.folder / "database-password"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    of_coordinator = fleet.machines.ssh(HUB, "cat /etc/fedpatch/coordinator/password").strip()
+    secrets = [kept.read_text().strip(), of_coordinator, STORE_SECRET]
+    for host in KINDS:
+        seen = fleet.machines.ssh(
+            host, "journalctl --no-pager; ps -e -o args; cat /var/log/postgresql/* 2>/dev/null; true"
+        )
+        assert not [one for one in secrets if one in seen]
+    assert not [one for one in secrets for play in fleet.plays if one in play.out]
+    words = shlex.quote("|".join(secrets))
+    found = fleet.machines.ssh(HUB, f"grep -rlE {words} /etc /var/lib/fedpatch /tmp /home").split()
+    modes = dict(line.split() for line in fleet.machines.ssh(HUB, f"stat -c '%n %a' {' '.join(found)}").splitlines())
+    names = {"coordinator/password", "coordinator/pgpass", "coordinator.env"}
+    assert modes == {f"/etc/fedpatch/{name}": "600" for name in names}
+
+
+def test_each_port_is_open_to_those_alone_who_need_it(fleet: ScaledOut):
+    """Devices reach haproxy and the models, the coordinator the database, the nodes each other."""
+    ports = (BROKER_PORT, CLUSTER_PORT, DATABASE_PORT)
+    assert reached(fleet.machines, DEVICE, EDGE, (BROKER_PORT, DATABASE_PORT)) == [BROKER_PORT]
+    assert reached(fleet.machines, HUB, EDGE, (BROKER_PORT, DATABASE_PORT)) == [BROKER_PORT, DATABASE_PORT]
+    assert reached(fleet.machines, DEVICE, NODES[0], ports[:2]) == []
+    assert reached(fleet.machines, NODES[1], NODES[0], ports[:2]) == [CLUSTER_PORT]
+    assert reached(fleet.machines, DEVICE, HUB, (MODELS_PORT,)) == [MODELS_PORT]
+
+
+def test_model_is_served_in_ranges_with_a_certificate_that_devices_trust(fleet: ScaledOut):
+    fleet.machines.ssh(HUB, "printf 0123456789 | runuser -u fedpatch -- tee /srv/fedpatch/models/model")
+    url = f"https://{fleet.machines.address(HUB)}:{MODELS_PORT}/model"
+    program = f"""
+import ssl, urllib.request
+trust = ssl.create_default_context(cafile="/var/lib/fedpatch/agent/identity/ca.crt")
+request = urllib.request.Request("{url}", headers={{"Range": "bytes=2-4"}})
+answer = urllib.request.urlopen(request, context=trust)
+print(answer.status, answer.read().decode())
+"""
+    assert fleet.machines.ssh(DEVICE, f"python3 -c {shlex.quote(program)}").split() == ["206", "234"]
+
+
+def test_rounds_go_on_when_a_broker_node_dies_and_when_it_is_back(fleet: ScaledOut):
+    run = runs_of(fleet.machines, HUB)[0]["id"]
+    for node in NODES:
+        fleet.machines.ssh(node, "systemctl kill --signal=KILL ejabberd && systemctl stop ejabberd")
+        until(lambda: await_rounds(fleet.machines, HUB)[-1]["reported"] == 2, f"rounds without {node}")
+        fleet.machines.ssh(node, "systemctl start ejabberd")
+        until(lambda: len(_cluster(fleet, node)) == len(NODES), "both are there")  # noqa: B023
+    assert runs_of(fleet.machines, HUB)[0]["id"] == run
