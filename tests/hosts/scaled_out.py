@@ -19,14 +19,21 @@ from tests.hosts.looking import until
 from tests.hosts.machines import Machines
 from tests.hosts.wheelhouses import wheelhouse
 
-EDGE, NODES, HUB, DEVICE, GATE = "edge", ["mqtt-1", "mqtt-2"], "hub", "pi-1", "gate"
-KINDS = {EDGE: TRIXIE, **dict.fromkeys(NODES, TRIXIE), HUB: BOOKWORM, DEVICE: BOOKWORM, GATE: BOOKWORM}
+EDGE, NODES, HUB, STANDBY, DEVICE, GATE = "edge", ["mqtt-1", "mqtt-2"], "hub", "hub-2", "pi-1", "gate"
+KINDS = {
+    EDGE: TRIXIE,
+    **dict.fromkeys(NODES, TRIXIE),
+    HUB: BOOKWORM,
+    STANDBY: BOOKWORM,
+    DEVICE: BOOKWORM,
+    GATE: BOOKWORM,
+}
 GROUPS = {
     "broker": [EDGE],
     "broker_nodes": NODES,
     "database": [EDGE],
-    "coordinator": [HUB],
-    "models": [HUB],
+    "coordinator": [HUB, STANDBY],
+    "models": [HUB, STANDBY],
     "devices": [DEVICE],
 }
 SITE = "site-7"

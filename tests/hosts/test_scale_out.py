@@ -6,6 +6,7 @@ The tests are the life of one fleet, in this order: each finds what those before
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -14,7 +15,19 @@ import pytest
 from tests.hosts import bases
 from tests.hosts.looking import await_rounds, reached, runs_of, until
 from tests.hosts.machines import Machines
-from tests.hosts.scaled_out import DEVICE, EDGE, GATE, HUB, KINDS, NODES, SITE, STORE_SECRET, ScaledOut, prepared
+from tests.hosts.scaled_out import (
+    DEVICE,
+    EDGE,
+    GATE,
+    HUB,
+    KINDS,
+    NODES,
+    SITE,
+    STANDBY,
+    STORE_SECRET,
+    ScaledOut,
+    prepared,
+)
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -23,7 +36,7 @@ CLUSTER_PORT, DATABASE_PORT, MODELS_PORT, BROKER_PORT = 5210, 5432, 8443, 8883
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[ScaledOut]:
-    """Six hosts, of which the hub's playbook sets up five, and that of the site the last."""
+    """Seven hosts, of which the hub's playbook sets up six, and that of the site the last."""
     bases.require_tools(*KINDS.values())
     with Machines(KINDS) as machines:
         made = prepared(machines)
@@ -113,6 +126,11 @@ print(answer.status, answer.read().decode())
     assert fleet.machines.ssh(DEVICE, f"python3 -c {shlex.quote(program)}").split() == ["206", "234"]
 
 
+def test_device_fetches_models_from_the_web_server_beside_the_leader(fleet: ScaledOut):
+    fetched = f"grep {fleet.machines.address(DEVICE)} /var/log/nginx/access.log | grep -c ' 206 '"
+    until(lambda: int(fleet.machines.ssh(_leader(fleet), fetched, check=False) or 0) > 1, "ranges are fetched")
+
+
 def test_rounds_go_on_when_a_broker_node_dies_and_when_it_is_back(fleet: ScaledOut):
     run = runs_of(fleet.machines, HUB)[0]["id"]
     for node in NODES:
@@ -121,3 +139,37 @@ def test_rounds_go_on_when_a_broker_node_dies_and_when_it_is_back(fleet: ScaledO
         fleet.machines.ssh(node, "systemctl start ejabberd")
         until(lambda: len(_cluster(fleet, node)) == len(NODES), "both are there")  # noqa: B023
     assert runs_of(fleet.machines, HUB)[0]["id"] == run
+
+
+def test_second_coordinator_takes_over_when_the_leader_is_killed(fleet: ScaledOut):
+    """The run goes on under its id, and the former leader waits when it is back."""
+    run = runs_of(fleet.machines, HUB)[0]["id"]
+    leader, other = _leader(fleet), {HUB: STANDBY, STANDBY: HUB}
+    fleet.machines.ssh(
+        leader, "systemctl kill --signal=KILL fedpatch-coordinator && systemctl stop fedpatch-coordinator"
+    )
+    until(lambda: await_rounds(fleet.machines, other[leader])[-1]["reported"] == 2, "the other one leads")
+    assert runs_of(fleet.machines, other[leader])[0]["id"] == run
+    fleet.machines.ssh(leader, "systemctl start fedpatch-coordinator")
+    await_rounds(fleet.machines, HUB)
+    assert _leader(fleet) == other[leader]
+
+
+def _leader(fleet: ScaledOut) -> str:
+    """The host whose metrics name it as the leader."""
+    program = "import urllib.request as web; print(web.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+    found = [
+        host
+        for host in (HUB, STANDBY)
+        if re.search(r"^fedpatch_leader(\{.*\})? 1", fleet.machines.ssh(host, f'python3 -c "{program}"'), re.M)
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_revoked_password_is_refused_by_the_brokers(fleet: ScaledOut):
+    """retire.yml gives the password file to both nodes, and ends the device's connection."""
+    fleet.hub.play("retire.yml", retired=DEVICE)
+    until(lambda: set(await_rounds(fleet.machines, HUB)[-1]["user_accuracies"]) == {SITE}, "it is asked no more")
+    for node in NODES:
+        assert f"{DEVICE}:" not in fleet.machines.ssh(node, "cat /etc/ejabberd/fedpatch/passwords")
