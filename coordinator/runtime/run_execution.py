@@ -385,8 +385,8 @@ def _same_terms(run: RunInfo, settings: RunSettings) -> bool:
     free |= {"standby", "metrics", "metrics_max_devices", "devices", "wait_s", "deadline_s", "independent_every"}
     free |= {"evaluate_every", "evaluate_participation"}
     free |= {"tracker", "traces", "models_store", "models_url"}
-    # The default of this protection has changed: a run of an earlier version continues with the present one.
-    free |= {"norm_bound"}
+    # Their defaults have changed: a run of an earlier version continues with the present ones.
+    free |= {"norm_bound", "chunk_kib"}
     now = public_values(settings)
     # A run of a version without the setting had no noise, and its rounds would be lacking in the account.
     if run.settings.get("dp", "off") != settings.dp or run.settings.get("blobs") != settings.blobs:
