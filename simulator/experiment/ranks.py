@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node 2 -m fedpatch simulate --task digits --clients 100
 
-Each rank runs the whole simulation. Only training and measuring are shared out, in the chunks of
-`simulator.learners.cohort_training`. Then the ranks exchange what a chunk changed: sums, losses, patches, residuals. The
-sums are added in the order of the chunks, so any number of ranks gives the bits of one process. The model and the decision to
-stop come from rank 0, because another processor may round the same sum to other bits.
+Each rank runs the whole simulation. Only training and measuring are shared out: a rank has consecutive chunks of
+`simulator.learners.cohort_training`. Then the ranks exchange losses, patches and residuals, and each rank in turn adds the sums
+of its chunks to the total of the ranks before it. So the sums are added in the order of the chunks, which gives the bits of one
+process for any number of ranks, and one vector a rank crosses the network. The model and the decision to stop come from rank 0,
+because another processor may round the same sum to other bits.
 """
 
 from __future__ import annotations
@@ -156,22 +157,20 @@ class RankedCohort:
     def train(self, members: Sequence[CohortMember]) -> tuple[dict[str, Tensor], list[float]]:
         """Return the weighted mean of the members' updates, and their losses."""
         chunks, count = chunks_of(members), self._ranks.count
-        own = range(self._ranks.number, len(chunks), count)
-        sums: dict[int, Tensor] = {}
+        parts = [chunks[rank * len(chunks) // count : (rank + 1) * len(chunks) // count] for rank in range(count)]
+        sums: list[Tensor] = []
 
-        def play() -> dict[int, list[float]]:
-            losses = {}
-            for number in own:
-                losses[number] = train_chunk(self.learner, chunks[number])
-                sums[number] = self.learner.result()
+        def play() -> list[float]:
+            losses = []
+            for chunk in parts[self._ranks.number]:
+                losses += train_chunk(self.learner, chunk)
+                sums.append(self.learner.result())
             return losses
 
-        played = {number: losses for part in self._together(play) for number, losses in part.items()}
-        for rank in range(count):
-            trained = [one.client for number in range(rank, len(chunks), count) for one in chunks[number]]
-            self._exchange_clients(trained, rank)
-        total = self._total(sums, len(chunks))
-        return self.learner.tensors_of(total), [loss for number in range(len(chunks)) for loss in played[number]]
+        losses = [loss for part in self._together(play) for loss in part]
+        for rank, part in enumerate(parts):
+            self._exchange_clients([one.client for chunk in part for one in chunk], rank)
+        return self.learner.tensors_of(self._total(sums)), losses
 
     def close(self) -> None:
         """Nothing to end: the launcher ends the ranks."""
@@ -192,14 +191,14 @@ class RankedCohort:
             raise_error(*(problem or failed[0]))
         return [cast("T", result) for result, _ in found]
 
-    def _total(self, sums: Mapping[int, Tensor], chunks: int) -> Tensor:
-        """Return the sum of all chunks, added in their order."""
-        size = len(next(iter(sums.values()))) if sums else len(self.learner.result())
-        total = torch.zeros(0, dtype=torch.float64)
-        for number in range(chunks):
-            part = sums[number] if number in sums else torch.empty(size, dtype=torch.float64)
-            self._ranks.send(part, number % self._ranks.count)
-            total = part.clone() if number == 0 else total.add_(part)
+    def _total(self, sums: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the chunks of all ranks, added in their order; `sums` has those of this rank."""
+        total = torch.full_like(sums[0] if sums else self.learner.result(), -0.0)  # -0.0 + x has the bits of x
+        for rank in range(self._ranks.count):
+            if rank == self._ranks.number:
+                for part in sums:
+                    total += part
+            self._ranks.send(total, rank)
         return total
 
     def _exchange_clients(self, clients: Sequence[int], source: int) -> None:
