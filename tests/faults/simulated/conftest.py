@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+@pytest.fixture
+def quiet() -> Iterator[None]:
     """The details of a failure are in the world's own log."""
     logging.disable()
     yield

@@ -9,6 +9,8 @@ import pytest
 from tests.faults.simulated.schedules import Schedule, buffered, chunks, draw_buffered, kill_coordinator, play, stop
 from tests.support.examples import QUICK
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 
 @pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
 def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(seeds):

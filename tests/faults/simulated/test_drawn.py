@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.simulated.schedules import chunks, draw, play
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 
 @pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
 def test_drawn_schedule_keeps_all_promises(seeds):

@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.simulated.schedules import Schedule, chunks, draw_masked, masked, play
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 
 def test_masked_rounds_without_faults_have_everybody_in_them():
     world = play(Schedule(1, masked()))
