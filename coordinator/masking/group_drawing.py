@@ -9,11 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from fedpatch.shared.wire.masking_messages import MAX_GROUP
-
 
 def draw_groups(
-    devices: Iterable[str], seed: int, round_number: int, *, size: int, least: int, most: int = MAX_GROUP
+    devices: Iterable[str], seed: int, round_number: int, *, size: int, least: int, most: int | None = None
 ) -> list[list[str]]:
     """Draw the groups of a round.
 
@@ -23,7 +21,8 @@ def draw_groups(
         round_number: Number of the round.
         size: Greatest size of a group, except where groups were merged.
         least: Least size of a group.
-        most: Greatest size of a group, `size` or more. Devices that fit only into a larger one are in none.
+        most: Greatest size of a group, `size` or more; None: `largest_group`. Devices that fit only into a larger group are in
+            none.
 
     Returns:
         The groups, each sorted by name. Sizes differ by at most one. Groups below `least` are merged, up to `largest_group`.
@@ -42,7 +41,8 @@ def draw_groups(
     if len(drawn) < least:
         return []
     random.Random(f"groups {seed}:{round_number}").shuffle(drawn)
-    drawn = drawn[: most * (len(drawn) // least)]
+    if most is not None:
+        drawn = drawn[: most * (len(drawn) // least)]
     count = len(group_sizes(len(drawn), size=size, least=least))
     return [sorted(drawn[at::count]) for at in range(count)]
 
