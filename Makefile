@@ -179,7 +179,7 @@ mutants: setup ## change the code of a pure room a little, and find the changes 
 	$(BIN)/python -m scripts.mutants $(or $(ROOM),$(error make mutants ROOM=coordinator/rounds))
 
 hosts: setup system-deps ## provision booted hosts with the playbooks of ansible/, and play a fleet's life on them (needs root)
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m hosts tests/hosts
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m hosts tests/hosts tests/simulator/experiment
 
 arm64: setup system-deps emulator ## the same with devices that have an emulated processor of a Raspberry Pi 4 (takes long)
 	@$(BIN)/python -m pytest -m arm64 tests/hosts

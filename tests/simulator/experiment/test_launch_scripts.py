@@ -92,6 +92,7 @@ def test_script_for_ssh_gives_the_bits_of_one_process(tmp_path: Path, alone: lis
     assert _points(tmp_path / "out") == alone
 
 
+@pytest.mark.hosts  # two nodes of Slurm take minutes on a busy machine
 def test_script_for_slurm_gives_the_bits_of_one_process(tmp_path: Path, alone: list[dict[str, Any]]):
     """`sbatch` of the file as it is, but for the processors of a node."""
     with Slurm(tmp_path) as slurm:
