@@ -71,7 +71,7 @@ def test_state_is_in_the_database_and_blobs_are_in_the_store(fleet: ScaledOut):
     query = "runuser -u postgres -- psql -At fedpatch -c 'SELECT id FROM runs'"
     assert fleet.machines.ssh(EDGE, f"cd / && {query}").split() == [run]
     stored = fleet.machines.ssh(
-        EDGE, f"echo 'fs.ls /buckets/fleet/world/{run}' | /usr/local/bin/weed shell 2>/dev/null"
+        EDGE, f"echo 'fs.tree /buckets/fleet/world/{run}' | /usr/local/bin/weed shell 2>/dev/null"
     )
     assert "checkpoint" in stored, stored
     files = fleet.machines.ssh(HUB, f"find /var/lib/fedpatch/coordinator/runs/{run} -type f -size +64k")
