@@ -57,12 +57,18 @@ def _held(console: Served) -> bool:
         ({"Sec_Fetch_Site": "same-site"}, 403),
         ({"Host": "evil.example"}, 421),
         ({"Host": "127.0.0.1.evil.example:80"}, 421),
-        ({"Host": ""}, 400),
     ],
 )
 def test_action_of_another_site_or_without_a_session_is_refused(shared, headers, status):
     assert shared.ask(HOLD, REASON, **headers).status == status
     assert shared.ask("/api/session").json["logged_in"]
+    assert not _held(shared)
+
+
+def test_action_without_a_host_is_refused(shared):
+    """The server closes the connection before it reads the body, so a reset may come before the answer."""
+    with suppress(ConnectionResetError):
+        assert shared.ask(HOLD, REASON, Host="").status == 400
     assert not _held(shared)
 
 
