@@ -9,11 +9,10 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs, url_problem
 from fedpatch.shared.errors import FedpatchError, UsageError
-from fedpatch.shared.mqtt.url import is_loopback
+from fedpatch.shared.mqtt.url import is_loopback, is_place, split_url
 from fedpatch.shared.wire.messages import MAX_URL
 
 MARGIN_S = 3600.0
@@ -55,7 +54,7 @@ class ServedModels:
         """
         urls: dict[str, str] = {}
         try:
-            if self._stored is None:  # an earlier process may have left some; what others put there stays
+            if self._stored is None:  # an earlier process may have left some; other files stay
                 self._stored = set(filter(_DIGEST.fullmatch, self._store.list()))
             for digest, data in contents.items():
                 if digest not in self._stored:
@@ -108,11 +107,11 @@ def served_problem(store: str | None, url: str | None, *, blobs: str | None, ins
 def _base_problem(url: str, *, insecure: bool) -> str | None:
     form = "write https://HOST/PATH"
     try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
+        parts = split_url(url)
     except ValueError as error:
         return f"it is no URL ({error}); {form}"
-    if "@" in parts.netloc or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+    host = parts.hostname or ""
+    if parts.query or parts.fragment or not is_place(url, parts):
         return f"it has more than a place; {form}, for it goes to all devices"
     if parts.scheme not in ("http", "https") or not host:
         return f"{url!r} is no URL of a web server; {form}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from fedpatch.shared import __version__
-from fedpatch.shared.mqtt.url import is_loopback
+from fedpatch.shared.mqtt.url import is_loopback, is_place, split_url
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
@@ -129,11 +129,11 @@ class ModelFetcher:
 
     def _checked(self, url: str) -> SplitResult:
         try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname or "", parts.port
+            parts = split_url(url)
         except ValueError:
             raise _Refused("the URL of a model is none") from None
-        if "@" in parts.netloc or not host or not url.isascii() or not url.isprintable() or " " in url:
+        host = parts.hostname or ""
+        if not host or not is_place(url, parts):
             raise _Refused(f"the URL of a model cannot be used: {shown(url)!r}")
         if parts.scheme == "https" or (parts.scheme == "http" and (self._plain or self._may_be_plain(host))):
             return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from fedpatch.shared.errors import UsageError
 
@@ -22,6 +22,27 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return address.is_loopback if address.version == 4 else address == _LOOPBACK_6
+
+
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL, with a valid port. Raises ValueError for any other text."""
+    parts = urlsplit(url)
+    _ = parts.hostname, parts.port  # these raise where they are read
+    return parts
+
+
+def is_place(url: str, parts: SplitResult) -> bool:
+    """Return whether a URL names no user and has printable ASCII characters only, without spaces.
+
+    Args:
+        url: The URL.
+        parts: Its parts.
+
+    Example:
+        >>> [is_place(url, split_url(url)) for url in ("https://cdn.example/a", "https://me@cdn.example/a")]
+        [True, False]
+    """
+    return "@" not in parts.netloc and url.isascii() and url.isprintable() and " " not in url
 
 
 @dataclass(frozen=True)
