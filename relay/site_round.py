@@ -330,8 +330,7 @@ class SiteAggregator(Aggregator):
         """Make the sum of the site in whole numbers. Nothing of fewer devices than a group has leaves the site."""
         layout = vector_layout(self._prepared.travelling, terms)
         sums = possible_sums(groups, read, layout=layout, sites=sites)
-        if sums.left_out:
-            self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(sums.left_out)}")
+        self._show_left_out(sums.left_out)
         total = sums.total
         if total is None or total.devices < terms.group_min:
             self._say(f"fewer devices are left than the {terms.group_min} of a group, so nothing is sent")

@@ -203,8 +203,7 @@ class Aggregator:
         layout = vector_layout(schema, terms)
         rule, base = self._spec.limits.rule, self.state.tensors
         folded = masked_mean(groups, read, layout=layout, schema=schema, base=base, rule=rule, sites=sites)
-        if folded.left_out:
-            self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(folded.left_out)}")
+        self._show_left_out(folded.left_out)
         if folded.report is None:
             return Aggregated(left_out=folded.left_out)
         aimed = apply_strategy(self._prepared.strategy, self.state, folded.mean, self._prepared.public)
@@ -250,6 +249,10 @@ class Aggregator:
         """Return a table in a file of the run's directory; the file has no name, so nothing is left after a crash."""
         with TemporaryFile(dir=self._directory) as file:
             return np.memmap(file, np.float32, "w+", shape=shape)
+
+    def _show_left_out(self, devices: Sequence[str]) -> None:
+        if devices:
+            self._say(f"the sum of a masked group is impossible, so it is left out: {', '.join(devices)}")
 
     def _show_bounded(self, folded: AggregateResult, num_examples: Mapping[str, int]) -> None:
         if folded.clipped:

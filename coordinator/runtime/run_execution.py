@@ -105,7 +105,7 @@ def run_or_go_on(
     choose_database(registry_file, settings.state)
     if settings.standby and ports.leadership is None:
         with _leading(settings, view, ports) as (led, waited):
-            # What its predecessor has completed meanwhile is not begun again.
+            # A run that the predecessor has completed meanwhile is not begun again.
             return run_or_go_on(settings, view, new=new and not waited, unless_done=unless_done or waited, ports=led)
     if not new and exists(registry_file):
         with Registry(registry_file) as registry:
@@ -130,10 +130,7 @@ def run_or_go_on(
 def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[Ports, bool]]:
     """Wait until this coordinator leads its fleet, with the model built; yield its ports, and whether another one led."""
     assert settings.state is not None
-    masking_authorities(settings)
-    make_trackers(settings.tracker)
-    require_tracing(settings)
-    prepared = ports.prepare(settings)
+    prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
     open_blobs(settings.blobs, state_dir / "new").check()
     with refusals_of(state_dir):
@@ -147,6 +144,14 @@ def _leading(settings: RunSettings, view: View, ports: Ports) -> Iterator[tuple[
         leadership.begin()
         view.say(f"leading fleet {settings.fleet!r}, epoch {leadership.epoch}")
         yield replace(ports, prepare=lambda _: prepared, leadership=leadership), waited
+
+
+def _checked(settings: RunSettings, ports: Ports) -> Prepared:
+    """Return what follows from the settings; each check raises before anything is written."""
+    masking_authorities(settings)
+    make_trackers(settings.tracker)
+    require_tracing(settings)
+    return ports.prepare(settings)
 
 
 def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSummary:
@@ -164,11 +169,7 @@ def start_run(settings: RunSettings, view: View, ports: Ports = REAL) -> RunSumm
         UsageError: Settings do not fit together, or another coordinator is at work. Nothing is written.
         BrokerError: The broker does not answer. Nothing is written.
     """
-    # Each of these raises before anything is written.
-    masking_authorities(settings)
-    make_trackers(settings.tracker)
-    require_tracing(settings)
-    prepared = ports.prepare(settings)
+    prepared = _checked(settings, ports)
     state_dir = settings.state_dir.absolute()
     if ports.leadership is None:  # with standbys it is checked before the wait, and a leader is patient with its store
         open_blobs(settings.blobs, state_dir / "new").check()
@@ -327,7 +328,7 @@ def _settings_of(
     """Return the settings of a run, changed where a value is given."""
     changes = {**changes, "password_file": str(password_file.absolute()) if password_file else None}
     flags = {**run.settings, **{name: value for name, value in changes.items() if value is not None}}
-    flags |= {"state_dir": str(state_dir), "standby": False}  # who resumes a run by hand waits for nobody
+    flags |= {"state_dir": str(state_dir), "standby": False}  # a run that is resumed by hand waits for no leader
     settings = load(RunSettings, file=None, environ={}, flags=flags)
     # A password that is given now replaces the file that the run began with.
     return replace(settings, password=password, password_file=None) if password else settings
