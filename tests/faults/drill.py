@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.faults.scene import HASTY, NAMES, PATIENT, Scene, make_as_new
+from tests.faults.scene import HASTY, NAMES, PATIENT, Scene, make_as_new, start_fleet
 from tests.faults.schedules import Schedule, Strike, Victim
 from tests.faults.verdict import judge
 from tests.faults.watch import Seen, Watch
-from tests.support.brokers import Mosquitto
 from tests.support.listing import children
 from tests.system.commands import Command
-from tests.system.fleet import PATIENCE_S, AgentProcess, Fleet
+from tests.system.fleet import PATIENCE_S, AgentProcess
 
 DEVICES = NAMES[:3]
 ROUNDS = 4
@@ -45,12 +44,7 @@ class Lane:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Lane:
-        self.broker = self._open.enter_context(Mosquitto(autosave=True))
-        self.fleet = self._open.enter_context(Fleet(self.broker.url, self.directory))
-        scene = Scene(self.fleet, self.directory, DEVICES)
-        for device in DEVICES:
-            scene.start_agent(device, PAUSE_MS)
-        self.fleet.wait_ready()
+        self.broker, self.fleet, _ = start_fleet(self._open, self.directory, DEVICES, PAUSE_MS)
         return self
 
     def __exit__(self, *_: object) -> None:

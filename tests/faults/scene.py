@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.state.patch_store import PatchKey, PatchState, PatchStore
 from fedpatch.shared.tasks.torch_model import schema_of
 from tests.faults.slow_task import REFERENCE, TASK, build_model
+from tests.support.brokers import Mosquitto
 from tests.support.listing import listed
 from tests.system.commands import Command
 from tests.system.fleet import Fleet
@@ -51,6 +52,19 @@ def reporters(record: RoundRecord, devices: Sequence[str]) -> tuple[str, ...]:
     if sum(num_examples(device) for device in found) != record.num_examples or len(found) != record.reported:
         raise ValueError(f"no {record.reported} devices, each once, have {record.num_examples} examples together")
     return found
+
+
+def start_fleet(
+    stack: ExitStack, directory: Path, devices: Sequence[str], pause_ms: int
+) -> tuple[Mosquitto, Fleet, Scene]:
+    """Start a broker that keeps what it retains, and agents at it, which end with `stack`."""
+    broker = stack.enter_context(Mosquitto(autosave=True))
+    fleet = stack.enter_context(Fleet(broker.url, directory))
+    scene = Scene(fleet, directory, devices)
+    for device in devices:
+        scene.start_agent(device, pause_ms)
+    fleet.wait_ready()
+    return broker, fleet, scene
 
 
 def make_as_new(fleet: Fleet, on: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()) -> None:

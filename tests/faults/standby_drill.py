@@ -34,13 +34,11 @@ from fedpatch.coordinator.blobs.blob_store import run_blobs
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED, StoreUnavailable
-from tests.faults.scene import NAMES, Scene
+from tests.faults.scene import NAMES, Scene, start_fleet
 from tests.faults.schedules import seeds as seeds_of
-from tests.support.brokers import Mosquitto
 from tests.support.postgresql import PostgresServer, postgres_server
 from tests.support.s3_server import S3Server
 from tests.system.commands import Command
-from tests.system.fleet import Fleet
 
 DEVICES = NAMES[:3]
 ROUNDS = 14
@@ -108,12 +106,7 @@ class Place:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Place:
-        self.broker = self._open.enter_context(Mosquitto(autosave=True))
-        self.fleet = self._open.enter_context(Fleet(self.broker.url, self.directory))
-        scene = Scene(self.fleet, self.directory, DEVICES)
-        for device in DEVICES:
-            scene.start_agent(device, PAUSE_MS)
-        self.fleet.wait_ready()
+        self.broker, self.fleet, scene = start_fleet(self._open, self.directory, DEVICES, PAUSE_MS)
         with scene.begin(ROUNDS, TERMS) as coordinator:
             done = coordinator.done()
         assert done.code == 0, done.err

@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -89,14 +90,8 @@ class Mosquitto:
 
     def start(self) -> None:
         """Run it until it answers; the port stays the same from start to start."""
-        log = self.directory / "log"
-        with log.open("ab") as out:
-            self._process = subprocess.Popen([self._binary, "-c", self._config], stdout=out, stderr=out)
-        until = time.monotonic() + PATIENCE_S
-        while not listening(self.port):
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"mosquitto did not start:\n{log.read_text()}")
-            time.sleep(0.01)
+        command, answers = [self._binary, "-c", self._config], partial(listening, self.port)
+        self._process = start_server("mosquitto", command, self.directory / "log", answers)
 
     def stop(self) -> None:
         """Ask it to end, as a service manager would."""
@@ -207,6 +202,26 @@ def client(url: str, client_id: str, *filters: str, **options: Any) -> Iterator[
         yield one
     finally:
         one.link.stop()
+
+
+def start_server(
+    name: str,
+    command: Sequence[object],
+    log: Path,
+    answers: Callable[[], bool],
+    *,
+    environment: Mapping[str, str] | None = None,
+    pause_s: float = 0.01,
+) -> subprocess.Popen[bytes]:
+    """Start a server whose output goes to `log`, and wait until it answers."""
+    with log.open("ab") as out:
+        process = subprocess.Popen([str(word) for word in command], stdout=out, stderr=out, env=environment)
+    until = time.monotonic() + PATIENCE_S
+    while not answers():
+        if process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"{name} did not start:\n{log.read_text()}")
+        time.sleep(pause_s)
+    return process
 
 
 def listening(port: int) -> bool:

@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from tests.support.brokers import HOST, PATIENCE_S, free_port, listening
+from tests.support.brokers import HOST, free_port, listening, start_server
 from tests.support.identities import Certified
 
 _CONFIG = """
@@ -108,13 +108,8 @@ class Nginx:
                 options=self._options,
             )
         )
-        with log.open("ab") as out:
-            self._process = subprocess.Popen([self._binary, "-c", config, "-e", log], stdout=out, stderr=out)
-        until = time.monotonic() + PATIENCE_S
-        while not listening(self.port):
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"nginx did not start:\n{log.read_text()}")
-            time.sleep(0.01)
+        command = [self._binary, "-c", config, "-e", log]
+        self._process = start_server("nginx", command, log, partial(listening, self.port))
 
     def stop(self) -> None:
         """End it at once, with all connections."""

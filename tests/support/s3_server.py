@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import Self
 import pytest
 from obstore.store import S3Store
 
-from tests.support.brokers import HOST, PATIENCE_S, free_port
+from tests.support.brokers import HOST, free_port, start_server
 
 _PORTS = (
     "master.port",
@@ -76,15 +75,9 @@ class S3Server:
 
     def start(self) -> None:
         """Run it until it answers; the port stays the same from start to start."""
-        log = self._folder / "log"
         environment = {**os.environ, "HOME": str(self._folder)}
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(self._command, stdout=out, stderr=out, env=environment)
-        until = time.monotonic() + PATIENCE_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"weed did not start:\n{log.read_text()}")
-            time.sleep(0.05)
+        log = self._folder / "log"
+        self._process = start_server("weed", self._command, log, self._answers, environment=environment, pause_s=0.05)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
