@@ -39,7 +39,7 @@ FLEET = "benchmark"
 WAYS = ("mqtt", "https")
 MODEL = "benchmarks.support.synthetic_task:LARGE"
 ENCODING = "delta-int8-quarter"
-"""Of the updates of the preparation; a device without a model downloads the whole of it in any case."""
+"""Encoding of the updates of the preparation; a device without a model downloads the whole model with any of them."""
 _BEGUN = "measuring without training"  # the coordinator's line after its imports, before it publishes
 _SECONDS = ("download_s", "broker_cpu_s", "coordinator_cpu_s", "nginx_cpu_s")
 _BYTES = ("broker_bytes", "broker_peak_bytes", "coordinator_peak_bytes", "devices_peak_bytes")

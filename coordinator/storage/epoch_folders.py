@@ -3,8 +3,8 @@
     RUN/epoch-000007/checkpoint-000012.fp ...
 
 A leader copies the folder of its predecessor into its own and then writes its epoch into the row of the run, which says from
-then on where the state is. So nobody reads an object of a former leader that wakes up, and the store need not refuse it: not
-every S3 server knows conditional requests. A run that is resumed without standbys moves back to `RUN/`.
+then on where the state is. So no process reads an object of a former leader that wakes up, and the store need not refuse it:
+not every S3 server knows conditional requests. A run that is resumed without standbys moves back to `RUN/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpatch.coordinator.blobs.blob_store import EPOCH, BlobStore, epoch_folder
 
 @dataclass(frozen=True)
 class BlobPlaces:
-    """Where the blobs of a run are, by epoch.
+    """The places of a run's blobs, by epoch.
 
     Attributes:
         url: The setting `blobs`; None: the run's directory.

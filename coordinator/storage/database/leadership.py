@@ -100,7 +100,7 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether the server has confirmed the lock within LEASE_S, as far as this process knows."""
+        """True while the server has confirmed the lock within LEASE_S, as far as this process knows."""
         return self.epoch > 0 and not self._why and time.monotonic() < self._proved_at + LEASE_S
 
     def must_lead(self) -> None:
@@ -200,7 +200,7 @@ class Leadership:
     def _take_again(self, session: Connection) -> None:
         session.execute(_END_EARLIER)
         present, _ = known_leader(session, self._fleet)
-        # Whoever has the lock is about to begin an epoch.
+        # The holder of the lock is about to begin an epoch.
         if present != self.epoch or not lock(session, self._fleet):
             raise LeadershipLost(lost_to(self._url, self._fleet, self.epoch, max(present, self.epoch + 1)))
         if known_leader(session, self._fleet)[0] != self.epoch:  # begun before the lock was free again
