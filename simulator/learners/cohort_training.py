@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -51,9 +52,9 @@ def encoded(learner: Learner, ground: LearnerContext) -> Learner:
 
 
 def chunks_of(members: Sequence[CohortMember]) -> list[Sequence[CohortMember]]:
-    """At most CHUNKS parts of almost equal length, in order."""
-    size = max(1, -(-len(members) // CHUNKS))
-    return [members[start : start + size] for start in range(0, len(members), size)]
+    """At most CHUNKS parts in order, whose lengths differ by one at most, as do those of the two halves."""
+    ends = [part * len(members) // CHUNKS for part in range(CHUNKS + 1)]
+    return [members[start:end] for start, end in pairwise(ends) if start < end]
 
 
 def train_chunk(learner: Learner, members: Sequence[CohortMember]) -> list[float]:

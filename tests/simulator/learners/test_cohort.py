@@ -105,7 +105,9 @@ def test_chunks_of_a_cohort_hold_each_member_once_in_order():
         chunks = chunks_of(members)
         assert [one for chunk in chunks for one in chunk] == members
         assert len(chunks) <= CHUNKS
-        assert len({len(chunk) for chunk in chunks[:-1]}) <= 1
+        lengths = [len(chunk) for chunk in chunks]
+        assert max(lengths) - min(lengths) <= 1
+        assert abs(sum(lengths[: len(chunks) // 2]) - sum(lengths[len(chunks) // 2 :])) <= 1
 
 
 both_learners = pytest.mark.parametrize(
