@@ -11,7 +11,10 @@ from fedpatch.simulator.paper.experiments import (
     RATE_GRID,
     SPLIT_CLIENTS,
     SPLITS,
+    TRIALS,
     TUNED_STRATEGIES,
+    TUNING,
+    TUNING_EVEN,
     TUNING_SEED,
     Cell,
     Rates,
@@ -118,9 +121,10 @@ def _range(rounds: Sequence[int]) -> str:
     return mean if min(rounds) == max(rounds) else f"{mean} ({min(rounds)}-{max(rounds)})"
 
 
-def trials(store: Results, cell: Cell) -> list[tuple[Cell, Result]]:
-    """Return the finished trials of a cell's grid of learning rates."""
-    found = [(one, store.read(one, TUNING_SEED)) for one in rate_cells(replace(cell, where="tuned"))]
+def trials(store: Results, cell: Cell, where: str = TUNING) -> list[tuple[Cell, Result]]:
+    """Return the finished trials of a cell's grid of learning rates, on the split of `where`, one of TRIALS."""
+    grid = (replace(one, where=where) for one in rate_cells(replace(cell, where="tuned")))
+    found = [(one, store.read(one, TUNING_SEED)) for one in grid]
     return [(one, result) for one, result in found if result is not None]
 
 
@@ -131,7 +135,7 @@ def rates_like_the_papers(store: Results, cell: Cell) -> tuple[Cell, Result] | N
     paper = cell.paper
     away = [
         (abs(result.rounds_to_target - paper), place, one, result)
-        for place, (one, result) in enumerate(trials(store, cell))
+        for place, (one, result) in enumerate(trial for where in TRIALS for trial in trials(store, cell, where))
         if result.rounds_to_target is not None
     ]
     if not away or min(away)[0] > max(RELATIVE_SLACK * paper, SLACK_ROUNDS):
@@ -213,4 +217,5 @@ def _named(cell: Cell) -> str:
 
 def _rates(cell: Cell) -> str:
     client, server = cell.rates or (0.0, None)
-    return f"{client:g}" if server is None else f"{client:g}, server {server:g}"
+    split = "even, " if cell.where == TUNING_EVEN else ""
+    return split + (f"{client:g}" if server is None else f"{client:g}, server {server:g}")

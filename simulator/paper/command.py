@@ -22,7 +22,7 @@ from fedpatch.simulator.experiment.plots import require_matplotlib
 from fedpatch.simulator.experiment.progress import StudyProgress, make_progress
 from fedpatch.simulator.paper.experiments import (
     SPLITS,
-    TUNING,
+    TRIALS,
     TUNING_SEED,
     Cell,
     select_cells,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MEASURED = ("fig3", "fig4")  # within rounds, which a simulation of cells does not look into
 CHECK = "check"
-ALL = ("table2", "table3", "fig3", "fig4", "fig5", *SPLITS, "tuned", TUNING, CHECK)
+ALL = ("table2", "table3", "fig3", "fig4", "fig5", *SPLITS, "tuned", *TRIALS, CHECK)
 
 
 Which = Annotated[str, typer.Argument(metavar="WHICH", help=f"One of {', '.join(ALL)}.", show_default=False)]
@@ -81,10 +81,11 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     """Compute the cells of a table or figure of the paper and show them beside the published ones.
 
     A cell is named task/strategy/private/clients/participation. A repeated command continues; several processes may share a
-    folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with no
-    test sample of an unknown label; even has them with few such samples. tuned has those of FedAdam and FedAvg-Adam, with
-    learning rates from a grid; tuning has the single trials of this grid, with a seed of their own. check computes cells that
-    have a result again (--cells table2/mnist/...), and fails where rounds differ by more than a processor's spread.
+    folder of results. fig3 and fig4 measure inside the rounds and are slow. aligned has Table 2's cells of 400 clients, with
+    no test sample of an unknown label; even has them with few such samples. tuned has those of FedAdam and FedAvg-Adam, with
+    learning rates from a grid; tuning has the single trials of this grid, with a seed of their own, and tuning-even some of
+    them with the split of even. check computes cells that have a result again (--cells table2/mnist/...), and fails where
+    rounds differ by more than a processor's spread.
     """
     if which not in ALL:
         raise unknown_name("table or figure", which, ALL)
@@ -109,7 +110,7 @@ def paper(  # noqa: PLR0913  (a command has as many arguments as it has options)
     chosen = select_cells(which, cells)
     if which == "fig5":
         require_matplotlib()
-    chosen_seeds = (TUNING_SEED,) if which == TUNING else range(seeds)
+    chosen_seeds = (TUNING_SEED,) if which in TRIALS else range(seeds)
     exit_code = 0 if summary else _compute(chosen, chosen_seeds, store, sitting)
     if which == "tuned":
         chosen = tuple(choose_rates(one, store) for one in chosen)

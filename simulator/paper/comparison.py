@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedpatch.simulator.paper.experiments import TABLES, TUNING, Cell
+from fedpatch.simulator.paper.experiments import TABLES, Cell
 from fedpatch.simulator.paper.results import DATASETS, Result, Results
 
 RELATIVE_SLACK = 0.2
@@ -188,7 +188,7 @@ def _grid(comparisons: Sequence[Comparison]) -> Grid:
     scenarios = sorted({(one.cell.clients, one.cell.participation) for one in comparisons})
     by_row: dict[tuple[str, ...], dict[tuple[int, float], Comparison]] = {}
     for one in comparisons:
-        strategy = one.cell.strategy if one.cell.where != TUNING else f"{one.cell.strategy} {one.cell.rates_name}"
+        strategy = f"{one.cell.strategy} {one.cell.rates_name}" if one.cell.is_trial else one.cell.strategy
         row = by_row.setdefault((strategy, one.cell.private), {})
         row[one.cell.clients, one.cell.participation] = one
     return Grid(

@@ -5,7 +5,8 @@ the share C of them that trains in a round.
 
 More tables ask why cells of Table 2 differ from the paper's. `aligned` tests each client only on labels that it trains on,
 `even` cuts the test examples where the training examples are cut. `tuned` takes the learning rates of a grid that reach the
-target first, as the paper did (section 5.2); `tuning` has the single trials of that grid.
+target first, as the paper did (section 5.2); `tuning` has the single trials of that grid, `tuning-even` those of
+the cells with 400 clients and private `all`, on the split of `even`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from fedpatch.simulator.spec.study import Study
 Rates = tuple[float, float | None]
 TUNING = "tuning"
 SPLITS = ("aligned", "even")
-TABLES = ("table2", "table3", *SPLITS, "tuned", TUNING)
+TUNING_EVEN = "tuning-even"
+TRIALS = (TUNING, TUNING_EVEN)
+TABLES = ("table2", "table3", *SPLITS, "tuned", *TRIALS)
 WITH_CELLS = (*TABLES, "fig5")
 RECORDED = ("table2", "table3", *SPLITS)
 """Tables whose cells `check` computes again."""
@@ -90,7 +93,12 @@ class Cell:
     def short_name(self) -> str:
         """Its setting: its name within the table or figure."""
         name = f"{self.task}/{self.strategy}/{self.private}/W{self.clients}/C{self.participation}"
-        return name if self.where != TUNING else f"{name}/{self.rates_name}"
+        return f"{name}/{self.rates_name}" if self.is_trial else name
+
+    @property
+    def is_trial(self) -> bool:
+        """True for a trial of learning rates."""
+        return self.where in TRIALS
 
     @property
     def rates_name(self) -> str:
@@ -114,6 +122,10 @@ def cells_of(which: str) -> tuple[Cell, ...]:
         return tuple(_fig5_cells())
     if which == TUNING:
         return tuple(trial for cell in cells_of("tuned") for trial in rate_cells(cell))
+    if which == TUNING_EVEN:
+        wanted = ("mnist", SPLIT_CLIENTS, "all")
+        trials = (one for one in cells_of(TUNING) if (one.task, one.clients, one.private) == wanted)
+        return tuple(replace(one, where=which) for one in trials)
     cells = _table_cells(which, TABLE_3 if which == "table3" else TABLE_2)
     if which in SPLITS:
         return tuple(one for one in cells if (one.task, one.clients) == ("mnist", SPLIT_CLIENTS))
@@ -181,7 +193,8 @@ def study_of(cell: Cell, seed: int) -> Study:
 
     The seed draws the split too, as a trial of the paper's does. Table 3 gives noise to a fifth of the clients.
     """
-    kind, noise = cell.where if cell.where in SPLITS else "shard", f",noisy-fraction={NOISY_FRACTION}"
+    kind = next((split for split in SPLITS if cell.where.endswith(split)), "shard")
+    noise = f",noisy-fraction={NOISY_FRACTION}"
     rate, server_rate, adaptation_rate, proximity = _rates(cell)
     return Study(
         task=cell.task,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpatch.simulator.paper.comparison import Comparison, compare
-from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells
+from fedpatch.simulator.paper.experiments import TUNING_SEED, Cell, rate_cells, select_cells, study_of
 from fedpatch.simulator.paper.results import Results
 from scripts.reference import differences
 from tests.simulator.fake_simulation import result
@@ -63,6 +63,15 @@ def test_rates_like_the_papers_are_those_of_the_nearest_trial_within_the_limits(
     assert found is not None
     assert found[0].rates == trials[2].rates
     assert "| fedadam none W200 C1.0 | 0.03 | 20 | 75 | 70 | - | 69 |" in differences.grids(store)
+
+
+def test_rates_like_the_papers_on_the_even_split_name_the_split(store):
+    (trial,) = select_cells("tuning-even", "mnist/fedadam/all/W400/C1.0/rate0.1-server0.01")
+    cell = replace(ALL, strategy="fedadam", paper=77)
+    store.write(cell, 0, result(cell, 0, None))
+    store.write(trial, TUNING_SEED, result(trial, TUNING_SEED, 70))
+    assert study_of(trial, TUNING_SEED).data.startswith("even:")
+    assert "| even, 0.1, server 0.01: 70 |" in differences.differing_table(store)
 
 
 def test_a_far_trial_is_not_like_the_papers(store):
