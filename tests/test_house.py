@@ -85,6 +85,7 @@ def test_no_class_name_stands_for_two_things():
     assert {name for name, count in counts.items() if count > 1} == SAME_IN_BOTH_PROCESSES
 
 
+@pytest.mark.slow
 def test_no_module_or_class_has_a_retired_name():
     """The glossary in docs/explanation/concepts.md has the words."""
     modules = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]

@@ -74,6 +74,7 @@ def test_a_missing_rule_for_writing_is_found(side, rule):
     assert f"`{rule}`" in found.remedy and "fedpatch broker acl --fleet home" in found.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["dev/+/up", "dev/+/blob/+/+"])
 def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
     """The subscription is granted and stays silent; where the coordinator can write there too, that shows."""
@@ -85,6 +86,7 @@ def test_a_missing_rule_for_reading_is_found_by_what_does_not_come(rule):
     assert f"`{line}`" in found.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_half_a_rule_is_found(side):
     """Presence is written and read by the same side: a rule for writing alone is silent too."""
@@ -202,6 +204,7 @@ def test_nothing_is_left_behind_and_nobody_is_disturbed(mosquitto):
     assert b"doctor" not in (mosquitto.directory / "mosquitto.db").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_broker_that_freezes_meanwhile(mosquitto):
     def freeze(finding: Finding) -> None:
         if finding.name == "broker_login":

@@ -78,6 +78,7 @@ def _login(certificates: Certified, user: str, password: str = "") -> dict[str, 
     }
 
 
+@pytest.mark.slow
 def test_broker_delivers_exactly_the_messages_of_the_topic_table(broker, certificates):
     """Everybody subscribes to every topic and all of them, and writes on every topic."""
     url = broker.url.replace("mqtt:", "mqtts:")
@@ -119,6 +120,7 @@ def _expected() -> set[tuple[str, str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_nobody_gets_in_without_a_password_or_in_plain_text(broker, certificates):
     url = broker.url.replace("mqtt:", "mqtts:")
     with client(url, OWNER, **_login(certificates, OWNER, "guess")) as one, pytest.raises(BrokerError):

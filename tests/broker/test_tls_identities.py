@@ -133,6 +133,7 @@ def test_a_revoked_device_is_refused_once_the_broker_has_read_the_list(tmp_path:
             two.wait(Connected)
 
 
+@pytest.mark.slow
 def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path: Path):
     """The connection is made anew with it; a key that does not fit, as between two writes, costs nothing meanwhile."""
     house = Certified(tmp_path / "ca").make("pi-1")

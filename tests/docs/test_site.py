@@ -38,6 +38,7 @@ def _text(page: str) -> str:
     return re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_every_page_is_there(site):
     """Those of docs/, the project's README in front, and what else they link to."""
     pages = {path.parent.relative_to(site).as_posix() for path, _ in _pages(site) if path.name == "index.html"}

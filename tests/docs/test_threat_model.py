@@ -32,6 +32,7 @@ def test_the_attacks_of_the_page_are_those_that_are_played():
     assert all("|" not in cell and "\n" not in cell for row in rows() for cell in row)
 
 
+@pytest.mark.slow
 def test_the_table_of_what_stays_is_that_of_a_bundled_tasks_schema():
     """Policy by policy, tensor by tensor; `python -m tests.docs.what_stays` prints the table. Moments go with their tensors."""
     assert what_stays.markdown() in PAGE

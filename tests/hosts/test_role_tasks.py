@@ -30,6 +30,7 @@ def _program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.slow
 @by_ansible
 def test_kernel_line_gets_the_memory_cgroup_once_on_its_partition(tmp_path):
     """One line stays one line. Beside it nothing: FAT, as a Pi has there, has no names with a time of day in them."""
@@ -54,6 +55,7 @@ def test_kernel_line_gets_the_memory_cgroup_once_on_its_partition(tmp_path):
     assert {len(list((tmp_path / name).iterdir())) for name in lines} == {1}
 
 
+@pytest.mark.slow
 @by_ansible
 def test_leftovers_of_an_interrupted_installation_count_as_free_space(tmp_path):
     """Done again, site.yml does not refuse a card that was large enough; one that never was is refused."""
@@ -77,6 +79,7 @@ def test_leftovers_of_an_interrupted_installation_count_as_free_space(tmp_path):
     assert "has 1000 MiB free" in refusals["bare"]
 
 
+@pytest.mark.slow
 @by_ansible
 @pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_path):
@@ -105,6 +108,7 @@ def test_libraries_that_could_not_be_installed_leave_nothing_on_the_card(tmp_pat
     assert [path.name for path in held.iterdir()] == ["def"]
 
 
+@pytest.mark.slow
 @by_ansible
 def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
     """A host is given one: systemd lists the other as not found."""
@@ -126,6 +130,7 @@ def test_a_time_service_that_others_only_speak_of_is_not_there(tmp_path):
     assert messages == ["spoken False", "there True"], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @by_ansible
 def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(tmp_path):
     """Capitals, and the name of another device, as a `device_agent_id` in group_vars gives it to all."""
@@ -144,6 +149,7 @@ def test_a_name_that_no_device_can_have_is_refused_before_anything_is_installed(
     assert refusals["Pi-2"].startswith("Pi-2 cannot be Pi-2 in its fleet: a name is of 1 to 32 of a-z")
 
 
+@pytest.mark.slow
 @by_ansible
 def test_a_backup_is_not_restored_over_runs_in_a_file_or_a_database(tmp_path):
     """`registry.url` names the database of a coordinator whose registry is in PostgreSQL."""
@@ -161,6 +167,7 @@ def test_a_backup_is_not_restored_over_runs_in_a_file_or_a_database(tmp_path):
     assert "has runs of its own in" in refusals["database"]
 
 
+@pytest.mark.slow
 @by_ansible
 @pytest.mark.parametrize("again", [False, True])
 def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
@@ -179,6 +186,7 @@ def test_revoked_device_is_enrolled_again_with_the_option(tmp_path, again):
     assert again or "pi was revoked (stolen)" in refused(done)["pi"]
 
 
+@pytest.mark.slow
 @by_ansible
 def test_an_agent_is_waited_for_unless_the_wait_is_0(tmp_path):
     """By default: 0 does not check."""

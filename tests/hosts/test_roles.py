@@ -69,6 +69,7 @@ def test_roles_use_modules_of_ansible_core_only():
     assert named == {"ansible.builtin"}
 
 
+@pytest.mark.slow
 @by_ansible
 def test_unsupported_host_is_refused_with_the_reason(tmp_path):
     """32 bit of either kind, another processor, another system, too little memory; what can be one passes."""
@@ -89,6 +90,7 @@ def test_unsupported_host_is_refused_with_the_reason(tmp_path):
         assert refusals[host].startswith(host) and words in refusals[host]
 
 
+@pytest.mark.slow
 @by_ansible
 @pytest.mark.parametrize(
     ("lacks", "words"),
@@ -108,6 +110,7 @@ def test_missing_inventory_variable_is_named(tmp_path, lacks, words):
     assert words in refused(done)["hub"]
 
 
+@pytest.mark.slow
 @by_ansible
 def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(tmp_path):
     """Whatever its number: of one in eight, openssl writes a zero in front that the record has not."""
@@ -129,6 +132,7 @@ def test_a_device_that_has_the_certificate_of_the_record_is_not_enrolled_again(t
     assert begun == ["other"], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @by_ansible
 def test_the_broker_admits_devices_under_the_names_that_they_have(tmp_path):
     """`device_agent_id` where a host has one, else what the inventory calls it."""

@@ -54,6 +54,7 @@ def _played(name: str, folder: Path) -> Record:
     return Record.of(read_calls(log), root, marks)
 
 
+@pytest.mark.slow
 def test_device_keeps_its_acknowledged_state_after_any_power_cut(record_of, disks):
     """Its update, patch, residual, personal model and what it spent, wherever the power fails in three rounds.
 

@@ -13,6 +13,7 @@ from tests.system.commands import run
 UP = ("--up", "mqtts://hub.example", "--device-id", "site-7", "--fleet", "site-7")
 
 
+@pytest.mark.slow
 def test_status_without_a_relay_exits_1_with_a_document_and_2_where_none_ever_ran(tmp_path):
     done = run("fedpatch-relay", "status", "--state-dir", tmp_path)
     assert (done.code, "no relay has run in" in done.err) == (2, True)
@@ -23,6 +24,7 @@ def test_status_without_a_relay_exits_1_with_a_document_and_2_where_none_ever_ra
     assert run("fedpatch-relay", "status", "--state-dir", tmp_path).out == "the relay is not running\n"
 
 
+@pytest.mark.slow
 def test_print_config_shows_the_settings_and_no_password(tmp_path):
     variables = {"FEDPATCH_RELAY_UP_PASSWORD": "word", "FEDPATCH_RELAY_UP_USERNAME": "site-7"}
     done = run("fedpatch-relay", "run", *UP, "--print-config", environment=variables)

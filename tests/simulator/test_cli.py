@@ -91,6 +91,7 @@ def test_options_are_the_terms_of_the_study(fedpatch, engine):
     )
 
 
+@pytest.mark.slow
 def test_every_term_of_a_study_has_an_option(fedpatch, engine):
     options = (
         "--strategy per-fedavg --learning-rate 0.2 --adaptation-rate 0.1 --batch-size 10 --steps 7 --data mine:{index} "
@@ -164,6 +165,7 @@ def test_second_ctrl_c_ends_the_study_at_once(fedpatch, engine, tmp_path):
     assert "the same command again" in ended.err
 
 
+@pytest.mark.slow
 def test_interrupted_study_resumes_with_the_same_command(fedpatch, engine, tmp_path):
     engine.before_round = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 2 else None
     assert fedpatch(*SMALL, "--out", tmp_path).code == 130
@@ -313,6 +315,7 @@ def test_study_of_digits_is_the_same_with_two_workers(fedpatch, tmp_path):
     assert {path.name for path in (tmp_path / "study").iterdir()} == FILES
 
 
+@pytest.mark.slow
 def test_interrupted_study_of_digits_ends_with_the_same_curve(fedpatch, tmp_path, monkeypatch):
     argv = ("simulate", "--clients", "4", "--rounds", "4", "--workers", "1", "--json")
     whole = json.loads(fedpatch(*argv).out)

@@ -18,6 +18,7 @@ def payloads(one: Client, topic: str) -> list[bytes]:
     return [event.payload for event in one.seen if isinstance(event, Received) and event.topic == topic]
 
 
+@pytest.mark.slow
 def test_link_reports_the_negotiated_protocol(target: Target, fleet: str):
     with target.client(f"{fleet}.one", will=(topics.coordinator_state(fleet), b"gone")) as one:
         about = one.wait(Connected)
@@ -84,6 +85,7 @@ def test_a_name_that_is_taken_twice_goes_to_the_later_one(target: Target, fleet:
     assert target.reports_takeover in (reported, None)
 
 
+@pytest.mark.slow
 def test_subscriptions_survive_a_power_cut_of_the_broker(target: Target, fleet: str):
     """It may have forgotten everything: the links come back, subscribe again, and send what waited."""
     topic = topics.down(fleet, "pi-1")

@@ -193,6 +193,7 @@ def test_trim_counts_equal_values_of_all_devices_alike(numbers):
     assert all(share in (0.875, 1.0) for share in shares.values())
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("rule", RULES)
 def test_memory_of_a_rule_is_that_of_the_model_for_10_and_1000_updates(rule):

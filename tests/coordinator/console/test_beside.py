@@ -84,6 +84,7 @@ def _first_event(url: str, name: str) -> dict:
     raise AssertionError("the stream ended")
 
 
+@pytest.mark.slow
 def test_console_shows_the_status_of_its_coordinator_and_ends_with_it(tmp_path):
     view = _View()
     with (
@@ -101,6 +102,7 @@ def test_console_shows_the_status_of_its_coordinator_and_ends_with_it(tmp_path):
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10)
 
 
+@pytest.mark.slow
 def test_console_ends_when_its_coordinator_is_killed(tmp_path):
     program = (
         "import os, pathlib, signal, sys; from fedpatch.coordinator.console import beside;"
@@ -118,6 +120,7 @@ def _listens(port: int) -> bool:
     return any(f":{port:04X} " in line and " 0A " in line for line in Path("/proc/net/tcp").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_address_in_use_is_a_usage_error_before_the_run(tmp_path):
     with filled(tmp_path), served(tmp_path) as other:
         beside = console_beside(_View(), Address("127.0.0.1", other.port), tmp_path, FLEET, "digits")

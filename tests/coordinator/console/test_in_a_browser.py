@@ -52,6 +52,7 @@ def _text(chromium: Browser, name: str) -> str:
     return str(chromium.ask(f"document.getElementById({json.dumps(name)}).textContent"))
 
 
+@pytest.mark.slow
 def test_record_of_a_round_appears_without_reload(chromium, tmp_path):
     with filled(tmp_path, rounds=3) as registry, served(tmp_path) as console:
         _open(chromium, console, 3)
@@ -123,6 +124,7 @@ def test_operator_asks_a_run_to_stop(chromium, tmp_path):
         assert (tmp_path / "runs" / run / "stop-after-round").exists()
 
 
+@pytest.mark.slow
 def test_operator_begins_a_run_of_a_named_file_and_reads_its_error(chromium, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpatch.coordinator.console.run_starter.START_S", 120.0)
     (file := tmp_path / "nightly.toml").write_text("devices = 1\n")
@@ -199,6 +201,7 @@ def test_two_runs_are_shown_side_by_side_with_settings_that_differ(chromium, tmp
         chromium.wait_for("document.querySelectorAll('#settings-table tbody tr').length > 3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390, 700, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_page_fits_every_width_in_both_colour_schemes(chromium, tmp_path, width, dark):

@@ -77,6 +77,7 @@ def test_ca_init_without_broker_names_prints_the_next_command(fedpatch: Program,
     assert "broker: fedpatch ca broker --broker-name HOST makes its certificate and key" in done
 
 
+@pytest.mark.slow
 def test_device_add_rotate_and_revoke_print_next_steps(fedpatch: Program, tmp_path: Path):
     done = well(fedpatch("device", "add", "pi-1", "--broker", "mqtts://broker.lan", "--out", "one"))
     assert "on the device: fedpatch-agent enrol one, then delete it" in done.err and done.out == ""
@@ -171,6 +172,7 @@ def test_commands_without_a_ca_are_usage_errors(fedpatch: Program, tmp_path: Pat
         assert ended.code == 2 and "no CA there; make one with `fedpatch ca init`" in ended.err
 
 
+@pytest.mark.slow
 def test_without_cryptography_the_error_names_the_extra(fedpatch: Program):
     program = (
         "import sys; sys.modules['cryptography'] = None; from fedpatch.cli import main; "

@@ -135,11 +135,13 @@ def kill_at_every_write(
     raise AssertionError("it never came to an end")
 
 
+@pytest.mark.slow
 def test_kill_before_any_write_changes_no_result(tmp_path, prepared):
     records = kill_at_every_write(tmp_path, prepared, 20)
     assert [record[0] for record in records] == list(range(1, ROUNDS + 1))
 
 
+@pytest.mark.slow
 def test_kill_before_any_write_with_bounds_and_quarantine_changes_no_result(tmp_path, prepared):
     """Updates are clipped to the same bits, and the offender is in quarantine, wherever the kill was."""
     terms = {"quorum": 0.5, "norm_bound": "auto:0.5", "quarantine_after": 1}

@@ -190,6 +190,7 @@ def test_noise_of_another_size_is_refused(tmp_path):
         noise.of_round(1, 6)
 
 
+@pytest.mark.slow
 def test_book_counts_a_repeated_draw_once_and_another_draw_again(blobs):
     book = PrivacyBook(blobs)
     book.note("one", ["a"])

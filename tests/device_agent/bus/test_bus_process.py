@@ -62,6 +62,7 @@ def available(home: Client, word: bytes) -> None:
     home.wait(Received, lambda one: one.topic == f"{DEVICE}/availability" and one.payload == word)
 
 
+@pytest.mark.slow
 def test_device_is_discovered_switched_and_missed(state_dir):
     with Mosquitto() as broker, client(broker.url, "home", f"{DEVICE}/#", "homeassistant/#", "out") as home:
         with bus(broker, state_dir, "--serve", "sensors/+ -> out") as process:

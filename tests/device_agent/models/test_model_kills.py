@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from fedpatch.device_agent.models.store import ModelStore
 from tests.device_agent.disk_change_killer import Guillotine
 from tests.device_agent.exported_models import RUN, describe, present, publish, rounds
@@ -27,6 +29,7 @@ def _story(root: Path) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.slow
 def test_killed_before_any_change_the_present_model_is_whole(tmp_path_factory):
     """It is the one from before or from after, what comes next works, and nothing is left behind."""
     expected = [None, 1, 2, 3, 2, 2, 4]
@@ -70,6 +73,7 @@ def test_a_commit_after_a_kill_publishes_what_was_renamed(tmp_path_factory):
     raise AssertionError("it never came to its end")
 
 
+@pytest.mark.slow
 def test_killed_for_real_it_is_whole_too(tmp_path):
     program = (
         "import sys; from pathlib import Path; from fedpatch.device_agent.models.store import ModelStore\n"

@@ -154,6 +154,7 @@ def test_model_of_another_shape_fails_the_round(idle, tmp_path):
     assert idle.trainer.pid == pid
 
 
+@pytest.mark.slow
 def test_a_kill_in_mid_training_is_seen_and_the_patch_survives(idle, tmp_path):
     """Died has the signal; the next round has a new process, and begins with the patch from before the kill."""
     scene = Scene(tmp_path, SLOW, ADAM, "all")
@@ -214,6 +215,7 @@ def test_output_of_a_task_goes_to_the_log(idle, tmp_path, caplog):
     until_logged(caplog, "a task may print what it likes")
 
 
+@pytest.mark.slow
 def test_an_error_in_a_tasks_own_code_fails_the_round_in_one_line(fresh, tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     mishap = tmp_path / "mishap"
@@ -332,6 +334,7 @@ def held_at(watched: Watched) -> int:
     pytest.fail(f"{done} steps, and still they are taken")
 
 
+@pytest.mark.slow
 def test_a_pause_holds_the_steps_until_it_goes_on(own_process, tmp_path):
     own_process.trainer.train(Scene(tmp_path, SLOW, replace(SGD, steps=100_000), "none").command())
     own_process.until_training()
@@ -393,6 +396,7 @@ def device(installed, tmp_path_factory):
         device.trainer.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "words"), [("torch", "memory"), ("numpy", "Unable to allocate")])
 def test_an_allocation_that_is_refused_fails_the_round_and_keeps_the_process(device, what, words):
     """RuntimeError of torch or MemoryError of numpy: what was allocated is given back, and torch need not start again."""

@@ -52,6 +52,7 @@ def has_ended(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_forked_process_and_the_program_in_place_of_an_absent_server_publish_equal_updates(
     start, fork_server, tmp_path
 ):

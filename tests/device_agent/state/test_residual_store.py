@@ -213,6 +213,7 @@ def test_a_round_that_is_killed_before_any_write_gives_the_same_bits_again(tmp_p
     assert fatal > (10 if encoding in FEEDBACK else 7)
 
 
+@pytest.mark.slow
 def test_residual_of_an_update_is_added_to_the_next_updates(tmp_path, encoding="delta-int4"):
     """Trained from the same model again and again, the sum of the updates is the sum of what was trained."""
     scene = Scene(tmp_path, TOY, replace(SGD, steps=1), "affine")

@@ -124,6 +124,7 @@ def test_patches_that_were_moved_away_let_the_device_take_part_again(state_dir: 
     assert storage.problem(TASK, NOW, DownloadPlan(NOW.model)) is None
 
 
+@pytest.mark.slow
 def test_keys_from_the_network_are_not_collected(state_dir: Path):
     """A coordinator may ask for another policy each time; what was seen of the last one is enough."""
     storage = Storage(state_dir)

@@ -59,6 +59,7 @@ def test_steps_are_those_of_torch(name):
                 assert torch.equal(known, theirs.state[its][moment]), moment
 
 
+@pytest.mark.slow
 def test_a_round_of_training_does_not_load_torchs_compiler(tmp_path):
     """It would add 70 MB to what a device has to have; that is what the optimizers of torch.optim do."""
     program = f"""

@@ -12,6 +12,7 @@ from tests.support.examples import QUICK
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", chunks(5, 60), ids=str)
 def test_drawn_schedule_with_buffered_rounds_keeps_all_promises(seeds):
     for seed in seeds:

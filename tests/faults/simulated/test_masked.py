@@ -9,6 +9,7 @@ from tests.faults.simulated.schedules import Schedule, chunks, draw_masked, mask
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
+@pytest.mark.slow
 def test_masked_rounds_without_faults_have_everybody_in_them():
     world = play(Schedule(1, masked()))
     run = min(run for run, _ in world.oracle.records)

@@ -17,6 +17,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_onnxruntime_leaves_no_id_of_the_machine(tmp_path, program):
     """It writes one where it is imported and nobody has forbidden it: beside what it sends."""

@@ -99,6 +99,7 @@ def test_secrets_are_not_in_their_text():
     assert "*" not in repr(secrets)
 
 
+@pytest.mark.slow
 def test_agent_imports_no_cryptography_before_a_masked_round():
     """It takes 12 MB; the modules of the agent's process import it in the functions that need it."""
     program = (

@@ -63,6 +63,7 @@ def large(size, rule):
     }
 
 
+@pytest.mark.slow
 @examples(40)
 @given(schedules(), st.sampled_from([8, 16]), st.integers(0, 100))
 @example(large(32, ThresholdRule.HALF), 8, 0)

@@ -91,6 +91,7 @@ def test_the_same_terms_give_the_same_report(changes):
     assert as_json(played(**changes)) == as_json(played(**changes))
 
 
+@pytest.mark.slow
 def test_the_report_does_not_depend_on_the_process():
     program = (
         "import json; from fedpatch.simulator.fleet.simulation import simulate_fleet\n"
@@ -184,6 +185,7 @@ def test_few_upload_slots_make_a_queue():
     assert waiting.rounds[0].phase_seconds.upload > 3 * quick.rounds[0].phase_seconds.upload
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rounds():
     """A round leaves behind its row in the report, and little else.
 
@@ -217,6 +219,7 @@ def test_a_broker_notices_a_silent_device_as_late_as_the_link_lets_it():
     assert 1.5 * keepalive_s == WILL_S
 
 
+@pytest.mark.slow
 def test_events_of_a_device_do_not_grow_with_the_devices():
     """The work of a round grows with its devices and not with their square: events per device stay what they are."""
     events = [played(devices=devices, rounds=2, upload_slots=50).events / devices for devices in (50, 500)]

@@ -174,6 +174,7 @@ def _after_a_round(kind: type[ClientSteps], study: Study, seed: int, batches: li
     return working.layout.unflatten(working.public)
 
 
+@pytest.mark.slow
 @examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count, beta):
@@ -186,6 +187,7 @@ def test_per_fedavg_that_does_not_adapt_is_sgd_on_every_second_batch(seed, count
         torch.testing.assert_close(ours[name], sgd[name], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @examples(25)
 @given(_seeds, st.integers(1, 4), _rates)
 def test_pfedme_whose_w_follows_at_once_is_sgd_with_weight_decay(seed, count, eta):
