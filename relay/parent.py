@@ -220,6 +220,7 @@ def make_relay(
         password=password_of(upwards),
         tls=upwards.tls_files,
         reconnect_delay_s=_RECONNECT_S,
+        profile=upwards.profile,
     )
     trainer = cast(Trainer, site)
     owner, limits = RelayOwner(directory, site), RelayLimits(settings, site)

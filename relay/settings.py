@@ -22,7 +22,7 @@ _upwards, _downwards, _round, _limit = (
 )
 
 # The settings of a broker connection, with the fields of RelaySettings that have them.
-_UPWARDS: Mapping[str, str] = {"broker": "up", "fleet": "up_fleet"}
+_UPWARDS: Mapping[str, str] = {"broker": "up", "fleet": "up_fleet", "broker_profile": "up_broker_profile"}
 _DOWNWARDS: Mapping[str, str] = {"broker": "down", "fleet": "fleet"}
 _CONNECTION = ("username", "password", "password_file", "ca_file", "cert_file", "key_file", "insecure")
 
@@ -56,6 +56,7 @@ class RelaySettings(Settings):
     up_insecure: bool = _upwards(
         "insecure", help="Allow mqtt:// to the parent's broker on another machine: the network can read everything."
     )
+    up_broker_profile: str = _upwards("broker_profile")
 
     down: str = _downwards("broker", help="URL of the site's broker; mqtt:// (no TLS) only on this machine.")
     fleet: str = _downwards("fleet", help="Fleet of the site's devices.")

@@ -14,12 +14,15 @@ import pytest
 
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
-from fedpatch.relay.parent import RelayLimits
+from fedpatch.relay.parent import RelayLimits, make_relay
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel
 from fedpatch.shared.config.load import load
+from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile
+from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
@@ -177,6 +180,22 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
         assert bench.await_end().reason is FailReason.STORAGE
         site.train(bench.command(2))
         assert isinstance(bench.await_end(), Trained)
+
+
+def test_link_of_the_relay_keeps_the_limits_of_the_parents_broker(bench):
+    """And not that to the site's own broker."""
+    made: list[tuple[MqttLink, BrokerProfile]] = []
+
+    def link(*given: Any, profile: BrokerProfile, **named: Any) -> MqttLink:
+        made.append((MqttLink(*given, profile=profile, **named), profile))
+        return made[-1][0]
+
+    settings = replace(bench.settings, up_broker_profile="aws")
+    with bench.site() as site:
+        make_relay(settings, Identity.new("world", "site-7"), SimpleQueue(), site, link=link)
+    [(up, profile)] = made
+    up.stop()
+    assert profile == PROFILES["aws"]
 
 
 def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench):
