@@ -43,12 +43,18 @@ from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire.masking_messages import MIN_GROUP, SecureTerms
-from fedpatch.shared.wire.messages import CARRY_FEATURE, MEMBERS_FEATURE, SUMS_FEATURE, WorkRequest
+from fedpatch.shared.wire.messages import (
+    CARRY_FEATURE,
+    EVALUATE_FEATURE,
+    MEMBERS_FEATURE,
+    SUMS_FEATURE,
+    WorkRequest,
+)
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS, SUMS_FEATURE)
-"""Features of requests that a relay takes: the devices of its site need those of the plan too."""
+"""Features of requests that a relay takes, beside EVALUATE_FEATURE: the devices of its site need those of the plan too."""
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
 """Encodings of a relay: those that need no residual of the relay's own."""
 _RECONNECT_S = (1.0, 60.0)
@@ -67,7 +73,6 @@ def unsupported(request: WorkRequest) -> str:
     reasons = {
         "differential privacy, whose account counts devices of one coordinator": request.privacy is not None,
         "control variates, whose mean the parent forms over single devices": request.plan.has_controls,
-        "an evaluate round": request.evaluates,
         "a measurement of learning alone": request.measure_independent and request.secure is None,
     }
     found = next((words for words, asked in reasons.items() if asked), "")
@@ -101,6 +106,8 @@ class RelayLimits(OwnerLimits):
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         if (condition := self._site.summary.unwilling) is not None:
             return AdmissionDecision(False, "too few devices of the site would take part", condition)
+        if request.evaluates and not self._site.summary.measures:
+            return AdmissionDecision(False, "too few devices of the site can measure without training")
         if request.secure is not None and (refused := self._masked_refusal(request.secure)) is not None:
             return refused
         self._site.tells_members = MEMBERS_FEATURE in request.features
@@ -251,6 +258,7 @@ def make_relay(
             up,
             detector,
             features=FEATURES,
+            more_features=lambda: (EVALUATE_FEATURE,) if site.summary.measures else (),
             encodings=ENCODINGS,
             path=lambda: site.summary.path,
         ),

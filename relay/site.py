@@ -1,8 +1,8 @@
 """The site's side of a relay: a coordinator in a thread of its own, which plays one round for each request of the parent.
 
 For the agent it is the training process (device_agent.runtime.training_supervisor.Trainer): it is given a TrainCommand and
-answers with Trained or TrainFailed. Its connection to the site's broker stays open between rounds, so that the parent knows
-how many devices there are.
+answers with Trained, Evaluated or TrainFailed. Its connection to the site's broker stays open between rounds, so that the
+parent knows how many devices there are.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publishe
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.training_messages import (
+    Evaluated,
     MakeModel,
     MaskCommand,
     Ready,
@@ -39,7 +40,14 @@ from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Presences, SiteSummary
 from fedpatch.relay.round_player import RoundPlayer
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel, SiteUpdate, plain_failure
+from fedpatch.relay.site_round import (
+    LEAST_S,
+    ParentRound,
+    SiteModel,
+    SiteUpdate,
+    plain_failure,
+    site_evaluation,
+)
 from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
@@ -338,7 +346,7 @@ class Site:
         if not is_usable_run(key.run):
             return TrainFailed(key, FailReason.STORAGE, f"the run's name {key.run!r} cannot be that of a folder here")
         directory = run_directory(self._settings.site_dir, key.run)
-        if (known := SiteUpdate.find(directory, command)) is not None:
+        if not command.evaluate and (known := SiteUpdate.find(directory, command)) is not None:
             _log.info("%s round %d: the site's update is there already", key.run, key.round)
             return self._deliver(command, *known)
         left_s = command.ends_at - time.monotonic()
@@ -356,7 +364,11 @@ class Site:
             return self._deliver(command, *played.answer)
         if self._interruption() is not None:
             return TrainCancelled(key)
-        record = played.record
+        record, least = played.record, self._settings.min_cohort
+        if record is not None and record.outcome == "evaluated":
+            if record.reported >= least:
+                return Evaluated(key, site_evaluation(record, command.base, tells_members=self.tells_members))
+            return TrainFailed(key, FailReason.DEADLINE, f"{record.reported} of {least} devices of the site measured")
         words = plain_failure(record) if record is not None else "no round began: the devices of the site are gone"
         unwilling = record is None or record.declined > 0 or not record.accepted
         late = record is not None and record.failure == "quorum_missed" and record.accepted >= record.needed

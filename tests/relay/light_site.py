@@ -28,7 +28,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.messages import Manifest, TaskCapability, UpdateReport, WorkRequest
+from fedpatch.shared.wire.messages import Evaluation, Manifest, TaskCapability, UpdateReport, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason
 
 _LOOK_EVERY_S = 0.05
@@ -73,6 +73,12 @@ class NamedUpdates(StandInUpdates):
         report = UpdateReport(model.digest, examples_of(self._device), 1, 0.5, accuracy, accuracy, 0.0, 0.0)
         packed = pack(update, public, report.plain, request.encoding, base=base, seed=round_number)
         return packed.manifest(request.chunk_bytes, public), packed.blob
+
+    def evaluation(self, request: WorkRequest) -> Evaluation:
+        """Return the answer to an evaluate round: test examples are as many as training examples."""
+        self.requests.append(request)
+        time.sleep(self.delay_s)
+        return Evaluation(request.model.digest, accuracy_of(self._device), examples_of(self._device), 0.1)
 
     def vector(self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int) -> bytes:
         """Return the vector of a masked round, not masked yet."""

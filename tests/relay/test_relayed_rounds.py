@@ -183,6 +183,20 @@ def test_relay_below_a_relay_counts_all_devices_once(world):
     assert record.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, devices)))
 
 
+def test_evaluate_round_through_a_relay_gives_the_figures_of_a_flat_one(world):
+    """The site's two devices weigh twice as much as the device at the hub itself."""
+    world.start_site("site-a")
+    world.relays["site-a"].wait_err("site: 2 devices")
+    world.light(world.hub.url, "world", ["b1"])
+    devices = [*SITES["site-a"], "b1"]
+    world.light(world.hub.url, "flat", devices)
+    found = world.start_run("world", 2, rounds=1, evaluate_every=1).result().rounds[-1]
+    flat = world.start_run("flat", len(devices), rounds=1, evaluate_every=1).result().rounds[-1]
+    assert (found.outcome, found.reported, found.measured) == ("evaluated", 2, 3), world.relays["site-a"].err
+    assert found.user_accuracy == pytest.approx(flat.user_accuracy, rel=1e-12)
+    assert (found.measured, found.num_examples) == (flat.measured, flat.num_examples)
+
+
 def test_late_update_of_a_site_counts_in_a_later_round(world):
     for site in SITES:
         world.start_site(site)
