@@ -24,6 +24,7 @@ from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.startup import stop_at_end_of_stdin
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
@@ -245,7 +246,16 @@ def make_relay(
         identity,
         Job(max_blob_bytes=settings.max_model_mib * 2**20, sums=True),
         EffectRunner(
-            identity, link=up, trainer=trainer, usage=owner.meter, limits=limits, directory=directory, clock=clock
+            identity,
+            link=up,
+            trainer=trainer,
+            usage=owner.meter,
+            limits=limits,
+            directory=directory,
+            clock=clock,
+            fetcher=ModelFetcher.of(upwards, settings.up_models_ca_file, queue.put)
+            if settings.up_models_by_url
+            else None,
         ),
         queue=queue,
         link=up,
@@ -257,6 +267,7 @@ def make_relay(
             identity,
             up,
             detector,
+            fetches=settings.up_models_by_url,
             features=FEATURES,
             more_features=lambda: (EVALUATE_FEATURE,) if site.summary.measures else (),
             encodings=ENCODINGS,

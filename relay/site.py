@@ -19,7 +19,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
+from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
+from fedpatch.coordinator.rounds.run_spec import LONGEST_DEADLINE_S
 from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
@@ -63,6 +65,8 @@ _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
 _QUIET_S = 1.0
+# Deadlines are the parent's, which may be of any length.
+_URLS_VALID_S = LONGEST_DEADLINE_S + MARGIN_S
 _SAFE_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _ID_FILE = "relay-id"
 
@@ -117,6 +121,7 @@ class Site:
     Raises:
         BrokerError: The site's broker does not answer.
         UsageError: Another coordinator of the site's fleet is at work.
+        StoreUnavailable, StateError: The store of served models cannot be written.
     """
 
     setup: WorkerSetup
@@ -163,6 +168,9 @@ class Site:
 
     def __enter__(self) -> Self:
         settings = self._settings.downwards
+        self._served = open_served(settings.models_store, settings.models_url, settings.fleet, _URLS_VALID_S)
+        if self._served is not None:
+            self._served.check()
         with ExitStack() as stack:
             stack.enter_context(fleet_lock(settings.state_dir, settings.fleet))
             self._connection = stack.enter_context(Connection(settings, self._ports))
@@ -225,7 +233,9 @@ class Site:
             with Registry(self._settings.site_dir / REGISTRY_FILE) as registry:
                 registry.abandon_running(self._settings.fleet)
                 with ExitStack() as stack:
-                    publisher = make_publisher(self._settings.fleet, self._settings.site_dir, self._connection)
+                    publisher = make_publisher(
+                        self._settings.fleet, self._settings.site_dir, self._connection, served=self._served
+                    )
                     stack.callback(_close, publisher)
                     self._loop(registry, publisher)
         except BaseException as error:

@@ -305,10 +305,14 @@ class SiteAggregator(Aggregator):
         self._total: GroupSum | None = None
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
-        """Publish the parent's model under its own digest. Raises BrokerError if the broker refuses a chunk."""
-        publisher.publish(self._parent.blob)
-        self.base = self._parent.blob.manifest.digest
-        return ModelPublished(self._parent.blob.manifest, secure=self._parent.command.secure, version=self.state.round)
+        """Publish the parent's model under its own digest; without `chunks` by URL only, where it has one.
+
+        Raises BrokerError if the broker refuses a chunk.
+        """
+        manifest, secure = self._parent.blob.manifest, self._parent.command.secure
+        urls = publisher.publish(self._parent.blob, chunks=chunks)
+        self.base = manifest.digest
+        return ModelPublished(manifest, secure=secure, version=self.state.round, urls=urls)
 
     def aggregate(
         self,

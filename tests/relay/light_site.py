@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
 
@@ -120,9 +121,14 @@ class SiteDevice(LightDevice):
 
 
 class LightSite:
-    """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`."""
+    """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`.
 
-    def __init__(self, broker: str, fleet: str, task: str, schema: Schema, devices: list[str]) -> None:
+    With `ca_file` they fetch models by URL.
+    """
+
+    def __init__(
+        self, broker: str, fleet: str, task: str, schema: Schema, devices: list[str], ca_file: Path | None = None
+    ) -> None:
         self._inboxes: dict[str, SimpleQueue[LinkEvent | FetchEvent]] = {device: SimpleQueue() for device in devices}
         self.tally = Tally()
         self.updates = {device: NamedUpdates(schema, device) for device in devices}
@@ -135,6 +141,7 @@ class LightSite:
                 updates=self.updates[device],
                 chunks=ModelChunks(),
                 tally=self.tally,
+                ca_file=ca_file,
             )
             for device in devices
         }

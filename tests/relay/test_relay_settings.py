@@ -43,6 +43,7 @@ def test_connection_to_the_parent_alone_keeps_the_limits_of_its_hosted_broker():
         ({"up": "mqtt://127.0.0.1", "down": "mqtt://127.0.0.1", "fleet": "world"}, "give the site a fleet of its own"),
         ({"device_id": "Site 7"}, "--device-id"),
         ({"up_broker_profile": "gcp"}, "--up-broker-profile"),
+        ({"models_url": "https://site.example/"}, "--models-url: set without models_store"),
         ({"task": "no-such-task"}, "--task"),
         ({"norm_bound": "often"}, "--norm-bound"),
         ({"max_num_examples": "many"}, "--max-num-examples"),
