@@ -48,7 +48,7 @@ def run(
     site, and the mean of the site's updates one update of the relay; in a masked round their sum. The parent's run needs
     --max-members.
 
-    Differential privacy, SCAFFOLD and evaluate rounds are declined.
+    Differential privacy and SCAFFOLD are declined.
     """
     from fedpatch.relay.parent import run_relay
 

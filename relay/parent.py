@@ -24,6 +24,7 @@ from fedpatch.device_agent.policy.usage import OwnLoadAverage, UsageLedger
 from fedpatch.device_agent.runtime.agent import Agent, EventQueue, Stop
 from fedpatch.device_agent.runtime.effect_runner import EffectRunner
 from fedpatch.device_agent.runtime.housekeeping import Housekeeping, IdleTimer, ServiceManager
+from fedpatch.device_agent.runtime.model_fetcher import ModelFetcher
 from fedpatch.device_agent.runtime.presence import DuplicateIdDetector, Identity, Presence
 from fedpatch.device_agent.runtime.startup import stop_at_end_of_stdin
 from fedpatch.device_agent.runtime.training_supervisor import Trainer
@@ -43,12 +44,18 @@ from fedpatch.shared.mqtt.broker_settings import exposure, password_of
 from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.mqtt.url import parse_broker_url
 from fedpatch.shared.wire.masking_messages import MIN_GROUP, SecureTerms
-from fedpatch.shared.wire.messages import CARRY_FEATURE, MEMBERS_FEATURE, SUMS_FEATURE, WorkRequest
+from fedpatch.shared.wire.messages import (
+    CARRY_FEATURE,
+    EVALUATE_FEATURE,
+    MEMBERS_FEATURE,
+    SUMS_FEATURE,
+    WorkRequest,
+)
 from fedpatch.shared.wire.plan_terms import PLAN_TERMS
 from fedpatch.shared.wire.reason_codes import DeclineReason
 
 FEATURES: tuple[str, ...] = (CARRY_FEATURE, *PLAN_TERMS, SUMS_FEATURE)
-"""Features of requests that a relay takes: the devices of its site need those of the plan too."""
+"""Features of requests that a relay takes, beside EVALUATE_FEATURE: the devices of its site need those of the plan too."""
 ENCODINGS = ("fp32+zstd", "fp16+zstd", "fp32", "fp16")
 """Encodings of a relay: those that need no residual of the relay's own."""
 _RECONNECT_S = (1.0, 60.0)
@@ -67,7 +74,6 @@ def unsupported(request: WorkRequest) -> str:
     reasons = {
         "differential privacy, whose account counts devices of one coordinator": request.privacy is not None,
         "control variates, whose mean the parent forms over single devices": request.plan.has_controls,
-        "an evaluate round": request.evaluates,
         "a measurement of learning alone": request.measure_independent and request.secure is None,
     }
     found = next((words for words, asked in reasons.items() if asked), "")
@@ -101,6 +107,8 @@ class RelayLimits(OwnerLimits):
             return AdmissionDecision(False, why, reason=DeclineReason.UNSUPPORTED)
         if (condition := self._site.summary.unwilling) is not None:
             return AdmissionDecision(False, "too few devices of the site would take part", condition)
+        if request.evaluates and not self._site.summary.measures:
+            return AdmissionDecision(False, "too few devices of the site can measure without training")
         if request.secure is not None and (refused := self._masked_refusal(request.secure)) is not None:
             return refused
         self._site.tells_members = MEMBERS_FEATURE in request.features
@@ -220,6 +228,7 @@ def make_relay(
         password=password_of(upwards),
         tls=upwards.tls_files,
         reconnect_delay_s=_RECONNECT_S,
+        profile=upwards.profile,
     )
     trainer = cast(Trainer, site)
     owner, limits = RelayOwner(directory, site), RelayLimits(settings, site)
@@ -237,7 +246,16 @@ def make_relay(
         identity,
         Job(max_blob_bytes=settings.max_model_mib * 2**20, sums=True),
         EffectRunner(
-            identity, link=up, trainer=trainer, usage=owner.meter, limits=limits, directory=directory, clock=clock
+            identity,
+            link=up,
+            trainer=trainer,
+            usage=owner.meter,
+            limits=limits,
+            directory=directory,
+            clock=clock,
+            fetcher=ModelFetcher.of(upwards, settings.up_models_ca_file, queue.put)
+            if settings.up_models_by_url
+            else None,
         ),
         queue=queue,
         link=up,
@@ -249,7 +267,9 @@ def make_relay(
             identity,
             up,
             detector,
+            fetches=settings.up_models_by_url,
             features=FEATURES,
+            more_features=lambda: (EVALUATE_FEATURE,) if site.summary.measures else (),
             encodings=ENCODINGS,
             path=lambda: site.summary.path,
         ),

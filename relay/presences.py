@@ -6,7 +6,14 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from fedpatch.shared.wire.messages import MASKED_FEATURE, MAX_PATH, SUMS_FEATURE, DeviceState, TaskCapability
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    MASKED_FEATURE,
+    MAX_PATH,
+    SUMS_FEATURE,
+    DeviceState,
+    TaskCapability,
+)
 from fedpatch.shared.wire.reason_codes import Condition
 
 _MASKING = frozenset({MASKED_FEATURE, SUMS_FEATURE})
@@ -24,6 +31,7 @@ class SiteSummary:
         unwilling: The reason for which the relay would decline now; None where it would accept.
         path: The path of the relay (DeviceState.path).
         masking: Those of the members that take part in masked rounds.
+        measures: Whether enough devices can measure a model without training.
     """
 
     devices: int = 0
@@ -32,6 +40,7 @@ class SiteSummary:
     unwilling: Condition | None = Condition.PAUSED
     path: tuple[str, ...] = ()
     masking: int = 0
+    measures: bool = False
 
     def at_least(self, other: SiteSummary) -> SiteSummary:
         """Return the figures with no fewer members and examples than `other`, and with its willingness."""
@@ -41,6 +50,7 @@ class SiteSummary:
             num_examples=max(self.num_examples, other.num_examples),
             unwilling=other.unwilling,
             masking=other.masking,
+            measures=other.measures,
         )
 
 
@@ -112,6 +122,7 @@ class Presences:
         willing = {device: own for device, own in asked.items() if self.states[device].unwilling is None}
         enough = self.connected and len(willing) >= self.min_cohort
         masking = {device for device in willing if not _MASKING.isdisjoint(self.states[device].features)}
+        measuring = [device for device in willing if EVALUATE_FEATURE in self.states[device].features]
         paths = [self.states[device].path or () for device in asked]
         return SiteSummary(
             devices=len(willing),
@@ -120,6 +131,7 @@ class Presences:
             unwilling=None if enough else self._commonest(),
             path=(self.own_id, *max(paths, key=len, default=())),
             masking=sum(willing[device].num_members for device in masking),
+            measures=self.connected and len(measuring) >= self.min_cohort,
         )
 
     def _commonest(self) -> Condition:

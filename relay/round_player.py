@@ -169,7 +169,11 @@ class RoundPlayer:
         run, number = spec.run, parent.command.key.round
         ledger = self._registry.rounds.unfinished(run, self._ports.boot_time())
         again = any(record.round >= number for record in self._registry.rounds.records(run))
-        if again or (ledger is not None and (ledger.round, ledger.base) != (number, parent.command.base)):
+        # An evaluate round leaves nothing open, so an open round is not this one.
+        other = ledger is not None and (
+            parent.command.evaluate or (ledger.round, ledger.base) != (number, parent.command.base)
+        )
+        if again or other:
             first = min(number, ledger.round) if ledger is not None else number
             self._registry.rounds.roll_back(run, first - 1)
         opening = resume_round(

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedpatch.coordinator.aggregation.limit_settings import parse_examples_cap, parse_norm_bound
+from fedpatch.coordinator.blobs.served_models import served_problem
 from fedpatch.coordinator.settings import RunSettings
+from fedpatch.device_agent.settings import AgentSettings
 from fedpatch.shared.config.fields import NAME, Settings, setting, setting_like
 from fedpatch.shared.mqtt.broker_settings import BrokerSettings
 from fedpatch.shared.tasks.task import TASKS
@@ -22,7 +24,7 @@ _upwards, _downwards, _round, _limit = (
 )
 
 # The settings of a broker connection, with the fields of RelaySettings that have them.
-_UPWARDS: Mapping[str, str] = {"broker": "up", "fleet": "up_fleet"}
+_UPWARDS: Mapping[str, str] = {"broker": "up", "fleet": "up_fleet", "broker_profile": "up_broker_profile"}
 _DOWNWARDS: Mapping[str, str] = {"broker": "down", "fleet": "fleet"}
 _CONNECTION = ("username", "password", "password_file", "ca_file", "cert_file", "key_file", "insecure")
 
@@ -56,6 +58,11 @@ class RelaySettings(Settings):
     up_insecure: bool = _upwards(
         "insecure", help="Allow mqtt:// to the parent's broker on another machine: the network can read everything."
     )
+    up_broker_profile: str = _upwards("broker_profile")
+    up_models_by_url: bool = setting_like(AgentSettings, "models_by_url", group=_UP)
+    up_models_ca_file: Path | None = setting_like(
+        AgentSettings, "models_ca_file", group=_UP, default_means="the system's, and up_ca_file"
+    )
 
     down: str = _downwards("broker", help="URL of the site's broker; mqtt:// (no TLS) only on this machine.")
     fleet: str = _downwards("fleet", help="Fleet of the site's devices.")
@@ -71,6 +78,11 @@ class RelaySettings(Settings):
         "insecure", help="Allow mqtt:// to the site's broker on another machine: the network can read everything."
     )
     chunk_kib: int = _downwards("chunk_kib", help="Size of a chunk in the site; less if its broker limits packets.")
+    models_store: str | None = _downwards(
+        "models_store",
+        help="Store from which the site's devices fetch models by URL: s3://BUCKET/PREFIX or file:///DIR.",
+    )
+    models_url: str | None = _downwards("models_url")
 
     task: str = _round("task", help="Task, by name or as module:attribute; as in parent and site.")
     state_dir: Path = _round(
@@ -129,6 +141,8 @@ class RelaySettings(Settings):
             task=self.task,
             state_dir=self.site_dir,
             chunk_kib=self.chunk_kib,
+            models_store=self.models_store,
+            models_url=self.models_url,
             max_model_mib=self.max_model_mib,
             max_devices=self.max_devices,
             max_members=self.max_members,
@@ -163,6 +177,8 @@ class RelaySettings(Settings):
         )
         problems += _renamed(self.upwards, _UPWARDS, "up_")
         problems += _renamed(BrokerSettings(**self._connection(_DOWNWARDS, "down_")), _DOWNWARDS, "down_")
+        if served := served_problem(self.models_store, self.models_url, blobs=None, insecure=self.down_insecure):
+            problems.append(served)
         if (self.up, self.up_fleet) == (self.down, self.fleet):
             text = f"{self.fleet} at {self.down} is the parent's fleet too; give the site a fleet of its own"
             problems.append(("fleet", text, "up_fleet", "up", "down"))

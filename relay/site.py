@@ -1,8 +1,8 @@
 """The site's side of a relay: a coordinator in a thread of its own, which plays one round for each request of the parent.
 
 For the agent it is the training process (device_agent.runtime.training_supervisor.Trainer): it is given a TrainCommand and
-answers with Trained or TrainFailed. Its connection to the site's broker stays open between rounds, so that the parent knows
-how many devices there are.
+answers with Trained, Evaluated or TrainFailed. Its connection to the site's broker stays open between rounds, so that the
+parent knows how many devices there are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
+from fedpatch.coordinator.blobs.served_models import MARGIN_S, open_served
 from fedpatch.coordinator.rounds.run_events import Interrupted, Suspended
+from fedpatch.coordinator.rounds.run_spec import LONGEST_DEADLINE_S
 from fedpatch.coordinator.runtime.connection import REAL, Connection, Ports
 from fedpatch.coordinator.runtime.model_publisher import ModelPublisher
 from fedpatch.coordinator.runtime.run_execution import fleet_lock, make_publisher, run_directory
 from fedpatch.coordinator.runtime.update_store import UpdateWritten
 from fedpatch.coordinator.storage.run_registry import REGISTRY_FILE, Registry
 from fedpatch.device_agent.job.training_messages import (
+    Evaluated,
     MakeModel,
     MaskCommand,
     Ready,
@@ -39,7 +42,14 @@ from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
 from fedpatch.relay.presences import Presences, SiteSummary
 from fedpatch.relay.round_player import RoundPlayer
 from fedpatch.relay.settings import RelaySettings
-from fedpatch.relay.site_round import LEAST_S, ParentRound, SiteModel, SiteUpdate, plain_failure
+from fedpatch.relay.site_round import (
+    LEAST_S,
+    ParentRound,
+    SiteModel,
+    SiteUpdate,
+    plain_failure,
+    site_evaluation,
+)
 from fedpatch.shared.app.files import make_directory, refusals_of, write_atomic
 from fedpatch.shared.errors import FedpatchError, SchemaMismatch, StateError, WireError
 from fedpatch.shared.mqtt.client import Connected, Disconnected, LinkEvent, Received
@@ -55,6 +65,8 @@ _TELL_EVERY_S = 0.5
 _IDLE_S = 0.5
 _SETTLE_S = 5.0
 _QUIET_S = 1.0
+# Deadlines are the parent's, which may be of any length.
+_URLS_VALID_S = LONGEST_DEADLINE_S + MARGIN_S
 _SAFE_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _ID_FILE = "relay-id"
 
@@ -109,6 +121,7 @@ class Site:
     Raises:
         BrokerError: The site's broker does not answer.
         UsageError: Another coordinator of the site's fleet is at work.
+        StoreUnavailable, StateError: The store of served models cannot be written.
     """
 
     setup: WorkerSetup
@@ -155,6 +168,9 @@ class Site:
 
     def __enter__(self) -> Self:
         settings = self._settings.downwards
+        self._served = open_served(settings.models_store, settings.models_url, settings.fleet, _URLS_VALID_S)
+        if self._served is not None:
+            self._served.check()
         with ExitStack() as stack:
             stack.enter_context(fleet_lock(settings.state_dir, settings.fleet))
             self._connection = stack.enter_context(Connection(settings, self._ports))
@@ -217,7 +233,9 @@ class Site:
             with Registry(self._settings.site_dir / REGISTRY_FILE) as registry:
                 registry.abandon_running(self._settings.fleet)
                 with ExitStack() as stack:
-                    publisher = make_publisher(self._settings.fleet, self._settings.site_dir, self._connection)
+                    publisher = make_publisher(
+                        self._settings.fleet, self._settings.site_dir, self._connection, served=self._served
+                    )
                     stack.callback(_close, publisher)
                     self._loop(registry, publisher)
         except BaseException as error:
@@ -338,7 +356,7 @@ class Site:
         if not is_usable_run(key.run):
             return TrainFailed(key, FailReason.STORAGE, f"the run's name {key.run!r} cannot be that of a folder here")
         directory = run_directory(self._settings.site_dir, key.run)
-        if (known := SiteUpdate.find(directory, command)) is not None:
+        if not command.evaluate and (known := SiteUpdate.find(directory, command)) is not None:
             _log.info("%s round %d: the site's update is there already", key.run, key.round)
             return self._deliver(command, *known)
         left_s = command.ends_at - time.monotonic()
@@ -356,7 +374,11 @@ class Site:
             return self._deliver(command, *played.answer)
         if self._interruption() is not None:
             return TrainCancelled(key)
-        record = played.record
+        record, least = played.record, self._settings.min_cohort
+        if record is not None and record.outcome == "evaluated":
+            if record.reported >= least:
+                return Evaluated(key, site_evaluation(record, command.base, tells_members=self.tells_members))
+            return TrainFailed(key, FailReason.DEADLINE, f"{record.reported} of {least} devices of the site measured")
         words = plain_failure(record) if record is not None else "no round began: the devices of the site are gone"
         unwilling = record is None or record.declined > 0 or not record.accepted
         late = record is not None and record.failure == "quorum_missed" and record.accepted >= record.needed

@@ -45,7 +45,7 @@ from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.chunked_transfer import describe
 from fedpatch.shared.wire.codec import to_bytes
 from fedpatch.shared.wire.masking_messages import SecureTerms
-from fedpatch.shared.wire.messages import Manifest, UpdateReport
+from fedpatch.shared.wire.messages import Evaluation, Manifest, UpdateReport, members_field
 
 if TYPE_CHECKING:
     from fedpatch.coordinator.rounds.round_messages import ActiveRound
@@ -169,6 +169,7 @@ class ParentRound:
             # A relay holds no older model, so the devices of a masked round download the whole one.
             encoding=command.encoding if terms is None else command.model.encoding,
             secure=None if terms is None else _secure_policy(settings, terms, deadline_s),
+            evaluates_only=command.evaluate,
             independent_every=1 if terms is not None and command.independent_ends_at else 0,
             rounds=command.key.round,
             first_round=command.key.round,
@@ -249,6 +250,18 @@ class SiteUpdate:
         return (found, blob) if hashlib.sha256(blob).hexdigest() == manifest.digest else None
 
 
+def site_evaluation(record: RoundRecord, base: str, *, tells_members: bool) -> Evaluation:
+    """Return the relay's answer to an evaluate round: the site's mean user accuracy, weighed by the devices that have one.
+
+    Args:
+        record: The evaluate round of the site.
+        base: Digest of the parent's model.
+        tells_members: Whether the parent knows `members` of an evaluation.
+    """
+    members = members_field(record.measured if tells_members and record.measured else 1)
+    return Evaluation(base, record.user_accuracy, record.num_examples, record.seconds, members)
+
+
 def _digest_of(terms: SecureTerms | None) -> str:
     return "" if terms is None else hashlib.sha256(to_bytes(terms)).hexdigest()
 
@@ -292,10 +305,14 @@ class SiteAggregator(Aggregator):
         self._total: GroupSum | None = None
 
     def publish(self, publisher: ModelPublisher, *, chunks: bool = True) -> ModelPublished:
-        """Publish the parent's model under its own digest. Raises BrokerError if the broker refuses a chunk."""
-        publisher.publish(self._parent.blob)
-        self.base = self._parent.blob.manifest.digest
-        return ModelPublished(self._parent.blob.manifest, secure=self._parent.command.secure, version=self.state.round)
+        """Publish the parent's model under its own digest; without `chunks` by URL only, where it has one.
+
+        Raises BrokerError if the broker refuses a chunk.
+        """
+        manifest, secure = self._parent.blob.manifest, self._parent.command.secure
+        urls = publisher.publish(self._parent.blob, chunks=chunks)
+        self.base = manifest.digest
+        return ModelPublished(manifest, secure=secure, version=self.state.round, urls=urls)
 
     def aggregate(
         self,

@@ -64,7 +64,6 @@ from fedpatch.shared.wire.messages import (
     CoordinatorState,
     DeviceState,
     Envelope,
-    Evaluation,
     Manifest,
     TaskCapability,
     WorkRequest,
@@ -289,7 +288,7 @@ class LightDevice:
             return DownloadDamaged()
         request = effect.request
         if request.evaluates:
-            return ModelEvaluated(effect.key, Evaluation(request.model.digest, 0.5, 100, 0.0))
+            return ModelEvaluated(effect.key, self._updates.evaluation(request))
         if request.secure is not None:
             self._held = request.model.digest if request.deltas or is_delta(request.model.encoding) else ""
             self._vector = self._updates.vector(request, effect.plan, blobs, effect.key.round)

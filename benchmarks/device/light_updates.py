@@ -21,7 +21,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Array, Schema, Tensors, TensorSpec, values_digest
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.messages import Manifest, UpdateReport, WorkRequest
+from fedpatch.shared.wire.messages import Evaluation, Manifest, UpdateReport, WorkRequest
 
 NOISE = 1e-3
 """Standard deviation of what is added to each trained value: about what an epoch of the 2NN on MNIST adds in a later round."""
@@ -65,6 +65,10 @@ class StandInUpdates:
         report = UpdateReport(request.model.digest, self._num_examples, 1, 0.5, _ACCURACY, _ACCURACY, 0.0, 0.0)
         packed = pack(update, public, asdict(report), request.encoding, base=base, seed=round_number)
         return packed.manifest(request.chunk_bytes, public), packed.blob
+
+    def evaluation(self, request: WorkRequest) -> Evaluation:
+        """The answer to a request of an evaluate round."""
+        return Evaluation(request.model.digest, _ACCURACY, 100, 0.0)
 
     def travelling(self, request: WorkRequest) -> Schema:
         """The tensors of an update without moments."""

@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from fedpatch.coordinator.aggregation.norm_clipping import lower_median
+from fedpatch.coordinator.aggregation.norm_clipping import check_members, lower_median
 from fedpatch.coordinator.aggregation.update_validation import check_offer
 from fedpatch.coordinator.buffered.carried_work import CarriedWork
 from fedpatch.coordinator.buffered.speed_classes import SpeedClasses
@@ -355,15 +355,20 @@ class ActiveRound:
                 return []
 
     def _evaluated(self, device: str, body: Evaluation, now: float) -> list[Effect]:
-        """Count the measurement of a device; one of another model is none, and one that the metric does not know fails it."""
-        value = body.user_accuracy
+        """Count the measurement of a device. One of another model is none; impossible values fail it."""
+        value, members = body.user_accuracy, body.members or 1
         if body.base != self._issued_invitations.model.digest:
             return []
         if value is not None and not self._spec.metric.allows(value):
             return self.expel(device, now, RefuseReason.OUT_OF_RANGE, leaves=False)
+        try:
+            check_members(members, self._fleet.members_of(device), self._spec.limits.max_members)
+        except UpdateRefused as error:
+            return self.expel(device, now, error.reason, leaves=False)
         if not self.round.handle(device, Event.REPORT, now):
             return []
-        self.reports[device] = UpdateReport(body.base, body.num_examples, 0, 0.0, value, None, 0.0, body.seconds)
+        report = UpdateReport(body.base, body.num_examples, 0, 0.0, value, None, 0.0, body.seconds)
+        self.reports[device] = replace(report, members=members)
         return [CountEvent(device, "reported")]
 
     def awaits(self, device: str, envelope: Envelope) -> bool:

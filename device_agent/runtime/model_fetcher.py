@@ -18,7 +18,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from fedpatch.shared import __version__
-from fedpatch.shared.mqtt.url import is_loopback, is_place, split_url
+from fedpatch.shared.mqtt.broker_settings import BrokerSettings
+from fedpatch.shared.mqtt.url import is_loopback, is_place, parse_broker_url, split_url
 from fedpatch.shared.wire.chunked_transfer import Chunk
 from fedpatch.shared.wire.messages import Manifest
 
@@ -107,6 +108,24 @@ class ModelFetcher:
         self._system_cas = system_cas
         self._plain_loopback = plain_loopback
         self._plain = plain
+
+    @classmethod
+    def of(cls, settings: BrokerSettings, own_ca: Path | None, events: Callable[[FetchEvent], None]) -> ModelFetcher:
+        """Return the fetcher beside a connection to a broker.
+
+        Args:
+            settings: The connection, whose CA is trusted too.
+            own_ca: PEM file of the only CA that is trusted; None for the system's, and that of the broker.
+            events: Takes the events of the fetches, in their threads.
+        """
+        return cls(
+            events,
+            ca_files=[path for path in (own_ca or settings.ca_file,) if path is not None],
+            system_cas=own_ca is None,
+            # Elsewhere a coordinator could have this device send requests to services of its own.
+            plain_loopback=parse_broker_url(settings.broker).loopback,
+            plain=settings.insecure,
+        )
 
     def begin(self, blobs: Sequence[Manifest], have: Mapping[str, Collection[int]]) -> ModelFetch | None:
         """Begin to fetch the missing chunks of blobs; None if a blob has no URL or one that must not be used.

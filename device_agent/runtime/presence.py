@@ -78,6 +78,7 @@ class Presence:
         hides_examples: Whether the number of training examples stays on the device: 1 is published in its place.
         fetches: Whether the device fetches models by URL.
         features: Features of work requests that the device understands, without those of masked rounds.
+        more_features: Returns those that come and go, of a relay.
         encodings: Encodings that it can decode.
         path: Returns the path of a relay (DeviceState.path); () for other devices.
     """
@@ -94,6 +95,7 @@ class Presence:
         hides_examples: bool = False,
         fetches: bool = False,
         features: tuple[str, ...] = DEVICE_FEATURES,
+        more_features: Callable[[], tuple[str, ...]] = tuple,
         encodings: tuple[str, ...] = ENCODINGS,
         path: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
@@ -106,6 +108,7 @@ class Presence:
         self._retain = True
         masking = (MASKED_FEATURE, SIGNED_FEATURE) if signs else (MASKED_FEATURE,)
         self._features = (*features, *(masking if masks else ()), *((URL_FEATURE,) if fetches else ()))
+        self._more_features = more_features
         self._encodings = encodings
         self._path = path
         self._hides_examples = hides_examples
@@ -142,7 +145,7 @@ class Presence:
             encodings=self._encodings,
             job=job,
             unwilling=unwilling,
-            features=self._features,
+            features=(*self._features, *self._more_features()),
             path=self._path() or UNSET,
         )
         topic = topics.device_state(self._identity.fleet, self._identity.device)

@@ -178,7 +178,7 @@ def make_agent(settings: AgentSettings, identity: Identity, queue: EventQueue, p
         limits=limits,
         directory=directory,
         models=models,
-        fetcher=_fetcher_of(settings, queue),
+        fetcher=ModelFetcher.of(settings, settings.models_ca_file, queue.put) if settings.models_by_url else None,
         clock=ports.clock,
     )
     metrics = None
@@ -245,21 +245,6 @@ def setup_of(settings: AgentSettings, directory: Path, device: str) -> WorkerSet
         max_epochs=settings.max_epochs,
         keep_int8=settings.keep_int8,
         alone_every=settings.alone_every if settings.keep_models else 0,
-    )
-
-
-def _fetcher_of(settings: AgentSettings, queue: EventQueue) -> ModelFetcher | None:
-    """Return the fetcher of models; None where the owner takes them from the broker only."""
-    if not settings.models_by_url:
-        return None
-    own = settings.models_ca_file
-    return ModelFetcher(
-        queue.put,
-        ca_files=[path for path in (own or settings.ca_file,) if path is not None],
-        system_cas=own is None,
-        # Elsewhere a coordinator could have this device send requests to services of its own.
-        plain_loopback=parse_broker_url(settings.broker).loopback,
-        plain=settings.insecure,
     )
 
 

@@ -67,7 +67,8 @@ SUMS_FEATURE = "masked_sums"
 # Features of a device's answers that the coordinator of this version understands:
 COORDINATOR_FEATURES: tuple[str, ...] = ("storage", "owner_limits", PRIVACY_FEATURE, MASKED_FEATURE)
 STORAGE_FEATURE, OWNER_LIMITS_FEATURE = COORDINATOR_FEATURES[:2]
-# A word in the features of a request to a device that registered several members: the report of its update may have `members`.
+# A word in the features of a request to a device that registered several members: the report of its update, or its evaluation,
+# may have `members`.
 MEMBERS_FEATURE = "members"
 # A feature of devices that fetch models by URL where their owner allows it: `url` of the manifests of a request.
 URL_FEATURE = "url"
@@ -528,12 +529,14 @@ class Evaluation:
         user_accuracy: Of the global model with the device's patch, on test data; None if the device's data do not count.
         num_examples: Test examples.
         seconds: Duration of the measurement.
+        members: Devices whose mean a relay reports: those with a user accuracy. A request without MEMBERS_FEATURE gets none.
     """
 
     base: Digest
     user_accuracy: Measure | None
     num_examples: Count
     seconds: Seconds
+    members: Members | UnsetType = UNSET
 
 
 DownBody = WorkRequest | Grant | Ack | Committed | Refused | RetryAfter | Cancel | Roster | Inbox | Unmask

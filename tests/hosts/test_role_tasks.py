@@ -199,6 +199,26 @@ def test_an_agent_is_waited_for_unless_the_wait_is_0(tmp_path):
 
 
 @by_ansible
+def test_relay_that_has_reached_the_hub_is_well_and_one_that_is_restarted_is_not(tmp_path):
+    """By its own status; systemd counts the restarts."""
+    status = {"running": True, "connected": True, "tasks": [{"task": "digits"}]}
+    _program(tmp_path / "relay", f"echo '{json.dumps(status)}'")
+    hosts = {"well": {"restarts": 0}, "unwell": {"restarts": 1}}
+    for name, given in hosts.items():
+        _program(tmp_path / name / "systemctl", f'[ "$4" = fedpatch-relay.service ] && echo {given["restarts"]}')
+    task = tasks_of("relay", "reached.yml", relay_program=str(tmp_path / "relay"), relay_wait_s=3)
+    play = {
+        "hosts": "devices",
+        "environment": {"PATH": f"{tmp_path}/{{{{ inventory_hostname }}}}:/usr/bin:/bin"},
+        "tasks": [task],
+    }
+    done = played(tmp_path, _inventory(hosts), play)
+    refusals = refused(done)
+    assert set(refusals) == {"unwell"}, done.stdout + done.stderr
+    assert "journalctl -u fedpatch-relay -p warning" in refusals["unwell"]
+
+
+@by_ansible
 def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
     """In the URL of the broker, of devices and of a coordinator elsewhere, and in what Prometheus reads."""
     files = [
@@ -225,6 +245,30 @@ def test_ipv6_addresses_stand_in_brackets_where_a_port_follows(tmp_path):
         "[fd00::11]:9464",
         "[fd00::11]:9100 [fd00::10]:9100 pi.local:9100 192.168.1.12:9100",
     ], done.stdout + done.stderr
+
+
+@by_ansible
+def test_relay_of_a_site_is_upgraded_in_place_of_its_coordinator_and_with_the_agent_of_its_host(tmp_path):
+    files = [str(ROLES / role / kind / "main.yml") for role, kind in (("program", "vars"), ("coordinator", "defaults"))]
+    wanted = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} {{ program_services | join(' ') }}"}}
+    begun = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} begins {{ coordinator_enabled | bool }}"}}
+    bundle = {"relay_bundle": "/site-7.bundle"}
+    coordinators: dict[str, Any] = {"hosts": {"hub": {}, "gate": bundle, "all-in-one": bundle}}
+    groups: dict[str, Any] = {"coordinator": coordinators, "devices": {"hosts": {"all-in-one": {}, "pi": {}}}}
+    done = played(
+        tmp_path,
+        {"vars": HERE, "children": groups},
+        {"hosts": "all", "vars_files": files, "tasks": [wanted, {**begun, "when": "'coordinator' in group_names"}]},
+    )
+    assert set(re.findall(r'"msg": "(.*)"', done.stdout)) == {
+        "hub coordinator",
+        "gate relay",
+        "all-in-one device_agent relay",
+        "pi device_agent",
+        "hub begins True",
+        "gate begins False",
+        "all-in-one begins False",
+    }, done.stdout + done.stderr
 
 
 @by_ansible

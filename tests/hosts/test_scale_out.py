@@ -9,6 +9,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from tests.hosts.scaled_out import (
     ScaledOut,
     prepared,
 )
+from tests.hosts.wheelhouses import BROKEN_RELAY, with_version
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -165,6 +168,34 @@ def _leader(fleet: ScaledOut) -> str:
     ]
     assert len(found) == 1, found
     return found[0]
+
+
+def test_relay_that_is_not_well_goes_back_with_the_agent_of_its_host(fleet: ScaledOut, tmp_path: Path):
+    broken = with_version(Path(fleet.site.settings["fleet_wheelhouse"]), "0.1.1", tmp_path / "broken", BROKEN_RELAY)
+    played = fleet.site.play("upgrade.yml", check=False, fleet_wheelhouse=str(broken))
+    assert played.code != 0
+    assert f"{GATE} was not well with 0.1.1 and is back at 0.1.0" in " ".join(played.out.split())
+    assert _relay(fleet)["version"] == "0.1.0"
+    until(lambda: await_rounds(fleet.machines, HUB)[-1]["reported"] == 2, "the relay reports")
+
+
+def test_relay_is_upgraded_and_restarted_with_its_site_and_reports_again(fleet: ScaledOut, tmp_path: Path):
+    sound = with_version(Path(fleet.site.settings["fleet_wheelhouse"]), "0.2.0", tmp_path / "sound")
+    fleet.site.settings["fleet_wheelhouse"] = str(sound)
+    fleet.site.play("upgrade.yml")
+    relay = _relay(fleet)
+    assert (relay["running"], relay["version"]) == (True, "0.2.0")
+    assert fleet.machines.ssh(GATE, "systemctl is-active fedpatch-coordinator", check=False).strip() == "inactive"
+    until(lambda: await_rounds(fleet.machines, HUB)[-1]["reported"] == 2, "the relay reports")
+    assert set(fleet.site.play("upgrade.yml").changed.values()) == {0}
+
+
+def _relay(fleet: ScaledOut) -> dict[str, Any]:
+    """Status of the site's relay."""
+    answer = fleet.machines.ssh(
+        GATE, "/opt/fedpatch/current/bin/fedpatch-relay status --json --state-dir /var/lib/fedpatch/relay"
+    )
+    return dict(json.loads(answer))
 
 
 def test_revoked_password_is_refused_by_the_brokers(fleet: ScaledOut):

@@ -28,6 +28,10 @@ BROKEN_COORDINATOR = {
     "fedpatch/coordinator/runtime/run_execution.py": "\n\n"
     "def run_or_go_on(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
 }
+BROKEN_RELAY = {
+    "fedpatch/relay/parent.py": "\n\n"
+    "def run_relay(*_given: object, **_named: object) -> None:\n    raise SystemExit(1)\n"
+}
 _NONE: Mapping[str, str] = MappingProxyType({})
 _LONG_S = 900.0
 

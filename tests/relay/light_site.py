@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
 
@@ -28,7 +29,7 @@ from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.tensors.arrays import Schema
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
-from fedpatch.shared.wire.messages import Manifest, TaskCapability, UpdateReport, WorkRequest
+from fedpatch.shared.wire.messages import Evaluation, Manifest, TaskCapability, UpdateReport, WorkRequest
 from fedpatch.shared.wire.reason_codes import FailReason
 
 _LOOK_EVERY_S = 0.05
@@ -74,6 +75,12 @@ class NamedUpdates(StandInUpdates):
         packed = pack(update, public, report.plain, request.encoding, base=base, seed=round_number)
         return packed.manifest(request.chunk_bytes, public), packed.blob
 
+    def evaluation(self, request: WorkRequest) -> Evaluation:
+        """Return the answer to an evaluate round: test examples are as many as training examples."""
+        self.requests.append(request)
+        time.sleep(self.delay_s)
+        return Evaluation(request.model.digest, accuracy_of(self._device), examples_of(self._device), 0.1)
+
     def vector(self, request: WorkRequest, way: DownloadPlan, blobs: Mapping[str, bytes], round_number: int) -> bytes:
         """Return the vector of a masked round, not masked yet."""
         self.requests.append(request)
@@ -114,9 +121,14 @@ class SiteDevice(LightDevice):
 
 
 class LightSite:
-    """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`."""
+    """The devices of one fleet, each in the hands of a thread of its own; they connect within the `with`.
 
-    def __init__(self, broker: str, fleet: str, task: str, schema: Schema, devices: list[str]) -> None:
+    With `ca_file` they fetch models by URL.
+    """
+
+    def __init__(
+        self, broker: str, fleet: str, task: str, schema: Schema, devices: list[str], ca_file: Path | None = None
+    ) -> None:
         self._inboxes: dict[str, SimpleQueue[LinkEvent | FetchEvent]] = {device: SimpleQueue() for device in devices}
         self.tally = Tally()
         self.updates = {device: NamedUpdates(schema, device) for device in devices}
@@ -129,6 +141,7 @@ class LightSite:
                 updates=self.updates[device],
                 chunks=ModelChunks(),
                 tally=self.tally,
+                ca_file=ca_file,
             )
             for device in devices
         }

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from fedpatch.relay.presences import Presences
-from fedpatch.shared.wire.messages import MASKED_FEATURE, SUMS_FEATURE, DeviceState, TaskCapability, members_field
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    MASKED_FEATURE,
+    SUMS_FEATURE,
+    DeviceState,
+    TaskCapability,
+    members_field,
+)
 from fedpatch.shared.wire.reason_codes import Condition
 
 TASK, SCHEMA = "digits", "5c" * 32
@@ -77,6 +84,19 @@ def test_figures_of_a_relay_at_work_do_not_shrink():
     site.note("cat", there(100))
     found = site.summary().at_least(before)
     assert (found.members, found.num_examples) == (2, 110)
+
+
+def test_site_measures_where_enough_willing_devices_can():
+    site = presences(min_cohort=2)
+    knows: dict[str, Any] = {"features": (EVALUATE_FEATURE,)}
+    site.note("ann", there(**knows))
+    site.note("old", there())
+    site.note("busy", there(unwilling=Condition.NOT_CHARGING, **knows))
+    assert not site.summary().measures
+    site.note("bob", there(**knows))
+    assert site.summary().measures
+    site.connected = False
+    assert not site.summary().measures
 
 
 def test_site_without_a_connection_is_unwilling():

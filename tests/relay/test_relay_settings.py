@@ -9,6 +9,7 @@ import pytest
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import ConfigError
+from fedpatch.shared.mqtt.broker_profile import PROFILES, UNLIMITED
 
 GIVEN = {"up": "mqtts://hub.example", "up_fleet": "world", "device_id": "site-7", "fleet": "site-7"}
 
@@ -27,6 +28,12 @@ def test_both_connections_have_their_own_broker_fleet_and_password():
     assert settings.site_dir != settings.device_dir
 
 
+def test_connection_to_the_parent_alone_keeps_the_limits_of_its_hosted_broker():
+    settings = loaded(up_broker_profile="azure")
+    assert settings.upwards.profile == PROFILES["azure"]
+    assert settings.downwards.profile == UNLIMITED
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -35,6 +42,8 @@ def test_both_connections_have_their_own_broker_fleet_and_password():
         ({"down_key_file": "k.pem"}, "--down-key-file: set without a certificate"),
         ({"up": "mqtt://127.0.0.1", "down": "mqtt://127.0.0.1", "fleet": "world"}, "give the site a fleet of its own"),
         ({"device_id": "Site 7"}, "--device-id"),
+        ({"up_broker_profile": "gcp"}, "--up-broker-profile"),
+        ({"models_url": "https://site.example/"}, "--models-url: set without models_store"),
         ({"task": "no-such-task"}, "--task"),
         ({"norm_bound": "often"}, "--norm-bound"),
         ({"max_num_examples": "many"}, "--max-num-examples"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -44,10 +45,10 @@ class World:
     sites: dict[str, LightSite] = field(default_factory=dict)
     relays: dict[str, Command] = field(default_factory=dict)
 
-    def start_site(self, site: str, *options: object) -> None:
+    def start_site(self, site: str, *options: object, ca_file: Path | None = None) -> None:
         """Start the broker and the devices of a site, and its relay."""
         self.brokers[site] = self.stack.enter_context(Mosquitto())
-        self.sites[site] = self.light(self.brokers[site].url, site, (SITES | MASKED_SITES)[site])
+        self.sites[site] = self.light(self.brokers[site].url, site, (SITES | MASKED_SITES)[site], ca_file)
         self.start_relay(site, *options)
 
     def start_relay(self, site: str, *options: object) -> None:
@@ -60,8 +61,10 @@ class World:
     def state_of(self, site: str) -> Path:
         return self.directory / f"relay-{site}"
 
-    def light(self, url: str, fleet: str, devices: list[str]) -> LightSite:
-        return self.stack.enter_context(LightSite(url, fleet, TASK.name, schema_of(TASK.build_model()), devices))
+    def light(self, url: str, fleet: str, devices: list[str], ca_file: Path | None = None) -> LightSite:
+        return self.stack.enter_context(
+            LightSite(url, fleet, TASK.name, schema_of(TASK.build_model()), devices, ca_file)
+        )
 
     def start_run(self, fleet: str, devices: int, **terms: Any):
         """Start a run of the hub; `result` of the job waits for its end."""
@@ -181,6 +184,38 @@ def test_relay_below_a_relay_counts_all_devices_once(world):
     assert (record.outcome, record.reported, record.measured) == ("aggregated", 1, 4), world.relays["site-a"].err
     assert record.num_examples == sum(map(examples_of, devices))
     assert record.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, devices)))
+
+
+def test_evaluate_round_through_a_relay_gives_the_figures_of_a_flat_one(world):
+    """The site's two devices weigh twice as much as the device at the hub itself."""
+    world.start_site("site-a")
+    world.relays["site-a"].wait_err("site: 2 devices")
+    world.light(world.hub.url, "world", ["b1"])
+    devices = [*SITES["site-a"], "b1"]
+    world.light(world.hub.url, "flat", devices)
+    found = world.start_run("world", 2, rounds=1, evaluate_every=1).result().rounds[-1]
+    flat = world.start_run("flat", len(devices), rounds=1, evaluate_every=1).result().rounds[-1]
+    assert (found.outcome, found.reported, found.measured) == ("evaluated", 2, 3), world.relays["site-a"].err
+    assert found.user_accuracy == pytest.approx(flat.user_accuracy, rel=1e-12)
+    assert (found.measured, found.num_examples) == (flat.measured, flat.num_examples)
+
+
+def test_relay_and_its_site_fetch_the_model_by_url_and_over_mqtt_where_the_server_is_gone(world, nginx):
+    """The server of hub and site is one; the keys of a fleet begin with its name."""
+    served = {"models_store": nginx.store, "models_url": nginx.url}
+    options = ["--up-models-ca-file", nginx.ca_file, "--models-store", nginx.store, "--models-url", nginx.url]
+    world.start_site("site-a", *options, ca_file=nginx.ca_file)
+    by_url = world.start_run("world", 1, rounds=1, **served).result()
+    assert by_url.rounds[-1].outcome == "aggregated", world.relays["site-a"].err
+    fetched = [one.split("/")[1] for one in nginx.requests if " 206 " in one]
+    assert Counter(fetched) == {"world": 1, "site-a": 2}
+    nginx.stop()
+    by_mqtt = world.start_run("world", 1, rounds=1, **served).result()
+    assert by_mqtt.rounds[-1].outcome == "aggregated", world.relays["site-a"].err
+    assert f"{nginx.url}world/" in world.relays["site-a"].err
+    _assert_same_model(world.model_of("world", by_url.run), world.model_of("world", by_mqtt.run), "fedavg")
+    assert world.relays["site-a"].terminate().code == 0
+    assert not list(nginx.root.rglob("*/*"))
 
 
 def test_late_update_of_a_site_counts_in_a_later_round(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,20 +14,30 @@ import numpy as np
 import pytest
 
 from fedpatch.device_agent.job.job_effects import JobKey
-from fedpatch.device_agent.job.training_messages import Ready, TrainCancelled, TrainCommand, Trained, TrainFailed
+from fedpatch.device_agent.job.training_messages import (
+    Evaluated,
+    Ready,
+    TrainCancelled,
+    TrainCommand,
+    Trained,
+    TrainFailed,
+)
+from fedpatch.device_agent.runtime.presence import Identity
 from fedpatch.device_agent.runtime.training_supervisor import TrainerEvent
-from fedpatch.relay.parent import RelayLimits
+from fedpatch.relay.parent import RelayLimits, make_relay
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import Site
 from fedpatch.relay.site_round import SiteModel
 from fedpatch.shared.config.load import load
+from fedpatch.shared.mqtt.broker_profile import PROFILES, BrokerProfile
+from fedpatch.shared.mqtt.client import MqttLink
 from fedpatch.shared.tasks.torch_model import schema_of
 from fedpatch.shared.tensors.packing import pack, unpack
 from fedpatch.shared.tensors.patches import parse_policy
 from fedpatch.shared.wire.masking_messages import ThresholdRule
 from fedpatch.shared.wire.messages import MEMBERS_FEATURE, TrainPlan, WorkRequest
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason
-from tests.relay.light_site import LightSite, examples_of
+from tests.relay.light_site import LightSite, accuracy_of, examples_of
 from tests.support.brokers import Mosquitto
 from tests.support.masked_group import terms_of
 from tests.system.oracle_task import TASK
@@ -61,7 +72,7 @@ class Bench:
         return event
 
     def await_end(self) -> Any:
-        return self.await_event(lambda one: isinstance(one, Trained | TrainFailed | TrainCancelled))
+        return self.await_event(lambda one: isinstance(one, Trained | Evaluated | TrainFailed | TrainCancelled))
 
     def await_devices(self) -> Ready:
         ready: Ready = self.await_event(lambda one: isinstance(one, Ready) and one.members == len(DEVICES))
@@ -124,6 +135,34 @@ def test_site_reports_its_devices_and_plays_each_request_as_a_round(bench, devic
     assert [len(one.requests) for one in devices.updates.values()] == [2, 2]
 
 
+def test_request_to_measure_is_answered_with_the_mean_of_the_devices_and_leaves_no_update(bench, devices):
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        site.tells_members = True
+        command = replace(bench.command(2), evaluate=True)
+        site.train(command)
+        answer = bench.await_end()
+        assert isinstance(answer, Evaluated), answer
+        found = answer.evaluation
+        assert found.user_accuracy == pytest.approx(statistics.fmean(map(accuracy_of, DEVICES)))
+        assert (found.base, found.members) == (command.base, len(DEVICES))
+        assert found.num_examples == sum(map(examples_of, DEVICES))
+        assert not Path(command.update_path).exists()
+        site.train(replace(bench.command(2), ends_at=time.monotonic() + 60))
+        assert isinstance(bench.await_end(), Trained)
+
+
+def test_too_few_devices_that_measure_fail_the_evaluate_round(bench, devices):
+    devices.updates["bob"].delay_s = 4.0
+    with bench.site() as site:
+        site.start()
+        bench.await_devices()
+        site.train(replace(bench.command(deadline_s=4.0), evaluate=True))
+        failed = bench.await_end()
+        assert (failed.reason, failed.detail) == (FailReason.DEADLINE, "1 of 2 devices of the site measured")
+
+
 def test_parent_without_the_word_members_gets_a_report_without_them(bench, devices):
     with bench.site() as site:
         site.start()
@@ -179,6 +218,22 @@ def test_damaged_model_and_too_short_a_time_fail_the_round_with_their_reasons(be
         assert isinstance(bench.await_end(), Trained)
 
 
+def test_link_of_the_relay_keeps_the_limits_of_the_parents_broker(bench):
+    """And not that to the site's own broker."""
+    made: list[tuple[MqttLink, BrokerProfile]] = []
+
+    def link(*given: Any, profile: BrokerProfile, **named: Any) -> MqttLink:
+        made.append((MqttLink(*given, profile=profile, **named), profile))
+        return made[-1][0]
+
+    settings = replace(bench.settings, up_broker_profile="aws")
+    with bench.site() as site:
+        make_relay(settings, Identity.new("world", "site-7"), SimpleQueue(), site, link=link)
+    [(up, profile)] = made
+    up.stop()
+    assert profile == PROFILES["aws"]
+
+
 def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench):
     with bench.site() as site:
         limits = RelayLimits(bench.settings, site)
@@ -186,10 +241,12 @@ def test_relay_declines_while_its_site_is_empty_and_what_it_cannot_pass_on(bench
         refused = limits.refusal(TASK.name, plain)
         assert refused is not None
         assert (refused.reason, refused.condition) == (DeclineReason.UNWILLING, Condition.PAUSED)
+        site.summary = replace(site.summary, unwilling=None, num_examples=10)
         refused = limits.refusal(TASK.name, replace(plain, evaluate=True))
         assert refused is not None
-        assert refused.reason is DeclineReason.UNSUPPORTED
-        site.summary = replace(site.summary, unwilling=None, num_examples=10)
+        assert "too few devices of the site can measure" in refused.why
+        site.summary = replace(site.summary, measures=True)
+        assert limits.refusal(TASK.name, replace(plain, evaluate=True)) is None
         assert limits.refusal(TASK.name, replace(plain, features=(MEMBERS_FEATURE,))) is None
         assert site.tells_members
         assert limits.refusal(TASK.name, plain) is None

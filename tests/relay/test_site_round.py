@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import UNSET
 
 from fedpatch.coordinator.masking.group import OpenGroup
+from fedpatch.coordinator.rounds.round_phases import Round
+from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build_record, mean_accuracy
 from fedpatch.coordinator.rounds.run_records import RoundRecord
 from fedpatch.device_agent.job.job_effects import JobKey
 from fedpatch.device_agent.job.training_messages import TrainCommand
 from fedpatch.relay.parent import ENCODINGS, FEATURES, unsupported
 from fedpatch.relay.settings import RelaySettings
 from fedpatch.relay.site import is_usable_run, relay_id
-from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteModel, SiteUpdate
+from fedpatch.relay.site_round import ParentRound, SiteAggregator, SiteModel, SiteUpdate, site_evaluation
 from fedpatch.shared.config.load import load
 from fedpatch.shared.errors import SchemaMismatch, UsageError, WireError
 from fedpatch.shared.masking.device_vector import make_vector
@@ -31,7 +37,7 @@ from fedpatch.shared.wire.messages import DEVICE_FEATURES, SUMS_FEATURE, TrainPl
 from fedpatch.shared.wire.plan_terms import CONTROL, TrainPhase
 from fedpatch.shared.wire.privacy_messages import GAUSSIAN, PrivacyTerms
 from tests.support.masked_group import terms_of
-from tests.support.specs import model, report
+from tests.support.specs import model, report, run_spec
 from tests.system.oracle_task import TASK
 
 MODEL = SiteModel(TASK, schema_of(TASK.build_model()))
@@ -134,7 +140,6 @@ def request(**changes: Any) -> WorkRequest:
     [
         ({"privacy": PrivacyTerms(GAUSSIAN, 1.0, 1.0, 1e-5, 10)}, "differential privacy"),
         ({"plan": replace(PLAN, moments=(CONTROL,))}, "control variates"),
-        ({"evaluate": True}, "evaluate round"),
         ({"measure_independent": True}, "learning alone"),
     ],
 )
@@ -210,13 +215,48 @@ def test_site_sends_the_sum_of_a_whole_group_and_nothing_of_fewer_devices(comman
     assert SiteUpdate.find(tmp_path, replace(masked, secure=replace(terms, group_max=13))) is None
 
 
+def test_evaluate_round_of_the_site_trains_nothing_and_asks_all_devices(command, tmp_path):
+    parent = ParentRound.of(replace(command, evaluate=True), MODEL, chunk_bytes=500)
+    spec = parent.spec(settings(tmp_path), epoch=1, devices=3, left_s=100.0)
+    assert (spec.evaluates_only, spec.evaluate_participation, spec.first_round) == (True, 1.0, 7)
+
+
+DEVICES = st.lists(st.none() | st.floats(0.0, 1.0), min_size=1, max_size=9)
+
+
+@given(st.lists(DEVICES, min_size=1, max_size=5))
+@example([[0.2, 0.4], [0.9]])
+@example([[None], [0.5, None]])
+def test_two_levels_of_evaluation_give_the_mean_user_accuracy_and_the_devices_of_a_flat_round(sites):
+    flat = evaluated([value for site in sites for value in site])
+    answers = [site_evaluation(evaluated(site), "ab" * 32, tells_members=True) for site in sites]
+    mean = mean_accuracy((answer.user_accuracy, answer.members or 1) for answer in answers)
+    assert mean == (None if flat.user_accuracy is None else pytest.approx(flat.user_accuracy, rel=1e-12))
+    measured = sum(answer.members or 1 for answer in answers if answer.user_accuracy is not None)
+    assert (measured, sum(answer.num_examples for answer in answers)) == (flat.measured, flat.num_examples)
+
+
+def evaluated(accuracies: Sequence[float | None]) -> RoundRecord:
+    """The record of an evaluate round with one device for each user accuracy."""
+    reports = {f"d{at}": replace(report(value), num_examples=at + 1) for at, value in enumerate(accuracies)}
+    round_ = Round(1, run_spec().policy, now=0.0)
+    round_.begin(tuple(reports), now=0.0)
+    record = build_record(round_, "evaluated", reports, RoundTraffic(0, 0), {}, metric=MetricTerms())
+    return replace(record, num_examples=len(accuracies))
+
+
+def test_parent_that_knows_no_members_gets_the_evaluation_of_one_device():
+    answer = site_evaluation(evaluated([0.25, 0.75]), "ab" * 32, tells_members=False)
+    assert (answer.user_accuracy, answer.members) == (0.5, UNSET)
+
+
 def test_plan_with_phases_is_passed_on():
     assert unsupported(request(plan=replace(PLAN, phases=(TrainPhase("public"),)))) == ""
 
 
 def test_relay_lists_no_feature_that_it_declines_and_no_encoding_with_a_residual():
     assert set(FEATURES) - {SUMS_FEATURE} < set(DEVICE_FEATURES)
-    assert not {"dp", "dp-masked", "independent", "evaluate", CONTROL} & set(FEATURES)
+    assert not {"dp", "dp-masked", "independent", CONTROL} & set(FEATURES)
     assert not any(map(is_delta, ENCODINGS))
 
 

@@ -13,8 +13,16 @@ from fedpatch.coordinator.rounds.round_record_builder import RoundTraffic, build
 from fedpatch.coordinator.rounds.run_events import DevicePresence, ModelPublished
 from fedpatch.shared.tasks.metric_spec import MetricTerms
 from fedpatch.shared.wire.codec import decode, encode, to_plain
-from fedpatch.shared.wire.messages import MEMBERS_FEATURE, Envelope, TaskCapability, WorkRequest, members_field
-from tests.coordinator.engines import engine
+from fedpatch.shared.wire.messages import (
+    EVALUATE_FEATURE,
+    MEMBERS_FEATURE,
+    Envelope,
+    Evaluation,
+    TaskCapability,
+    WorkRequest,
+    members_field,
+)
+from tests.coordinator.engines import engine, send
 from tests.support.specs import SCHEMA, TASK, model, report, run_spec, sent, there
 
 
@@ -76,6 +84,19 @@ def test_record_names_no_worst_device_where_a_relay_reports_a_mean():
     assert (alone.user_accuracy_min, alone.user_accuracy_p10) == pytest.approx((0.5, 0.52))
     mixed = _record({"ann": report(0.5), "site": replace(report(0.7), members=2)})
     assert (mixed.user_accuracy_min, mixed.user_accuracy_p10) == (None, None)
+
+
+def test_evaluation_of_a_relay_weighs_as_its_devices_and_one_of_more_than_it_may_speak_for_fails_it():
+    made = engine(devices=3, evaluates_only=True, limits=Limits(max_members=5))
+    for device, members in {"ann": 1, "liar": 1, "site": 3}.items():
+        made.handle(DevicePresence(device, replace(relay(members), features=(EVALUATE_FEATURE,))), 0.0)
+    made.handle(ModelPublished(model()), 0.0)
+    for device, value, members in (("ann", 0.5, 1), ("liar", 0.1, 5), ("site", 0.9, 3)):
+        send(made, device, Evaluation(model().digest, value, 20, 0.25, members_field(members)), 1.0)
+    [record] = made.records
+    assert record.user_accuracy == pytest.approx(0.8)
+    assert record.measured == 4
+    assert record.failures == {"num_examples": 1}
 
 
 def _record(reports):
