@@ -328,7 +328,7 @@ class ModelFetch:
     @staticmethod
     def _words(error: Exception) -> str:
         if isinstance(error, ssl.SSLCertVerificationError):
-            return f"TLS: {error.verify_message}; set models_ca_file to its CA"
+            return f"TLS: {error.verify_message}; set models_ca_file (of a relay: up_models_ca_file) to its CA"
         if isinstance(error, TimeoutError):
             return f"no answer within {SILENT_S:g} s"
         if isinstance(error, OSError) and error.strerror:
