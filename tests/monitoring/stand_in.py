@@ -50,8 +50,6 @@ _PLAIN_GAUGES = {
     "state_free_bytes": 5 * _GIB,
     "state_size_bytes": 20 * _GIB,
     "broker_connected": 1,
-    "leader": 1,
-    "leader_epoch": 0,
     "device_series": len(DEVICES),
     "devices_without_series": 0,
 }
@@ -63,6 +61,7 @@ _COUNTERS: dict[str, tuple[str, Iterable[str]]] = {
     "updates": ("result", ("committed", "late", "refused", "damaged")),
     "refusals": ("reason", list(RefuseReason)),
     "messages_ignored": ("reason", ("unknown_message", "not_ours")),
+    "downloaded_bytes": ("way", ("mqtt", "url")),
     "device_declines": ("device", DEVICES),
     "device_failures": ("device", DEVICES),
     "device_disconnects": ("device", DEVICES),
@@ -99,6 +98,8 @@ class _Fleet(Collector):
     def _gauges(self) -> Iterator[Metric]:
         for name, value in _PLAIN_GAUGES.items():
             yield _gauge(name, (), [((), value)])
+        for name, value in (("leader", 1), ("leader_epoch", 3)):
+            yield _gauge(name, ("fleet",), [(("demo",), value)])
         yield _gauge("last_round_phase_seconds", ("phase",), [((phase,), 1.5) for phase in PHASES])
         yield _gauge("devices", ("state",), [((state,), 1) for state in DEVICE_STATES])
         yield _gauge("participants", ("state",), [((state,), 1) for state in PARTICIPANT_STATES])
