@@ -199,7 +199,8 @@ class Drill:
         return max(at_work, key=lambda one: one.epoch, default=None)
 
     def _strike(self, strike: Strike, leader: Coordinator) -> None:
-        self._note(f"-> {strike}, back after {strike.pause_s} s; leader {leader.name}, epoch {leader.epoch}")
+        which = f" {strike.broker}" if strike.part is Part.BROKER else ""
+        self._note(f"-> {strike}{which}, back after {strike.pause_s} s; leader {leader.name}, epoch {leader.epoch}")
         self.outcome.struck.append(strike)
         back_at = time.monotonic() + strike.pause_s
         match strike.part:
@@ -258,7 +259,7 @@ class Drill:
         problems = self.outcome.problems
         document = self._both[0].document
         rounds = [(one["round"], one["outcome"], one["reported"]) for one in document["rounds"]]
-        if rounds != [(number, "aggregated", len(HUB)) for number in range(1, ROUNDS + 1)]:
+        if rounds != [(number, "aggregated", len(HUB)) for number in range(1, self._place.rounds + 1)]:
             problems.append(f"rounds: {rounds}")
         epoch = int(document["model"].rpartition("epoch-")[2].partition("/")[0])
         blob = run_blobs({"blobs": self._place.blobs}, Path(document["run"]), epoch).get("model.npz")
@@ -266,7 +267,7 @@ class Drill:
             problems.append("the model has other bits than that of the undisturbed run")
         for agent in self._place.agents:
             log = agent.log
-            for number in range(1, ROUNDS + 1):
+            for number in range(1, self._place.rounds + 1):
                 if (times := log.count(f"{document['run']} round {number}: training")) != 1:
                     problems.append(f"{agent.device} trained {times} times in round {number}")
         if late := [took for took in self.outcome.takeovers_s if took > TAKEOVER_S]:

@@ -80,8 +80,10 @@ class Relay:
 class Place:
     """The scene, within a `with`; `model` has the bytes of the arrays of an undisturbed run's model."""
 
-    def __init__(self, directory: Path, server: PostgresServer, store: S3Server, blobs: str) -> None:
-        self.directory, self.server, self.store, self.blobs = directory, server, store, blobs
+    def __init__(
+        self, directory: Path, server: PostgresServer, store: S3Server, blobs: str, rounds: int = ROUNDS
+    ) -> None:
+        self.directory, self.server, self.store, self.blobs, self.rounds = directory, server, store, blobs, rounds
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Place:
@@ -113,7 +115,7 @@ class Place:
         """A coordinator of the hub, whose state directory is in `directory`."""
         login = dict(zip(("username", "password_file"), self._credentials("coordinator"), strict=True))
         scene = Scene(self.hub, directory, HUB)
-        return scene.begin(ROUNDS, {**TERMS, **login, "broker": broker, "max_members": len(SITE), **terms})
+        return scene.begin(self.rounds, {**TERMS, **login, "broker": broker, "max_members": len(SITE), **terms})
 
     def renew(self) -> None:
         """Start devices and relay as new ones: epochs of a new database begin at 1."""

@@ -17,7 +17,9 @@ from tests.faults.standby_place import Place
 from tests.support.postgresql import postgres_server
 from tests.support.s3_server import S3Server
 
-SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "1"))
+SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "2119"))
+"""That one kills the relay, a broker node and the leader."""
+ROUNDS = 8
 
 
 @pytest.fixture
@@ -38,11 +40,9 @@ def test_the_schedules_of_make_faults_have_each_fault():
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(200 + 250 * len(SEEDS))
-def test_faults_of_leader_standby_database_and_store_leave_the_bits_of_an_undisturbed_run(
-    directory: Path, s3: str, s3_server: S3Server
-):
+def test_faults_of_all_parts_leave_the_bits_of_an_undisturbed_run(directory: Path, s3: str, s3_server: S3Server):
     failed: list[str] = []
-    with postgres_server() as server, Place(directory, server, s3_server, s3) as place:
+    with postgres_server() as server, Place(directory, server, s3_server, s3, ROUNDS) as place:
         for seed in SEEDS:
             outcome = Drill(place, seed).play()
             if outcome.problems:
