@@ -170,9 +170,9 @@ class Drill:
             # One leads, and the other waits: a former leader that has not ended yet is no standby.
             a_pair = all(one.ready for one in self._both) and sum(one.epoch > 0 for one in self._both) == 1
             ready = a_pair and not self._due and self._gone is None
-            if fall_at is None and self._strikes and leader is not None and ready:
+            if fall_at is None and self._strikes and ready:
                 fall_at = now + self._strikes[0].delay_s
-            if fall_at is not None and now >= fall_at and leader is not None:
+            if fall_at is not None and now >= fall_at and leader is not None and ready:
                 self._strike(self._strikes.pop(0), leader)
                 fall_at = None
             time.sleep(_POLL_S)
