@@ -62,7 +62,8 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     diary: list[str] = field(default_factory=list)
     struck: list[Strike] = field(default_factory=list)
-    takeovers_s: list[float] = field(default_factory=list)
+    takeovers: list[tuple[Action, float]] = field(default_factory=list)
+    """The fault of each, and its seconds."""
 
 
 class Coordinator:
@@ -135,7 +136,7 @@ class Drill:
         self._both = [Coordinator(place, name, self, url) for name, url in urls.items()]
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._began = time.monotonic()
-        self._gone: tuple[float, int] | None = None
+        self._gone: tuple[float, int, Action] | None = None
 
     def play(self) -> Outcome:
         try:
@@ -188,7 +189,7 @@ class Drill:
                 if one.codes[-1] != 0:
                     self._due.append((now + 0.5, one.start))
         if self._gone is not None and max(one.goes_on for one in self._both) > self._gone[1]:
-            self.outcome.takeovers_s.append(now - self._gone[0])
+            self.outcome.takeovers.append((self._gone[2], round(now - self._gone[0], 1)))
             self._note(f"taken over after {now - self._gone[0]:.1f} s")
             self._gone = None
         elif self._gone is not None and any(one.document is not None for one in self._both):
@@ -206,7 +207,7 @@ class Drill:
         match strike.part:
             case Part.LEADER:
                 if strike.action is not Action.PAUSE or strike.pause_s > TAKEOVER_S - 1.0:
-                    self._gone = (time.monotonic(), leader.epoch)
+                    self._gone = (time.monotonic(), leader.epoch, strike.action)
                 self._end(strike.action, leader, back_at)
             case Part.STANDBY:
                 self._end(strike.action, next(one for one in self._both if one is not leader), back_at)
@@ -270,7 +271,7 @@ class Drill:
             for number in range(1, self._place.rounds + 1):
                 if (times := log.count(f"{document['run']} round {number}: training")) != 1:
                     problems.append(f"{agent.device} trained {times} times in round {number}")
-        if late := [took for took in self.outcome.takeovers_s if took > TAKEOVER_S]:
+        if late := [took for _, took in self.outcome.takeovers if took > TAKEOVER_S]:
             problems.append(f"takeovers took {late} s")
 
     def _note(self, line: str) -> None:
@@ -302,7 +303,10 @@ def main(
         "faults_by_part": {
             part: dict(Counter(one.action for one in struck if one.part is part).most_common()) for part in Part
         },
-        "takeovers_s": sorted(round(one, 1) for outcome in outcomes for one in outcome.takeovers_s),
+        "takeovers_s": {
+            action: sorted(took_s for outcome in outcomes for cause, took_s in outcome.takeovers if cause is action)
+            for action in (Action.KILL, Action.PAUSE, Action.TERMINATE)
+        },
         "runs": [
             {"seed": one.seed, "faults": [str(strike) for strike in one.struck], "problems": len(one.problems)}
             for one in outcomes
