@@ -8,12 +8,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self, TypeVar
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fedpatch.coordinator.observability.metrics_endpoint import waiting_as_standby
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, RefuseReason
 from tests.support.brokers import HOST
 
@@ -166,6 +170,15 @@ class _Fleet(Collector):
         yield _gauge("device_link", ("device", "kind"), [((device, "wifi"), 1) for device in DEVICES])
         both = [((device, moment), 0.8) for device in DEVICES for moment in ("before", "after")]
         yield _gauge("device_user_accuracy", ("device", "moment"), both)
+
+
+@contextmanager
+def standby(fleet: str) -> Iterator[str]:
+    """Serve the metric of a real standby of a fleet; yield its address."""
+    lines: list[str] = []
+    view: Any = SimpleNamespace(say=lines.append)
+    with waiting_as_standby(RunSettings(metrics=f"{HOST}:0", fleet=fleet), view):
+        yield lines[0].removeprefix("metrics: http://").removesuffix("/metrics")
 
 
 class StandIn:
