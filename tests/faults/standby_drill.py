@@ -38,7 +38,7 @@ from tests.system.commands import Command
 
 TAKEOVER_S = 10.0
 _POLL_S = 0.01
-_RUN_PATIENCE_S = 240.0
+_RUN_PATIENCE_S = 400.0
 _GOES_ON = re.compile(r"going on after round \d+, epoch (\d+)")
 _LEADS = re.compile(r"leading fleet 'demo', epoch (\d+)")
 _ENDS = {0, StoreUnavailable.exit_code, EXIT_LED, EXIT_INTERRUPTED, -9}

@@ -39,7 +39,7 @@ def test_the_schedules_of_make_faults_have_each_fault():
 @pytest.mark.broker
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(200 + 250 * len(SEEDS))
+@pytest.mark.timeout(300 + 400 * len(SEEDS))
 def test_faults_of_all_parts_leave_the_bits_of_an_undisturbed_run(directory: Path, s3: str, s3_server: S3Server):
     failed: list[str] = []
     with postgres_server() as server, Place(directory, server, s3_server, s3, ROUNDS) as place:
