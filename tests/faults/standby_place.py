@@ -133,8 +133,9 @@ class Place:
 
     def _credentials(self, user: str) -> tuple[str, Path]:
         file = self.directory / f"{user}.password"
-        file.write_text(user)
-        file.chmod(0o600)
+        if not file.exists():  # a coordinator may be reading it
+            file.write_text(user)
+            file.chmod(0o600)
         return f"{user}@localhost", file
 
 
