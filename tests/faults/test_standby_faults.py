@@ -19,7 +19,7 @@ from tests.support.s3_server import S3Server
 
 SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "2119"))
 """That one kills the relay, a broker node and the leader."""
-ROUNDS = 8
+ROUNDS = 6
 
 
 @pytest.fixture
