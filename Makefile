@@ -55,7 +55,7 @@ MUTMUT := mutmut==3.8.1
 
 # Seeds of the schedules of faults that `make faults` plays, e.g. 7 or 1,100..200: with processes, and in virtual time.
 FAULT_SEEDS ?= 0..31
-STANDBY_SEEDS ?= 0..11
+STANDBY_SEEDS ?= 0..13
 SIMULATED_SEEDS ?= $(if $(filter 0..31,$(FAULT_SEEDS)),0..199,$(FAULT_SEEDS))
 # Soaking: rounds to play, and minutes after which it ends in any case.
 SOAK_ROUNDS ?= 500

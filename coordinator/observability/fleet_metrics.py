@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import UNSET
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,6 +19,7 @@ from fedpatch.coordinator.observability.metric_definitions import (
     CONDITIONS,
     FLEET_STATES,
     SIGNS,
+    WAYS,
     FleetGauges,
     Metrics,
     RoundGauges,
@@ -155,6 +157,11 @@ class VitalsMetrics:
         if last is not None and last.run == self._engine.spec.run and counted < last.round <= self._engine.last_round:
             self._uploads.observe(last.upload_s)
             counted = last.round
+        if known is not None:  # the bytes before the first vitals are of an earlier coordinator
+            for way, size_bytes in _downloaded(vitals).items():
+                more = size_bytes - _downloaded(known.vitals)[way]
+                # The agent counts from its start.
+                self._metrics.downloaded.labels(way).inc(more if more >= 0 else size_bytes)
         self._seen[device] = _SeenVitals(vitals, now, tuple(_signs(vitals)), counted)
 
     def of(self, device: str, now: float) -> Vitals | None:
@@ -176,6 +183,12 @@ class VitalsMetrics:
                 counts.update(seen.signs)
         for sign in SIGNS:
             self._metrics.signs.labels(sign).set(counts[sign])
+
+
+def _downloaded(vitals: Vitals) -> Mapping[str, int]:
+    """Bytes of models by way since the start of a device's agent."""
+    sizes = {way: getattr(vitals.last_round, f"{way}_bytes", UNSET) for way in WAYS}
+    return {way: size_bytes or 0 for way, size_bytes in sizes.items()}
 
 
 def _signs(vitals: Vitals) -> Iterator[str]:

@@ -36,6 +36,7 @@ FLEET_STATES = ("eligible", "unwilling", "barred", "quarantined", "drained", "ot
 SIGNS = ("told", "on_battery", "under_voltage", "throttled", "hot")
 RESULTS = ("committed", "late", "refused", "damaged")
 IGNORED = ("unknown_message", "not_ours", "revoked", "over_limit", "not_granted", "fleet_full", "other_context")
+WAYS = ("mqtt", "url")
 BOUNDS = ("norm", "num_examples")
 MOMENTS = ("before", "after")
 CONDITIONS = (*Condition, DeclineReason.UNWILLING)
@@ -172,6 +173,11 @@ class FleetGauges:
             "reason",
         )
         self.failures = counter("failures", "Participants that failed after accepting, or stayed away (lost)", "reason")
+        self.downloaded = counter(
+            "downloaded_bytes",
+            "Bytes of models that devices have downloaded, by way (from their vitals): mqtt, url",
+            "way",
+        )
         self.lost = counter("participants_lost", "Disconnections of participants during a round")
         self.disconnects = counter("disconnects", "Disconnections of devices")
         self.ignored = counter(
@@ -179,6 +185,7 @@ class FleetGauges:
             "Ignored messages: unknown_message (newer version), not_ours, revoked, over_limit, not_granted, fleet_full",
             "reason",
         )
+        begin(self.downloaded, WAYS)
         begin(self.devices, FLEET_STATES)
         begin(self.participants, State)
         begin(self.unwilling, CONDITIONS)
@@ -209,7 +216,9 @@ class TrafficGauges:
         self.size = gauge("state_size_bytes", "Size of the disk of the state directory")
         self.connected = gauge("broker_connected", "1 while the broker is connected")
         self.leader = leader_gauge(registry)
-        self.leader_epoch = gauge("leader_epoch", "Epoch of the leader of a fleet with standbys; 0: no standbys")
+        self.leader_epoch = gauge(
+            "leader_epoch", "Epoch of the leader of a fleet with standbys; 0: no standbys", "fleet"
+        )
         self.expiry = gauge(
             "certificate_expiry_timestamp_seconds",
             "Unix time of expiry: ca (first of ca_file), coordinator, broker (in the last handshake), device (earliest of the "
@@ -247,7 +256,7 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> G
 
 def leader_gauge(registry: CollectorRegistry) -> Gauge:
     """Return the gauge that a standby serves too, which has no run yet."""
-    return _gauge(registry, "leader", "1 while this coordinator leads the fleet; 0: it waits as a standby")
+    return _gauge(registry, "leader", "1 while this coordinator leads the fleet; 0: it waits as a standby", "fleet")
 
 
 def begin(metric: Counter | Gauge, words: Iterable[str]) -> None:

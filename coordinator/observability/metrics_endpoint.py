@@ -86,8 +86,8 @@ def observed(
         return
     metrics = Metrics()
     meter = RunMetrics(metrics, engine, directory, strategy=settings.strategy, max_devices=settings.metrics_max_devices)
-    metrics.traffic.leader.set(1)
-    metrics.traffic.leader_epoch.set(engine.spec.leader_epoch or 0)
+    metrics.traffic.leader.labels(settings.fleet).set(1)
+    metrics.traffic.leader_epoch.labels(settings.fleet).set(engine.spec.leader_epoch or 0)
     metrics.traffic.free.set_function(partial(_of_disk, directory, "free"))
     metrics.traffic.size.set_function(partial(_of_disk, directory, "total"))
     for name, ask in {**of_files(settings), **certificates}.items():
@@ -122,7 +122,7 @@ def waiting_as_standby(settings: RunSettings, view: View) -> Iterator[None]:
                 from fedpatch.coordinator.observability.metric_definitions import leader_gauge
 
                 registry = CollectorRegistry()
-                leader_gauge(registry).set(0)
+                leader_gauge(registry).labels(settings.fleet).set(0)
                 stop, url = serve(registry, parse_address(settings.metrics))
                 stack.callback(stop)
                 view.say(f"metrics: {url}")

@@ -75,7 +75,8 @@ class RoundTimes:
         if trained is None or report is None or (trained.run, trained.round) != (key.run, key.round):
             return  # trained before this process began
         upload_s = 0.0 if self._sends_since is None else now - self._sends_since
-        self.last = LastRound(key.run, key.round, report.train_s, upload_s)
+        downloaded = {f"{way}_bytes": size_bytes for way, size_bytes in self.downloaded.items()}
+        self.last = LastRound(key.run, key.round, report.train_s, upload_s, **downloaded)
 
 
 class VitalsPace:

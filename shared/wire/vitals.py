@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fedpatch.shared.wire.field_types import Count, Fraction, Seconds, Word
 from fedpatch.shared.wire.reason_codes import LinkKind
@@ -19,15 +19,18 @@ Load = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 @dataclass(frozen=True)
 class LastRound:
-    """Durations of the last committed round, by the device's own clock.
+    """Durations of the last committed round, by the device's own clock, and bytes of models until then.
 
-    `upload_s` is the time from the first chunk sent to the receipt of `Committed`.
+    `upload_s` is the time from the first chunk sent to the receipt of `Committed`. `mqtt_bytes` and `url_bytes` have arrived
+    since the agent's start, by way.
     """
 
     run: Word
     round: Count
     train_s: Seconds
     upload_s: Seconds
+    mqtt_bytes: Count | UnsetType = UNSET
+    url_bytes: Count | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

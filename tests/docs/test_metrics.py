@@ -27,6 +27,8 @@ def text(tmp_path_factory) -> str:
     """Served over HTTP after a few rounds in which devices decline, fail and vanish."""
     metrics = Metrics()
     metrics.traffic.expiry.labels("ca").set(1.0)
+    metrics.traffic.leader.labels("demo").set(1)
+    metrics.traffic.leader_epoch.labels("demo").set(0)
     metrics.rounds.evaluation.labels("mean").set(0.5)  # of a run with evaluate rounds
     report = UpdateReport("00" * 32, 1, 1, 0.0, 0.5, 0.6, 1.0, 2.0, 0.4)
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +67,7 @@ def test_every_metric_in_an_example_exists():
 
 def test_page_has_the_traffic_of_vitals():
     """Messages and bytes an hour, by the pace that is kept and the size that a full message has."""
-    full = replace(VITALS, last_round=LastRound("20260504-101500-3fa9c1", 100, 21.123456, 2.5123456))
+    full = replace(VITALS, last_round=LastRound("20260504-101500-3fa9c1", 100, 21.123456, 2.5123456, 2**31, 2**31))
     size_bytes = len(encode(Envelope(full)))
     assert f"A message has {size_bytes} bytes" in PAGE
     for pause_s in (REPEAT_S, LEAST_S):

@@ -1,32 +1,27 @@
-"""Plays runs of two coordinators with `--standby` under drawn faults, and records the outcomes.
+"""Plays runs of two coordinators with `--standby` under drawn faults of all parts, and records the outcomes.
 
-Faults are kills, pauses and hand-overs of the leader, kills and pauses of the standby, kills of PostgreSQL and of the object
-store, and sessions that the database ends. The model of each run must have the bits of an undisturbed one, each round all
-devices, and each device one training a round.
+Each of leader, standby, PostgreSQL, object store, broker nodes and relay is killed and paused; besides, the leader hands over
+and the database ends sessions. The model of each run must have the bits of an undisturbed one, each round all devices, and each
+device one training a round.
 
-    python -m tests.faults.standby_drill --seeds 0..11 --out results/robustness/standby.json
+    python -m tests.faults.standby_drill --seeds 0..13 --out results/robustness/standby.json
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import random
 import re
-import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-import numpy as np
 import typer
 
 from benchmarks.support.report import machine
@@ -34,57 +29,29 @@ from fedpatch.coordinator.blobs.blob_store import run_blobs
 from fedpatch.shared.app.files import write_atomic
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED, StoreUnavailable
-from tests.faults.scene import NAMES, Scene, start_fleet
 from tests.faults.schedules import seeds as seeds_of
-from tests.support.postgresql import PostgresServer, postgres_server
+from tests.faults.standby_faults import Action, Part, Strike, draw
+from tests.faults.standby_place import HUB, ROUNDS, Place, arrays
+from tests.support.postgresql import postgres_server
 from tests.support.s3_server import S3Server
 from tests.system.commands import Command
 
-DEVICES = NAMES[:3]
-ROUNDS = 14
-PAUSE_MS = 500
-"""In each of the three or four steps of a round's training."""
-TERMS = {"rejoin_s": 100, "grace_s": 100, "recruit_deadline_s": 100, "deadline_s": 200, "quorum": 1}
 TAKEOVER_S = 10.0
-STRIKES = (3, 4)
 _POLL_S = 0.01
-_RUN_PATIENCE_S = 240.0
+_RUN_PATIENCE_S = 400.0
 _GOES_ON = re.compile(r"going on after round \d+, epoch (\d+)")
 _LEADS = re.compile(r"leading fleet 'demo', epoch (\d+)")
 _ENDS = {0, StoreUnavailable.exit_code, EXIT_LED, EXIT_INTERRUPTED, -9}
 """A service manager starts each again but 0."""
 
 
-class Fault(StrEnum):
-    """What happens to whom."""
+class Server(Protocol):
+    """A server that can be struck."""
 
-    KILL_LEADER = "kill the leader"
-    PAUSE_LEADER = "pause the leader"
-    TERMINATE_LEADER = "terminate the leader"
-    PAUSE_STANDBY = "pause the standby"
-    KILL_STANDBY = "kill the standby"
-    KILL_DATABASE = "kill PostgreSQL"
-    KILL_STORE = "kill the object store"
-    END_SESSIONS = "end the database's sessions"
-
-
-@dataclass(frozen=True)
-class Strike:
-    """A fault, `delay_s` after a leader is at work; what it strikes is back after `pause_s`."""
-
-    fault: Fault
-    delay_s: float
-    pause_s: float
-
-
-def draw(seed: int) -> list[Strike]:
-    """The strikes of a seed."""
-    rng = random.Random(seed)
-    weights = [3, 3, 2, 1, 1, 1, 1, 1]
-    return [
-        Strike(rng.choices(list(Fault), weights)[0], round(rng.uniform(0.1, 3.0), 2), round(rng.uniform(0.2, 12.0), 2))
-        for _ in range(rng.randint(*STRIKES))
-    ]
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
 
 
 @dataclass
@@ -94,53 +61,27 @@ class Outcome:
     seed: int
     problems: list[str] = field(default_factory=list)
     diary: list[str] = field(default_factory=list)
-    struck: list[Fault] = field(default_factory=list)
-    takeovers_s: list[float] = field(default_factory=list)
-
-
-class Place:
-    """A broker, a database, a store and agents, used for one run after the other."""
-
-    def __init__(self, directory: Path, server: PostgresServer, store: S3Server, blobs: str) -> None:
-        self.directory, self.server, self.store, self.blobs = directory, server, store, blobs
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Place:
-        self.broker, self.fleet, scene = start_fleet(self._open, self.directory, DEVICES, PAUSE_MS)
-        with scene.begin(ROUNDS, TERMS) as coordinator:
-            done = coordinator.done()
-        assert done.code == 0, done.err
-        self.model = arrays(Path(done.document["model"]).read_bytes())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def play(self, seed: int) -> Outcome:
-        for agent in self.fleet.agents.values():
-            agent.kill()
-            shutil.rmtree(agent.state_dir, ignore_errors=True)
-            agent.start()
-        self.fleet.wait_ready()
-        return Drill(self, seed).play()
+    struck: list[Strike] = field(default_factory=list)
+    takeovers: list[tuple[Action, float]] = field(default_factory=list)
+    """The fault of each, and its seconds."""
 
 
 class Coordinator:
     """One of the two, with all its lives."""
 
-    def __init__(self, place: Place, name: str, drill: Drill) -> None:
+    def __init__(self, place: Place, name: str, drill: Drill, broker: str) -> None:
         self.name = name
         self.codes: list[int] = []
         self.document: Any = None
         self.paused = self.leaves = False
-        self._scene = Scene(place.fleet, drill.directory / name, DEVICES)
-        self._options = {**TERMS, "state": drill.state, "blobs": place.blobs, "standby": True, "unless_done": True}
+        self._place, self._broker, self._directory = place, broker, drill.directory / name
+        self._options = {"state": drill.state, "blobs": place.blobs, "standby": True, "unless_done": True}
         self._open = contextlib.ExitStack()
         self.command: Command | None = None
 
     def start(self) -> None:
-        self._scene.directory.mkdir(exist_ok=True)
-        self.command = self._open.enter_context(self._scene.begin(ROUNDS, self._options))
+        self._directory.mkdir(exist_ok=True)
+        self.command = self._open.enter_context(self._place.begin(self._directory, self._broker, **self._options))
 
     @property
     def epoch(self) -> int:
@@ -162,7 +103,7 @@ class Coordinator:
             return False
         done = self.command.done()
         self.codes.append(done.code)
-        with (self._scene.directory / "log").open("a") as log:
+        with (self._directory / "log").open("a") as log:
             log.write(f"--- ended with {done.code}\n{done.err}")
         if done.code == 0:
             self.document = done.document
@@ -190,14 +131,17 @@ class Drill:
         self.state = place.server.url()
         self.outcome = Outcome(seed)
         self._place = place
-        self._strikes = draw(seed)
-        self._both = [Coordinator(place, name, self) for name in ("one", "two")]
+        self._strikes = draw(seed, len(place.brokers))
+        urls = {"one": place.cluster.prefer_b, "two": place.cluster.prefer_a}
+        self._both = [Coordinator(place, name, self, url) for name, url in urls.items()]
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._began = time.monotonic()
-        self._gone: tuple[float, int] | None = None
+        self._gone: tuple[float, int, Action] | None = None
 
     def play(self) -> Outcome:
         try:
+            self._place.renew()
+            self._began = time.monotonic()
             for one in self._both:
                 one.start()
             self._go_on()
@@ -227,15 +171,16 @@ class Drill:
             # One leads, and the other waits: a former leader that has not ended yet is no standby.
             a_pair = all(one.ready for one in self._both) and sum(one.epoch > 0 for one in self._both) == 1
             ready = a_pair and not self._due and self._gone is None
-            if fall_at is None and self._strikes and leader is not None and ready:
+            if fall_at is None and self._strikes and ready:
                 fall_at = now + self._strikes[0].delay_s
-            if fall_at is not None and now >= fall_at and leader is not None:
+            if fall_at is not None and now >= fall_at and leader is not None and ready:
                 self._strike(self._strikes.pop(0), leader)
                 fall_at = None
             time.sleep(_POLL_S)
 
     def _look(self, now: float) -> None:
         """Note ends, start again who has ended early, and note takeovers."""
+        self._place.relay.must_run()
         for one in self._both:
             if one.ended():
                 self._note(f"{one.name} ended with {one.codes[-1]}")
@@ -244,7 +189,7 @@ class Drill:
                 if one.codes[-1] != 0:
                     self._due.append((now + 0.5, one.start))
         if self._gone is not None and max(one.goes_on for one in self._both) > self._gone[1]:
-            self.outcome.takeovers_s.append(now - self._gone[0])
+            self.outcome.takeovers.append((self._gone[2], round(now - self._gone[0], 1)))
             self._note(f"taken over after {now - self._gone[0]:.1f} s")
             self._gone = None
         elif self._gone is not None and any(one.document is not None for one in self._both):
@@ -255,41 +200,47 @@ class Drill:
         return max(at_work, key=lambda one: one.epoch, default=None)
 
     def _strike(self, strike: Strike, leader: Coordinator) -> None:
-        other = next(one for one in self._both if one is not leader)
-        self._note(f"-> {strike.fault}, back after {strike.pause_s} s; leader {leader.name}, epoch {leader.epoch}")
-        self.outcome.struck.append(strike.fault)
+        which = f" {strike.broker}" if strike.part is Part.BROKER else ""
+        self._note(f"-> {strike}{which}, back after {strike.pause_s} s; leader {leader.name}, epoch {leader.epoch}")
+        self.outcome.struck.append(strike)
         back_at = time.monotonic() + strike.pause_s
-        match strike.fault:
-            case Fault.KILL_LEADER | Fault.TERMINATE_LEADER | Fault.PAUSE_LEADER:
-                if strike.fault is not Fault.PAUSE_LEADER or strike.pause_s > TAKEOVER_S - 1.0:
-                    self._gone = (time.monotonic(), leader.epoch)
-                self._end(strike.fault, leader, back_at)
-            case Fault.PAUSE_STANDBY:
-                self._pause(other, back_at)
-            case Fault.KILL_STANDBY:
-                if other.command is not None:
-                    other.command.kill()
-            case Fault.KILL_DATABASE:
-                self._place.server.kill()
-                self._due.append((back_at, self._place.server.start))
-            case Fault.KILL_STORE:
-                self._place.store.kill()
-                self._due.append((back_at, self._place.store.start))
-            case Fault.END_SESSIONS:
+        match strike.part:
+            case Part.LEADER:
+                if strike.action is not Action.PAUSE or strike.pause_s > TAKEOVER_S - 1.0:
+                    self._gone = (time.monotonic(), leader.epoch, strike.action)
+                self._end(strike.action, leader, back_at)
+            case Part.STANDBY:
+                self._end(strike.action, next(one for one in self._both if one is not leader), back_at)
+            case Part.DATABASE if strike.action is Action.END_SESSIONS:
                 with self._place.server.session() as session:
                     session.execute(
                         b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'fedpatch%'"
                     )
+            case part:
+                servers: dict[Part, Server] = {
+                    Part.DATABASE: self._place.server,
+                    Part.STORE: self._place.store,
+                    Part.BROKER: self._place.brokers[strike.broker],
+                    Part.RELAY: self._place.relay,
+                }
+                self._strike_server(strike.action, servers[part], back_at)
 
-    def _end(self, fault: Fault, leader: Coordinator, back_at: float) -> None:
-        assert leader.command is not None
-        if fault is Fault.KILL_LEADER:
-            leader.command.kill()
-        elif fault is Fault.PAUSE_LEADER:
-            self._pause(leader, back_at)
+    def _strike_server(self, action: Action, server: Server, back_at: float) -> None:
+        if action is Action.KILL:
+            server.kill()
+            self._due.append((back_at, server.start))
         else:
-            leader.command.ask_to_end()
-            leader.leaves = True
+            server.freeze()
+            self._due.append((back_at, server.thaw))
+
+    def _end(self, action: Action, one: Coordinator, back_at: float) -> None:
+        if action is Action.PAUSE:
+            self._pause(one, back_at)
+        elif one.command is not None and action is Action.KILL:
+            one.command.kill()
+        elif one.command is not None:
+            one.command.ask_to_end()
+            one.leaves = True
 
     def _pause(self, one: Coordinator, back_at: float) -> None:
         command = one.command
@@ -309,32 +260,26 @@ class Drill:
         problems = self.outcome.problems
         document = self._both[0].document
         rounds = [(one["round"], one["outcome"], one["reported"]) for one in document["rounds"]]
-        if rounds != [(number, "aggregated", len(DEVICES)) for number in range(1, ROUNDS + 1)]:
+        if rounds != [(number, "aggregated", len(HUB)) for number in range(1, self._place.rounds + 1)]:
             problems.append(f"rounds: {rounds}")
         epoch = int(document["model"].rpartition("epoch-")[2].partition("/")[0])
         blob = run_blobs({"blobs": self._place.blobs}, Path(document["run"]), epoch).get("model.npz")
         if blob is None or arrays(blob) != self._place.model:
             problems.append("the model has other bits than that of the undisturbed run")
-        for device in DEVICES:
-            log = self._place.fleet.agents[device].log
-            for number in range(1, ROUNDS + 1):
+        for agent in self._place.agents:
+            log = agent.log
+            for number in range(1, self._place.rounds + 1):
                 if (times := log.count(f"{document['run']} round {number}: training")) != 1:
-                    problems.append(f"{device} trained {times} times in round {number}")
-        if late := [took for took in self.outcome.takeovers_s if took > TAKEOVER_S]:
+                    problems.append(f"{agent.device} trained {times} times in round {number}")
+        if late := [took for _, took in self.outcome.takeovers if took > TAKEOVER_S]:
             problems.append(f"takeovers took {late} s")
 
     def _note(self, line: str) -> None:
         self.outcome.diary.append(f"{time.monotonic() - self._began:8.2f} {line}")
 
 
-def arrays(blob: bytes) -> dict[str, bytes]:
-    """The bytes of a model's arrays by name."""
-    with np.load(io.BytesIO(blob)) as model:
-        return {name: array.tobytes() for name, array in model.items()}
-
-
 def main(
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 0..11 or 3,5.")] = "0..11",
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0..11 or 3,5.")] = "0..13",
     out: Annotated[Path, typer.Option(help="Where the outcomes go.")] = Path("standby.json"),
 ) -> None:
     """Play schedules of two coordinators with standby, and record the outcomes."""
@@ -346,15 +291,26 @@ def main(
         server = stack.enter_context(postgres_server())
         place = stack.enter_context(Place(directory, server, store, "s3://fleet/standby"))
         for seed in seeds_of(seeds):
-            outcomes.append(outcome := place.play(seed))
+            outcomes.append(outcome := Drill(place, seed).play())
             for line in (f"seed {seed}", *outcome.diary, *outcome.problems):
                 typer.echo(line)
+    struck = [strike for outcome in outcomes for strike in outcome.struck]
     found = {
         "command": " ".join(["python -m tests.faults.standby_drill", *sys.argv[1:]]),
         "machine": began_on,
         "rounds_each": ROUNDS,
-        "faults": dict(sorted(Counter(str(fault) for outcome in outcomes for fault in outcome.struck).items())),
-        "takeovers_s": sorted(round(one, 1) for outcome in outcomes for one in outcome.takeovers_s),
+        "faults": len(struck),
+        "faults_by_part": {
+            part: dict(Counter(one.action for one in struck if one.part is part).most_common()) for part in Part
+        },
+        "takeovers_s": {
+            action: sorted(took_s for outcome in outcomes for cause, took_s in outcome.takeovers if cause is action)
+            for action in (Action.KILL, Action.PAUSE, Action.TERMINATE)
+        },
+        "runs": [
+            {"seed": one.seed, "faults": [str(strike) for strike in one.struck], "problems": len(one.problems)}
+            for one in outcomes
+        ],
         "problems": [f"seed {outcome.seed}: {one}" for outcome in outcomes for one in outcome.problems],
     }
     write_atomic(out, (json.dumps(found, indent=1) + os.linesep).encode(), mode=0o644)

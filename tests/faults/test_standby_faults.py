@@ -1,4 +1,4 @@
-"""Two coordinators with standby under drawn faults: one seed here, `make faults` plays a dozen (about 40 faults)."""
+"""Two coordinators with standby under drawn faults: one seed here, `make faults` plays 14 (about 50 faults)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.faults.schedules import seeds
-from tests.faults.standby_drill import Fault, Place, draw
+from tests.faults.standby_drill import Drill
+from tests.faults.standby_faults import FAULTS, draw
+from tests.faults.standby_place import Place
 from tests.support.postgresql import postgres_server
 from tests.support.s3_server import S3Server
 
-SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "1"))
+SEEDS = seeds(os.environ.get("STANDBY_SEEDS", "2119"))
+"""That one kills the relay, a broker node and the leader."""
+ROUNDS = 6
 
 
 @pytest.fixture
@@ -28,21 +32,19 @@ def directory() -> Iterator[Path]:
 
 
 def test_the_schedules_of_make_faults_have_each_fault():
-    assert {strike.fault for seed in range(12) for strike in draw(seed)} == set(Fault)
+    assert {(strike.part, strike.action) for seed in range(14) for strike in draw(seed, 3)} == set(FAULTS)
 
 
 @pytest.mark.faults
 @pytest.mark.broker
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(200 + 250 * len(SEEDS))
-def test_faults_of_leader_standby_database_and_store_leave_the_bits_of_an_undisturbed_run(
-    directory: Path, s3: str, s3_server: S3Server
-):
+@pytest.mark.timeout(300 + 400 * len(SEEDS))
+def test_faults_of_all_parts_leave_the_bits_of_an_undisturbed_run(directory: Path, s3: str, s3_server: S3Server):
     failed: list[str] = []
-    with postgres_server() as server, Place(directory, server, s3_server, s3) as place:
+    with postgres_server() as server, Place(directory, server, s3_server, s3, ROUNDS) as place:
         for seed in SEEDS:
-            outcome = place.play(seed)
+            outcome = Drill(place, seed).play()
             if outcome.problems:
                 failed.append("\n".join([f"seed {seed}, kept in {directory}", *outcome.diary, *outcome.problems]))
     assert not failed, "\n\n".join(failed)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self, TypeVar
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fedpatch.coordinator.observability.metrics_endpoint import waiting_as_standby
+from fedpatch.coordinator.settings import RunSettings
 from fedpatch.shared.wire.reason_codes import Condition, DeclineReason, FailReason, RefuseReason
 from tests.support.brokers import HOST
 
@@ -50,8 +54,6 @@ _PLAIN_GAUGES = {
     "state_free_bytes": 5 * _GIB,
     "state_size_bytes": 20 * _GIB,
     "broker_connected": 1,
-    "leader": 1,
-    "leader_epoch": 0,
     "device_series": len(DEVICES),
     "devices_without_series": 0,
 }
@@ -63,6 +65,7 @@ _COUNTERS: dict[str, tuple[str, Iterable[str]]] = {
     "updates": ("result", ("committed", "late", "refused", "damaged")),
     "refusals": ("reason", list(RefuseReason)),
     "messages_ignored": ("reason", ("unknown_message", "not_ours")),
+    "downloaded_bytes": ("way", ("mqtt", "url")),
     "device_declines": ("device", DEVICES),
     "device_failures": ("device", DEVICES),
     "device_disconnects": ("device", DEVICES),
@@ -99,6 +102,8 @@ class _Fleet(Collector):
     def _gauges(self) -> Iterator[Metric]:
         for name, value in _PLAIN_GAUGES.items():
             yield _gauge(name, (), [((), value)])
+        for name, value in (("leader", 1), ("leader_epoch", 3)):
+            yield _gauge(name, ("fleet",), [(("demo",), value)])
         yield _gauge("last_round_phase_seconds", ("phase",), [((phase,), 1.5) for phase in PHASES])
         yield _gauge("devices", ("state",), [((state,), 1) for state in DEVICE_STATES])
         yield _gauge("participants", ("state",), [((state,), 1) for state in PARTICIPANT_STATES])
@@ -165,6 +170,15 @@ class _Fleet(Collector):
         yield _gauge("device_link", ("device", "kind"), [((device, "wifi"), 1) for device in DEVICES])
         both = [((device, moment), 0.8) for device in DEVICES for moment in ("before", "after")]
         yield _gauge("device_user_accuracy", ("device", "moment"), both)
+
+
+@contextmanager
+def standby(fleet: str) -> Iterator[str]:
+    """Serve the metric of a real standby of a fleet; yield its address."""
+    lines: list[str] = []
+    view: Any = SimpleNamespace(say=lines.append)
+    with waiting_as_standby(RunSettings(metrics=f"{HOST}:0", fleet=fleet), view):
+        yield lines[0].removeprefix("metrics: http://").removesuffix("/metrics")
 
 
 class StandIn:

@@ -20,7 +20,7 @@ from dashboards.states import STATES, WORDS, state_number
 from fedpatch.coordinator.rounds.participant_transitions import State
 from tests.monitoring.grafana_schema import complaints, fetch_compiler
 from tests.monitoring.prometheus import Prometheus
-from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names
+from tests.monitoring.stand_in import DEVICE_STATES, StandIn, metric_names, standby
 
 ALERTS = generator.FOLDER.parent / "alerts" / "fedpatch.yml"
 METRICS_PAGE = ROOT / "docs" / "reference" / "metrics.md"
@@ -60,12 +60,12 @@ def scraped() -> Iterator[tuple[Prometheus, dict[str, str]]]:
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(ALERTS)]
-    with StandIn() as coordinator:
-        config["scrape_configs"][0]["static_configs"][0]["targets"] = [coordinator.address]
+    with StandIn() as coordinator, standby("demo") as waits, standby("other") as of_another_fleet:
+        config["scrape_configs"][0]["static_configs"][0]["targets"] = [coordinator.address, waits, of_another_fleet]
         with Prometheus(yaml.safe_dump(config)) as prometheus:
             seen = "min(count_over_time(fedpatch_round_number[10m])) >= 5"
             prometheus.wait_until(lambda: prometheus.ask(seen), "has seen five rounds")
-            yield prometheus, {**GRAFANA_VARIABLES, "coordinator": coordinator.address}
+            yield prometheus, {**GRAFANA_VARIABLES, "coordinator": coordinator.address, "standby": waits}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,9 +100,11 @@ def test_each_panel_has_title_description_and_data_source(name):
 
 
 def test_each_query_selects_one_coordinator():
-    """Two coordinators in one Prometheus are not added."""
+    """Two coordinators in one Prometheus are not added, except for the leader and the standbys of its fleet."""
+    of_fleet = re.compile(r"fedpatch_leader\w*(\[\$__range\]\))? and on \(fleet\)")
     for name, panel, target in _queries():
-        selectors = re.findall(r"\b(?:fedpatch|process)_\w+(\{[^}]*\})?", target["expr"])
+        expr = of_fleet.sub("", target["expr"])
+        selectors = re.findall(r"\b(?:fedpatch|process)_\w+(\{[^}]*\})?", expr)
         assert all('instance="$coordinator"' in one for one in selectors), (name, panel["title"])
 
 
@@ -134,6 +136,16 @@ def test_each_query_returns_data_in_prometheus(scraped, name, panel, target):
     assert all(labels <= set(one["metric"]) for one in series), (name, panel["title"])
     identities = [tuple(one["metric"].get(label) for label in sorted(labels)) for one in series]
     assert len(set(identities)) == len(series), "two series under one name"
+
+
+def test_leaders_are_those_of_the_fleet_of_the_coordinator(scraped):
+    prometheus, variables = scraped
+    panels = {panel["title"]: panel["targets"][0]["expr"] for panel in _panels("fleet.json")}
+    leads = prometheus.ask_until_there(_filled_in(panels["Who leads"], variables))
+    found = {series["metric"]["instance"]: series["value"][1] for series in leads}
+    assert found == {variables["coordinator"]: "1", variables["standby"]: "0"}
+    [standbys] = prometheus.ask_until_there(_filled_in(panels["Standbys"], variables))
+    assert standbys["value"][1] == "1"
 
 
 def test_dashboard_variables_have_values(scraped):

@@ -7,6 +7,7 @@ ask whether a file exists before it is read shows nothing about the moment of re
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -56,3 +57,11 @@ def children(*parents: int) -> list[int]:
             if int(parent) in parents and state != "Z":
                 found.append(int(path.parent.name))
     return found
+
+
+def signal_tree(parent: int, number: signal.Signals) -> None:
+    """Send a signal to a process, and then to all below it."""
+    with suppress(ProcessLookupError):
+        os.kill(parent, number)
+    for child in children(parent):
+        signal_tree(child, number)

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from fedpatch.coordinator.storage.database.opening import URL_FILE
+from tests.support.listing import signal_tree
 
 ROLE = "fedpatch"
 _SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=40", "jit=off", "logging_collector=off")
@@ -77,6 +78,15 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL the server; its children end with it."""
         self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Pause the server and its sessions."""
+        assert self._process is not None
+        signal_tree(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        signal_tree(self._process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop the server, whoever is connected."""

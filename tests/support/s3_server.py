@@ -79,15 +79,23 @@ class S3Server:
         log = self._folder / "log"
         self._process = start_server("weed", self._command, log, self._answers, environment=environment, pause_s=0.05)
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """It takes connections and answers none."""
+    def freeze(self) -> None:
+        """Pause it: it takes connections and answers none."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Paused within the `with`."""
+        self.freeze()
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self.thaw()
 
     def kill(self) -> None:
         """End it like a power cut."""

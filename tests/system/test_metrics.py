@@ -144,6 +144,7 @@ def test_metrics_count_updates_devices_and_bytes(watched):
         ),
         "count(fedpatch_device_upload_seconds >= 0)": len(DEVICES),
         "count(fedpatch_bytes_total > 0)": 6,
+        "fedpatch_downloaded_bytes_total{way='mqtt'} > bool 0": 1,
     }.items():
         watched.prometheus.wait_until(
             lambda fact=fact, expected=expected: ask(fact) == expected, f"has {expected} for {fact}"

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpatch.coordinator.aggregation.privacy_policy import PrivacyPolicy
 from fedpatch.coordinator.blobs.blob_store import BlobStore, open_blobs
+from fedpatch.coordinator.privacy.privacy_book import PrivacyBook
 from fedpatch.coordinator.storage.epoch_folders import keys_of
+from fedpatch.device_agent.state.privacy_ledger import PrivacyLedger
 from fedpatch.shared.app.signals import EXIT_INTERRUPTED
 from fedpatch.shared.errors import EXIT_LED
 from tests.support.brokers import Mosquitto
@@ -41,11 +44,12 @@ class Pair:
     def __init__(self, stage: Stage, state: str, blobs: str) -> None:
         self.stage = stage
         self.state, self.blobs = state, blobs
+        self.terms: dict[str, Any] = {}
 
     def begin(self, name: str) -> Command:
         state_dir = self.stage.directory / name
         options: dict[str, Any] = {"state": self.state, "blobs": self.blobs, "rounds": ROUNDS, "state_dir": state_dir}
-        return self.stage.begin(standby=True, **options)
+        return self.stage.begin(standby=True, **options, **self.terms)
 
     @contextmanager
     def in_round_2(self) -> Iterator[tuple[Command, Command]]:
@@ -81,9 +85,14 @@ def arrays(blob: bytes) -> dict[str, bytes]:
 
 @pytest.fixture
 def pair(stage: Stage, server: PostgresServer, s3: str) -> Pair:
-    stage.start_agents()
-    stage.hold("ann", round=2, step=3)
-    return Pair(stage, server.url(), s3)
+    return started(Pair(stage, server.url(), s3))
+
+
+def started(pair: Pair) -> Pair:
+    """With agents, of which Ann is held in round 2."""
+    pair.stage.start_agents()
+    pair.stage.hold("ann", round=2, step=3)
+    return pair
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +130,36 @@ def test_standby_takes_over_within_10_s_of_a_kill_and_the_model_has_the_bits_of_
         done = standby.done()
     assert took_s < TAKEOVER_S
     assert_all_there(pair, done, undisturbed)
+
+
+def test_standby_takes_over_a_run_whose_blobs_are_in_a_shared_folder(
+    stage: Stage, server: PostgresServer, tmp_path: Path, undisturbed: dict[str, bytes]
+):
+    pair = started(Pair(stage, server.url(), f"file://{tmp_path}/shared"))
+    with pair.in_round_2() as (leader, standby):
+        leader.kill()
+        standby.wait_err("round 2 goes on with 1 of 2 updates")
+        stage.holds["ann"].release()
+        done = standby.done()
+    assert_all_there(pair, done, undisturbed)
+
+
+def test_takeover_in_mid_round_neither_loses_nor_repeats_a_release_of_the_privacy_account(pair: Pair):
+    """The account of the run, its book, and the ledgers of the devices."""
+    pair.terms = {"dp": "central", "noise_multiplier": 1.0, "dp_clip": 0.5, "strategy": "fedavg", "private": "all"}
+    with pair.in_round_2() as (leader, standby):
+        leader.kill()
+        standby.wait_err("round 2 goes on with 1 of 2 updates")
+        pair.stage.holds["ann"].release()
+        done = standby.done()
+    assert done.code == 0, done.err
+    assert outcomes(done.document) == all_went_well(ROUNDS)
+    accounts = [(one["privacy"]["rounds"], one["privacy"]["epsilon"]) for one in done.document["rounds"]]
+    policy = PrivacyPolicy(noise_multiplier=1.0, clip=0.5)
+    assert accounts == [(rounds, policy.epsilon(rounds)) for rounds in range(1, ROUNDS + 1)]
+    assert PrivacyBook(blobs_of(pair.blobs, done)).most_used == ROUNDS
+    ledgers = [PrivacyLedger(agent.state_dir).runs for agent in pair.stage.fleet.agents.values()]
+    assert [[run.rounds for run in runs] for runs in ledgers] == [[ROUNDS], [ROUNDS]]
 
 
 def test_paused_leader_that_wakes_up_after_a_takeover_writes_nothing_and_ends_with_its_exit_code(

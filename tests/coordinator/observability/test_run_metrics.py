@@ -411,6 +411,29 @@ def test_upload_time_of_a_device_is_observed_once_per_round(played):
     assert played.value("device_upload_seconds", device="a") == 2.5
 
 
+@pytest.mark.parametrize(
+    ("reported", "counted"),
+    [
+        ([None, (5, 0), (5, 70)], (5, 70)),
+        ([(500, 0), (500, 70)], (0, 70)),  # an earlier coordinator counted the first 500
+        ([(500, 0), (30, 0), (50, 0)], (50, 0)),  # the agent has restarted
+        ([None, None], (0, 0)),
+    ],
+)
+def test_bytes_of_models_are_counted_once_by_way(played, reported, counted):
+    for sizes in reported:
+        last = LastRound(RUN, 1, 20.0, 2.5, *sizes) if sizes else None
+        for _ in range(2):
+            played.vitals("a", replace(WELL, last_round=last))
+    assert tuple(played.value("downloaded_bytes_total", way=way) for way in ("mqtt", "url")) == counted
+
+
+def test_older_agent_counts_no_bytes_of_models(played):
+    for number in (1, 2):
+        played.vitals("a", replace(WELL, last_round=LastRound(RUN, number, 20.0, 2.5)))
+    assert played.value("downloaded_bytes_total", way="mqtt") == 0
+
+
 @given(vitals=st.lists(st.tuples(st.sampled_from("abxyz"), of_message(Vitals)), max_size=5))
 def test_vitals_of_unknown_devices_are_ignored(tmp_path_factory, vitals):
     played = Metered(tmp_path_factory.getbasetemp())

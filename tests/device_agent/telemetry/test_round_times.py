@@ -15,12 +15,13 @@ REPORT = replace(report(0.5), train_s=20.0)
 
 def test_an_upload_lasts_from_its_first_chunk_until_it_is_committed():
     times = RoundTimes()
+    times.downloaded["url"] = 70
     times.trained(KEY, REPORT)
     for now in (5.0, 6.0, 7.5):
         times.sends(now)
     assert times.last is None
     times.committed(replace(KEY, epoch=2), 8.0)
-    assert times.last == LastRound("r", 3, 20.0, 3.0)
+    assert times.last == LastRound("r", 3, 20.0, 3.0, mqtt_bytes=0, url_bytes=70)
     assert times.report == REPORT
 
 
@@ -30,7 +31,7 @@ def test_an_update_that_was_there_already_took_no_time():
     times.sends(5.0)
     times.trained(replace(KEY, round=4), REPORT)
     times.committed(replace(KEY, round=4), 9.0)
-    assert times.last == LastRound("r", 4, 20.0, 0.0)
+    assert times.last == LastRound("r", 4, 20.0, 0.0, 0, 0)
 
 
 def test_update_from_before_a_restart_has_no_round_times():

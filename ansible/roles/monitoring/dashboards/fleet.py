@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.boards import OF_COORDINATOR as OF
 from dashboards.boards import Section, board, filled
-from dashboards.looks import BAD, OK, WARNING, Look, Query
+from dashboards.looks import BAD, IDLE, OK, WARNING, Look, Query
 from dashboards.panels import lines, listing, number, ranking, stack, timeline
 from dashboards.states import WORDS, state_number
 
@@ -22,7 +22,7 @@ _THIRD = Look(unit="s", width=8, height=10, least=0, link=_LINK)
 def dashboard() -> Dashboard:
     """All of it."""
     built = board(UID, "fedpatch: Fleet", "The devices of one coordinator: states, conditions, the slowest, offenders.")
-    return filled(built, [_now(), _states(), _rankings(), _health(), _coordinator(), _limits()])
+    return filled(built, [_now(), _states(), _rankings(), _health(), _coordinator(), _leaders(), _limits()])
 
 
 def _now() -> Section:
@@ -151,6 +151,22 @@ def _coordinator() -> Section:
             lines("Memory", "Of the coordinator's process.", memory, size),
             lines("Processor", "Cores that the coordinator keeps busy.", processor, plain),
             lines("Disconnections", "Times any device went offline in the hour before.", gone, plain),
+        ],
+    )
+
+
+def _leaders() -> Section:
+    of_fleet = f"and on (fleet) fedpatch_leader{{{OF}}}"
+    leads = f"(fedpatch_leader {of_fleet})"
+    changes = " - ".join(f"{of}({of}_over_time(fedpatch_leader_epoch[$__range]) {of_fleet})" for of in ("max", "min"))
+    strip = Look(width=12, height=4, words=((1, "leads", OK), (0, "waits", IDLE)))
+    return Section(
+        "Leaders",
+        [
+            number("Epoch", "Number of the leader; 0: no standbys.", Query(f"max(fedpatch_leader_epoch {of_fleet})")),
+            number("Changes of leader", "In the time shown: takeovers and restarts.", Query(changes)),
+            number("Standbys", "Coordinators of the fleet that wait now.", Query(f"sum(1 - {leads})")),
+            timeline("Who leads", "Coordinators of the fleet.", [Query(leads, "{{instance}}")], strip),
         ],
     )
 

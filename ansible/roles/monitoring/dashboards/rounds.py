@@ -11,6 +11,7 @@ from dashboards.panels import lines, listing, number, stack
 
 UID = "fedpatch-rounds"
 _SECONDS = Look(unit="s")
+_SIZE = Look("bytes", least=0)
 _HOURLY = Look(decimals=0, least=0)
 _PHASE = "fedpatch_round_phase_seconds"
 
@@ -203,6 +204,7 @@ def _traffic() -> Section:
         Query(f"increase(fedpatch_chunks_repaired_total{{{OF}}}[1h])", "chunks sent once more"),
         Query(f"increase(fedpatch_window_stalls_total{{{OF}}}[1h])", "uploads granted again"),
     ]
+    ways = Query(f"sum by (way) (increase(fedpatch_downloaded_bytes_total{{{OF}}}[1h]))", "{{way}}")
     return Section(
         "Traffic",
         [
@@ -214,5 +216,8 @@ def _traffic() -> Section:
                 Look(unit="percentunit", width=6, least=0),
             ),
             lines("Repairs", "In the hour before.", mends, Look(width=6, decimals=0, least=0)),
+            stack(
+                "Models by way", "Bytes that devices downloaded in the hour before, as they report them.", [ways], _SIZE
+            ),
         ],
     )
